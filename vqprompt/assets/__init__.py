@@ -1,0 +1,1 @@
+"""The default backbone and data set, as files; see README.md in this folder."""

@@ -1,0 +1,120 @@
+"""Everything a run is: validated, printed, saved with it. What a user leaves open, the method and the data set decide."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from vqprompt.datasets import DATASETS
+from vqprompt.errors import UserError
+from vqprompt.learner import explain
+from vqprompt.methods import find_method
+from vqprompt.training import Training
+
+
+class RunConfig(Training, extra="forbid"):
+    data: str = Field("quickdraw50", description="a data set's name, or a folder or zip of images")
+    tasks: int | list[int] | list[list[str]] = Field(10, description="how many, or the classes of each by count or name")
+    method: str = "vq-prompt"
+    backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
+    seed: int = Field(1, ge=0, description="0 keeps the natural class order")
+    size: int = Field(224, ge=8, description="image size in px, a multiple of the backbone's patch")
+    validation: float = Field(0.0, ge=0, lt=1, description="tune on this fraction of the training images, not on test")
+    train_per_class: int | None = Field(None, ge=1, description="at most so many training images a class")
+    test_per_class: int | None = Field(None, ge=1, description="at most so many test images a class")
+    device: str = "auto"
+    precision: str = "auto"
+    compile: str = "auto"
+    options: dict[str, Any] = Field({}, description="the method's own settings (vqprompt methods NAME)")
+
+    @property
+    def training(self) -> Training:
+        return Training(**{name: getattr(self, name) for name in Training.model_fields})
+
+
+def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
+    """Fill in what was not given: the preset first, then the method's habits, then the data set's, then the common ones.
+
+    Keys are settings of the run, or of the method (dots reach into groups: `rebalancing.lr`).
+    """
+    given = dict(given)
+    method_name = str(given.get("method", "vq-prompt"))
+    method = find_method(method_name)
+    layers = [given]
+    if preset is not None:
+        if preset not in method.presets:
+            there = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
+            raise UserError(f"{method_name} has no preset {preset!r}; {there}")
+        layers.append(method.presets[preset])
+    layers.append(method.training_defaults)
+    entry = DATASETS.get(str(given.get("data", "quickdraw50")))
+    layers.append(entry.defaults if entry else {})
+    run: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for layer in reversed(layers):
+        for key, value in layer.items():
+            if key == "options":
+                for name, inner in value.items():
+                    _put(options, name, inner)
+            elif key in RunConfig.model_fields:
+                run[key] = value
+            elif key.split(".")[0] in method.Options.model_fields:
+                _put(options, key, value)
+            else:
+                _unknown(key, method_name, [*RunConfig.model_fields, *method.Options.model_fields])
+    try:
+        checked = method.Options(**options)
+    except ValidationError as error:
+        raise UserError(explain(error, f"options of {method_name}")) from None
+    try:
+        return RunConfig(**run, options=checked.model_dump())
+    except ValidationError as error:
+        raise UserError(explain(error, "run settings")) from None
+
+
+def _put(target: dict[str, Any], key: str, value: Any) -> None:
+    """`a.b=1` into {"a": {"b": 1}}; groups merge, so a later layer may change one of several."""
+    head, _, rest = key.partition(".")
+    if rest:
+        _put(target.setdefault(head, {}), rest, value)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _put(target.setdefault(head, {}), name, inner)
+    else:
+        target[head] = value
+
+
+def _unknown(key: str, method: str, known: list[str]) -> None:
+    near = difflib.get_close_matches(key.split(".")[0], known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(f"no setting is called {key!r} for {method}; {hint}there are {', '.join(known)}")
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value`, the value as JSON where it is JSON."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {text!r}: expected key=value, as in --set tau=5")
+    try:
+        return key.strip(), json.loads(value)
+    except json.JSONDecodeError:
+        return key.strip(), value
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Settings from a JSON or TOML file; a run's config.json is one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"--config {path}: expected an object of settings")
+    return found

@@ -1,0 +1,23 @@
+"""Quick Draw, 50 classes × 100 drawings of 28×28, inside the package (see assets/README.md for its origin)."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import numpy as np
+
+from vqprompt.images import Progress, Store, no_progress
+from vqprompt.stream import Dataset
+
+TRAIN_PER_CLASS = 80
+
+
+def open_quickdraw(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+    with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
+        packed = np.load(file, allow_pickle=False)
+        drawings, classes = packed["images"], [str(name) for name in packed["classes"]]
+    count = drawings.shape[1]
+    pixels = drawings.reshape(-1, 1, *drawings.shape[2:])
+    labels = np.repeat(np.arange(len(classes)), count)
+    is_test = np.tile(np.arange(count) >= TRAIN_PER_CLASS, len(classes))
+    return Dataset("quickdraw50", classes, Store(pixels, np.ones(len(pixels)), "quickdraw50"), labels, is_test)

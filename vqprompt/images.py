@@ -1,0 +1,337 @@
+"""Images as people have them (folders, zips, arrays), decoded once into a compact uint8 store.
+
+The store is one memory-mapped array [N, C, S, S] of whole images squashed to a square, with each image's true aspect
+ratio beside it (views.py undoes the squashing when it crops). It lives in the cache folder under a key made from the
+content listing, need not fit in memory, and is written whole or not at all. Decoding every image once, before
+anything is learned, is also what finds the broken ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from vqprompt.errors import ImageError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"}
+MAX_PIXELS = 100_000_000  # beyond this an image is more likely a decompression bomb than a photograph
+
+Progress = Callable[[int, int, str], None]
+"""Called with what is done, what there is to do in all, and what is being done."""
+
+
+def no_progress(done: int, total: int, what: str) -> None: ...
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("VQPROMPT_HOME", Path.home() / ".cache" / "vqprompt"))
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Written whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.stem}.{os.getpid()}.partial.npy")
+    np.save(partial, array)
+    os.replace(partial, path)
+
+
+# ---------------------------------------------------------------------------------------------- one image
+
+
+def decode(data: bytes, name: str) -> Image.Image:
+    """Any common image file to an upright RGB image; transparency becomes white paper."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit, below, is stricter
+            image = Image.open(io.BytesIO(data))
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise ImageError(
+                f"{name}: {width}×{height} pixels is more than the {MAX_PIXELS // 10**6} megapixels accepted "
+                "(a decompression bomb?); shrink it or take it out"
+            )
+        return _to_rgb(ImageOps.exif_transpose(image))
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: {error}; shrink it or take it out") from None
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else f"damaged image ({error})"
+        raise ImageError(f"{name}: {reason}; replace the file or take it out") from None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":  # 16- and 32-bit grey: Pillow would clip, not scale
+        values = np.asarray(image, dtype=np.float64)
+        top = 65535 if image.mode != "F" else max(1.0, float(values.max()))
+        return Image.fromarray((values / top * 255).clip(0, 255).round().astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        paper = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(paper, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def to_pixels(image: Image.Image, side: int) -> np.ndarray:
+    """RGB image to uint8 [3, side, side], squashed."""
+    return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+
+
+# ---------------------------------------------------------------------------------------------- many images
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image file: its path inside the source, its class, and its split where the source has one."""
+
+    path: str
+    label: str
+    split: str | None
+    stamp: str  # changes when the content does
+
+
+class Source:
+    """A folder or a zip of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if not self.path.exists():
+            raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
+        self._zip: zipfile.ZipFile | None = None
+        if self.path.is_file():
+            if not zipfile.is_zipfile(self.path):
+                raise ImageError(f"{path}: neither a folder nor a zip file; give the folder that holds the class folders")
+            self._zip = zipfile.ZipFile(self.path)
+            self._lock = threading.Lock()  # one file handle, many decoding threads
+        self.ignored: list[str] = []
+        self.entries = self._list()
+
+    def read(self, entry: Entry) -> bytes:
+        if self._zip is None:
+            return (self.path / entry.path).read_bytes()
+        with self._lock:
+            return self._zip.read(entry.path)
+
+    def _files(self) -> Iterable[tuple[str, str]]:
+        """Relative path and stamp of every file, in a fixed order."""
+        if self._zip is not None:
+            for info in sorted(self._zip.infolist(), key=lambda i: i.filename):
+                if not info.is_dir():
+                    yield info.filename, f"{info.file_size}:{info.CRC}"
+            return
+        for folder, folders, names in os.walk(self.path, followlinks=True):
+            folders.sort()
+            for name in sorted(names):
+                full = Path(folder) / name
+                status = full.stat()
+                yield full.relative_to(self.path).as_posix(), f"{status.st_size}:{status.st_mtime_ns}"
+
+    def _folders(self) -> list[str]:
+        """Class folders may be empty, and then no file names them."""
+        if self._zip is not None:
+            return [i.filename.rstrip("/") for i in self._zip.infolist() if i.is_dir()]
+        return [p.relative_to(self.path).as_posix() for p in sorted(self.path.glob("**/")) if p != self.path]
+
+    def _list(self) -> list[Entry]:
+        files = [(p, s) for p, s in self._files() if not any(part.startswith((".", "__MACOSX")) for part in p.split("/"))]
+        folders = [f for f in self._folders() if not any(part.startswith((".", "__MACOSX")) for part in f.split("/"))]
+        prefix = _common_folder([p for p, _ in files] + folders)
+        splits = {p[len(prefix) :].split("/")[0] for p, _ in files} | {f[len(prefix) :].split("/")[0] for f in folders}
+        has_splits = {"train", "test"} <= splits
+        if has_splits:
+            strangers = sorted(s for s in splits if s not in ("train", "test", ""))
+            self.ignored += [f"{s}/ (beside train/ and test/)" for s in strangers if s in {f[len(prefix) :] for f in folders}]
+        depth = 2 if has_splits else 1  # folders above an image: split/class or class
+        entries = []
+        for path, stamp in files:
+            parts = path[len(prefix) :].split("/")
+            if Path(path).suffix.lower() not in SUFFIXES:
+                self.ignored.append(path)
+            elif len(parts) > depth and (not has_splits or parts[0] in ("train", "test")):
+                entries.append(Entry(path, parts[depth - 1], parts[0] if has_splits else None, stamp))
+            elif not has_splits:
+                raise ImageError(
+                    f"{self.path}: the image {path!r} is not inside a class folder; "
+                    "expected <class>/<image>, or train/<class>/<image> and test/<class>/<image>"
+                )
+        if not entries:
+            raise ImageError(
+                f"{self.path}: no image found; expected <class>/<image>, or train/<class>/<image> and "
+                f"test/<class>/<image>, with images ending in {' '.join(sorted(SUFFIXES))}"
+            )
+        filled = {(e.split, e.label) for e in entries}
+        for folder in folders:
+            parts = folder[len(prefix) :].split("/")
+            if folder.startswith(prefix) and len(parts) == depth and parts[-1]:
+                split = parts[0] if has_splits else None
+                if (split is None or split in ("train", "test")) and (split, parts[-1]) not in filled:
+                    raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
+        return entries
+
+
+def _common_folder(paths: Sequence[str]) -> str:
+    """Archives often wrap everything in one folder (even two); train/ or test/ alone is not such a wrapper."""
+    prefix = ""
+    while True:
+        tops = {p[len(prefix) :].split("/")[0] for p in paths if len(p) > len(prefix)}
+        inner = {q.split("/")[1] for q in (p[len(prefix) :] for p in paths) if q.count("/") >= 1}
+        if len(tops) != 1 or not {"train", "test"} <= inner:
+            return prefix
+        prefix += tops.pop() + "/"
+
+
+class Store:
+    """Decoded images: uint8 [N, C, S, S], their aspect ratios [N] and a fingerprint of the content."""
+
+    def __init__(self, pixels: np.ndarray, aspect: np.ndarray, fingerprint: str) -> None:
+        self.pixels, self.fingerprint = pixels, fingerprint
+        self.aspect = torch.from_numpy(np.ascontiguousarray(aspect)).float()
+        self._resident: dict[torch.device, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """Pixels of some rows, in memory. Sorted reads keep a disk-backed store sequential."""
+        order = np.argsort(rows, kind="stable")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return torch.from_numpy(np.ascontiguousarray(self.pixels[rows[order]][back]))
+
+    def on_device(self, device: torch.device) -> Tensor | None:
+        """All pixels on the accelerator, where a third of its free memory holds them; else None."""
+        if device.type != "cuda":
+            return None
+        if device not in self._resident:
+            if self.pixels.nbytes > torch.cuda.mem_get_info(device)[0] // 3:
+                return None
+            self._resident[device] = torch.from_numpy(np.ascontiguousarray(self.pixels)).to(device)
+        return self._resident[device]
+
+
+def build_store(source: Source, side: int, progress: Progress = no_progress) -> Store:
+    """The decoded store of a source: from the cache when the listing is unchanged, else decoded now."""
+    listing = json.dumps([side, [(e.path, e.stamp) for e in source.entries]])
+    if source._zip is None:
+        listing += str(source.path.resolve())  # sizes and times identify files only within one folder
+    fingerprint = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    folder = cache_folder() / "images"
+    target, aspects = folder / f"{fingerprint}.npy", folder / f"{fingerprint}.aspect.npy"
+    if not (target.exists() and aspects.exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        _decode_all(source, side, target, aspects, progress)
+    return Store(np.load(target, mmap_mode="r"), np.load(aspects), fingerprint)
+
+
+def _decode_all(source: Source, side: int, target: Path, aspects: Path, progress: Progress) -> None:
+    entries = source.entries
+    partial = target.with_name(f"{target.stem}.{os.getpid()}.partial.npy")
+    pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(len(entries), 3, side, side))
+    aspect = np.empty(len(entries), dtype=np.float32)
+    problems: list[str] = []
+
+    def work(i: int) -> None:
+        try:
+            image = decode(source.read(entries[i]), entries[i].path)
+            aspect[i] = image.width / image.height
+            pixels[i] = to_pixels(image, side)
+        except ImageError as error:
+            problems.append(str(error))
+        except (OSError, zipfile.BadZipFile) as error:
+            problems.append(f"{entries[i].path}: cannot be read ({error})")
+
+    try:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow lets go of the GIL while it decodes
+            for done, _ in enumerate(pool.map(work, range(len(entries)), chunksize=16), start=1):
+                progress(done, len(entries), "decoding images")
+        if problems:
+            shown = "\n  ".join(sorted(problems)[:10])
+            more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
+            raise ImageError(f"{source.path}: {len(problems)} of {len(entries)} images cannot be used:\n  {shown}{more}")
+        pixels.flush()
+        save_array(aspects, aspect)
+        os.replace(partial, target)
+    finally:
+        del pixels
+        partial.unlink(missing_ok=True)
+
+
+class Images:
+    """Some rows of a store, with labels; the only way anything reads pixels.
+
+    `guard` is called before every read and raises when these images may not be read now (see stream.py).
+    """
+
+    def __init__(self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Callable[[], None] | None = None) -> None:
+        self.store, self.rows, self.labels, self._guard = store, rows, torch.from_numpy(labels.astype(np.int64)), guard
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def aspect(self) -> Tensor:
+        return self.store.aspect[self.rows]
+
+    @property
+    def key(self) -> str:
+        """Names exactly these pixels in this order: the key under which things computed from them are kept."""
+        return hashlib.sha256(self.store.fingerprint.encode() + self.rows.tobytes()).hexdigest()[:24]
+
+    def read(self, index: Tensor, device: torch.device) -> Tensor:
+        """uint8 pixels [len(index), C, S, S] on `device`."""
+        if self._guard is not None:
+            self._guard()
+        rows = self.rows[index.numpy()]
+        resident = self.store.on_device(device)
+        if resident is not None:
+            return resident[torch.from_numpy(rows).to(device, non_blocking=True)]
+        pixels = self.store.read(rows)
+        if device.type == "cuda":
+            return pixels.pin_memory().to(device, non_blocking=True)
+        return pixels
+
+    def batches(self, order: Sequence[Tensor], device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
+        """Yield (index, pixels) for each index batch, reading the next one while the caller works on this one."""
+        if device.type != "cuda" or self.store.on_device(device) is not None:
+            for index in order:
+                yield index, self.read(index, device)
+            return
+        with ThreadPoolExecutor(1) as reader:
+            pending: list[Any] = []
+            for index in order:
+                pending.append((index, reader.submit(self.read, index, device)))
+                if len(pending) > 2:
+                    ready, future = pending.pop(0)
+                    yield ready, future.result()
+            for ready, future in pending:
+                yield ready, future.result()
+
+    @staticmethod
+    def concatenate(parts: Sequence[Images]) -> Images:
+        """Several sets over one store as one (test sets of the tasks so far, say)."""
+        store = parts[0].store
+        if any(p.store is not store for p in parts):
+            raise ValueError("only images of one store can be joined")
+
+        def check() -> None:
+            for part in parts:
+                if part._guard is not None:
+                    part._guard()
+
+        rows = np.concatenate([p.rows for p in parts])
+        return Images(store, rows, torch.cat([p.labels for p in parts]).numpy(), check)

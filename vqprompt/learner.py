@@ -1,0 +1,400 @@
+"""The learner: a backbone, a method and the classes learned so far. Learn a task, predict, save, load.
+
+    learner = Learner(backbone="vit-s14", method="vq-prompt", size=70)
+    for task in Stream(open_dataset("quickdraw50", size=70), tasks=10, seed=1):
+        learner.learn(task)
+    learner.predict(["drawing.png"])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from torch import Tensor
+
+from vqprompt.checkpoint import load_tensors, read_checkpoint, write_checkpoint
+from vqprompt.errors import CheckpointError, UserError
+from vqprompt.images import Images, Store, cache_folder, decode, save_array, to_pixels
+from vqprompt.methods import find_method
+from vqprompt.methods.base import Finish, Method, TaskInfo, View
+from vqprompt.stream import Task
+from vqprompt.training import Training, clean_images, derive_seed, fit
+
+from vqprompt.vit import ViT
+from vqprompt.weights import fingerprint, load_backbone
+
+Progress = Callable[[int, str], None]
+"""Called with images just dealt with and what is being done."""
+
+
+def no_progress(count: int, what: str) -> None: ...
+
+
+class Learner:
+    """
+    backbone: a name (`vqprompt backbones`), a weights file, or a ViT. method: a name (`vqprompt methods`).
+    size: image size in px, the backbone's own by default. tasks: how many are planned, for methods that divide a pool.
+    training: settings of the loop. device: "auto", "cpu", "cuda", … precision: "auto", "fp32", "bf16".
+    compile: "auto" (on CUDA), "on", "off". options: the method's own settings.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Path | ViT = "vit-s14",
+        method: str = "vq-prompt",
+        *,
+        size: int | None = None,
+        tasks: int = 10,
+        seed: int = 0,
+        training: Training | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        compile: str = "auto",
+        **options: Any,
+    ) -> None:
+        self.device = pick_device(device)
+        method_class = find_method(method)
+        self.settings = training or Training(**method_class.training_defaults)
+        self.seed, self.backbone, self.method_name = seed, "custom" if isinstance(backbone, ViT) else str(backbone), method
+        try:
+            checked = method_class.Options(**options)
+        except ValidationError as error:
+            raise UserError(explain(error, f"the options of {method}")) from None
+        vit = backbone.resize(size or backbone.config.image_size) if isinstance(backbone, ViT) else load_backbone(backbone, size)
+        self.fingerprint = fingerprint(vit)
+        bf16 = pick_precision(precision, self.device) == torch.bfloat16
+        # a frozen backbone is simply stored in bf16; one that learns keeps fp32 weights and casts as it goes
+        self.autocast = bf16 and method_class.tunes_backbone
+        vit = vit.to(self.device, torch.bfloat16 if bf16 and not method_class.tunes_backbone else torch.float32)
+        vit.requires_grad_(method_class.tunes_backbone)
+        if compile == "on" or (compile == "auto" and self.device.type == "cuda"):
+            torch._dynamo.config.suppress_errors = compile == "auto"  # no compiler: run as written
+            vit.compile_blocks()
+        with seeded(derive_seed(seed, "method")):
+            self.method: Method = method_class(vit, checked, tasks).to(self.device)
+        self.classes: list[str] = []
+        self.history: list[TaskInfo] = []
+        self._queries: dict[str, Tensor] = {}
+        self._unfinished: tuple[TaskInfo, list[str], int, dict[str, Any]] | None = None
+        self.images_seen, self.seconds_training = 0, 0.0
+
+    @property
+    def vit(self) -> ViT:
+        return self.method.vit
+
+    # ------------------------------------------------------------------ learn
+
+    def learn(
+        self,
+        task: Task,
+        progress: Progress = no_progress,
+        on_epoch: Callable[[int, dict[str, float]], None] = lambda epoch, losses: None,
+        checkpoint: Callable[[], None] | None = None,
+    ) -> None:
+        """Learn a task's classes from its training images; afterwards they are not needed any more.
+
+        checkpoint: called after an epoch, when `self` can be saved in the middle of the task.
+        """
+        twice = [name for name in task.classes if name in self.classes]
+        if twice:
+            raise UserError(f"the class {twice[0]!r} was learned before; tasks must have classes of their own")
+        images, seed = task.train, derive_seed(self.seed, "task", len(self.history))
+        resume = None
+        if self._unfinished is None:
+            info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
+            with seeded(derive_seed(seed, "start")):
+                self.method.start_task(info)
+            self.method.to(self.device)
+        else:
+            info, names, epoch, optimizer = self._unfinished
+            if names != task.classes:
+                raise CheckpointError(f"the checkpoint was learning {names}, not {task.classes}; resume with the same data")
+            resume = (epoch, optimizer)
+        labels = (images.labels + info.old_classes).to(self.device)
+        shown, shown_labels = self.method.training_images(images, labels)
+
+        def after_epoch(epoch: int, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+            on_epoch(epoch, {name: float(value) for name, value in losses.items()})
+            if checkpoint is not None and epoch + 1 < self.settings.epochs:
+                self._unfinished = (info, task.classes, epoch + 1, optimizer.state_dict())
+                checkpoint()
+
+        self.method.train()
+        seen, seconds = fit(
+            self.method.losses,
+            self.method.parameter_groups(),
+            self.vit,
+            shown,
+            shown_labels,
+            self.settings,
+            seed,
+            self.device,
+            task=info.number,
+            queries=self._training_queries(shown),
+            autocast=self.autocast,
+            on_batch=lambda count: progress(count, "learning"),
+            on_epoch=after_epoch,
+            resume=resume,
+        )
+        self.images_seen, self.seconds_training = self.images_seen + seen, self.seconds_training + seconds
+        self.method.eval()
+        self.method.finish_task(
+            Finish(
+                info,
+                features=lambda: (self.extract(images, progress), labels),
+                queries=lambda: (self.queries(images), labels),
+                batch_size=self.settings.batch_size,
+                seed=derive_seed(seed, "finish"),
+            )
+        )
+        self._unfinished = None
+        self.history.append(info)
+        self.classes += task.classes
+
+    # ------------------------------------------------------------------ look
+
+    @torch.no_grad()
+    def _over(self, images: Images, compute: Callable[[View], Tensor], progress: Progress, what: str) -> Tensor:
+        """`compute` over clean views of all images, in order, in batches of one size."""
+        self.method.eval()
+        size = 256 if self.device.type == "cuda" else 64
+        known = self.queries(images) if self.method.uses_query and compute is not _query_of else None
+        order = torch.arange(len(images))
+        if self.device.type == "cuda" and len(order) > size:  # compiled code wants one shape: repeat the last image
+            order = torch.cat([order, order[-1:].expand(-len(order) % size)])
+        results, aspect = [], images.aspect
+        for index, pixels in images.batches(order.split(size), self.device):
+            query = None if known is None else known[index.to(self.device)]
+            view = View(self.vit, clean_images(self.vit, pixels, aspect[index], self.settings.test_crop), query)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+                results.append(compute(view))
+            progress(len(index), what)
+        return torch.cat(results)[: len(images)]
+
+    def extract(self, images: Images, progress: Progress = no_progress) -> Tensor:
+        """Clean features [n, D] with what has been learned so far."""
+        return self._over(images, lambda view: self.method.features(view)[0].float(), progress, "taking statistics")
+
+    def logits(self, images: Images, progress: Progress = no_progress) -> Tensor:
+        """Scores [n, classes] for every class learned so far."""
+        return self._over(images, lambda view: self.method.logits(view).float(), progress, "testing")
+
+    def queries(self, images: Images, mirrored: bool = False) -> Tensor:
+        """Class-token features without prompts [n, D]. The frozen backbone gives the same ones for ever, so they are
+        kept: in memory, and on disk for images that have a name there."""
+        if self.method.tunes_backbone:
+            raise RuntimeError("the queries of a backbone that learns do not stay the same")
+        key = json.dumps([self.fingerprint, images.key, self.vit.config.image_size, self.settings.test_crop, mirrored,
+                          str(self.vit.dtype), self.device.type])  # fmt: skip
+        if key not in self._queries:
+            name = hashlib.sha256(key.encode()).hexdigest()[:24]
+            file = cache_folder() / "queries" / f"{name}.npy" if images.store.fingerprint else None
+            if file is not None and file.exists():
+                self._queries[key] = torch.from_numpy(np.load(file)).to(self.device)
+            else:
+                found = self._over(images, _mirrored_query_of if mirrored else _query_of, no_progress, "")
+                if file is not None:
+                    save_array(file, found.cpu().numpy())
+                self._queries[key] = found
+        return self._queries[key]
+
+    def _training_queries(self, images: Images) -> list[Tensor] | None:
+        """Queries known before training: of un-augmented images, and of mirrored ones where there are flips."""
+        if not self.method.uses_query or self.settings.augment == "crop":
+            return None
+        return [self.queries(images)] + ([self.queries(images, mirrored=True)] if self.settings.augment == "flip" else [])
+
+    def accuracies(self, tasks: Sequence[Task], progress: Progress = no_progress) -> list[float]:
+        """Percent right on each task's test images, among all classes learned so far."""
+        position = {name: i for i, name in enumerate(self.classes)}
+        truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
+        right = (self.logits(Images.concatenate([t.test for t in tasks]), progress).argmax(1).cpu() == truth).float()
+        return [100 * float(part.mean()) for part in right.split([len(t.test) for t in tasks])]
+
+    def prompt_use(self, task: Task) -> list[list[int]] | None:
+        """How many of a task's training images choose each prompt, block by block; None if the method chooses none."""
+        if not self.method.uses_query or not hasattr(self.method.options, "pool"):
+            return None
+        chosen = self.method.choices(self.queries(task.train))
+        if chosen is None:
+            return None
+        size = self.method.options.pool
+        return [torch.bincount(column.flatten().cpu(), minlength=size).tolist() for column in chosen.unbind(1)]
+
+    # ------------------------------------------------------------------ predict
+
+    def scores(self, images: Sequence[str | Path | Image.Image | np.ndarray]) -> Tensor:
+        """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
+        if not self.classes:
+            raise UserError("nothing has been learned yet; learn a task first")
+        side = round(self.vit.config.image_size * 8 / 7)
+        opened = [_open(image) for image in images]
+        pixels = np.stack([to_pixels(image, side) for image in opened])
+        store = Store(pixels, np.array([i.width / i.height for i in opened]), fingerprint="")
+        known, self._queries = self._queries, {}  # nameless pixels: what is computed for them is not kept
+        try:
+            return self.logits(Images(store, np.arange(len(opened)), np.zeros(len(opened)))).softmax(dim=1).cpu()
+        finally:
+            self._queries = known
+
+    def predict(self, images: Sequence[str | Path | Image.Image | np.ndarray]) -> list[str]:
+        """The most likely class of each image."""
+        return [self.classes[i] for i in self.scores(images).argmax(dim=1).tolist()]
+
+    # ------------------------------------------------------------------ save and load
+
+    def save(self, folder: str | Path, **extra: Any) -> None:
+        """Write everything learned; a frozen backbone is named, not copied. `extra` goes into the JSON beside it."""
+        tensors = {name: t for name, t in self.method.state_dict().items() if name in self._saved_names()}
+        info: dict[str, Any] = {
+            "backbone": self.backbone,
+            "fingerprint": self.fingerprint,
+            "method": self.method_name,
+            "options": self.method.options.model_dump(),
+            "size": self.vit.config.image_size,
+            "planned_tasks": self.method.planned_tasks,
+            "seed": self.seed,
+            "training": self.settings.model_dump(),
+            "classes": self.classes,
+            "tasks": [[t.number, t.old_classes, t.new_classes] for t in self.history],
+            "images_seen": self.images_seen,
+            "seconds_training": self.seconds_training,
+            "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "unfinished": None,
+        }
+        tensors = {f"method.{name}": t for name, t in tensors.items()}
+        if self._unfinished is not None:
+            task, names, epoch, optimizer = self._unfinished
+            scalars: dict[str, Any] = {}
+            for parameter, values in optimizer["state"].items():
+                for name, value in values.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"optimizer.{parameter}.{name}"] = value
+                    else:
+                        scalars[f"{parameter}.{name}"] = value
+            info["unfinished"] = {
+                "task": [task.number, task.old_classes, task.new_classes],
+                "classes": names,
+                "epoch": epoch,
+                "groups": optimizer["param_groups"],
+                "scalars": scalars,
+            }
+        write_checkpoint(Path(folder), tensors, {**info, **extra})
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
+             backbone: str | Path | ViT | None = None) -> Learner:  # fmt: skip
+        """What `save` wrote. backbone: where the weights are now, if not where they were."""
+        folder = Path(folder)
+        tensors, info = read_checkpoint(folder)
+        learner = cls(
+            backbone or info["backbone"], info["method"], size=info["size"], tasks=info["planned_tasks"],
+            seed=info["seed"], training=Training(**info["training"]), device=device, precision=precision,
+            compile=compile, **info["options"],
+        )  # fmt: skip
+        if learner.fingerprint != info["fingerprint"]:
+            raise CheckpointError(
+                f"{folder}: learned with other weights of {info['backbone']!r} than these; give the original backbone"
+            )
+        unfinished = info["unfinished"]
+        for numbers in [*info["tasks"], *([unfinished["task"]] if unfinished else [])]:
+            learner.method.start_task(TaskInfo(*numbers))  # grows what grows; values follow
+        learner.method.to(learner.device)
+        own = {n.removeprefix("method."): t for n, t in tensors.items() if n.startswith("method.")}
+        load_tensors(learner.method, own, learner._saved_names(), str(folder))
+        learner.classes, learner.history = list(info["classes"]), [TaskInfo(*t) for t in info["tasks"]]
+        learner.images_seen, learner.seconds_training = info["images_seen"], info["seconds_training"]
+        if unfinished:
+            state: dict[int, dict[str, Any]] = {}
+            for name, value in tensors.items():
+                if name.startswith("optimizer."):
+                    _, parameter, leaf = name.split(".")
+                    state.setdefault(int(parameter), {})[leaf] = value
+            for name, value in unfinished["scalars"].items():
+                parameter, leaf = name.split(".")
+                state.setdefault(int(parameter), {})[leaf] = value
+            optimizer = {"state": state, "param_groups": unfinished["groups"]}
+            learner._unfinished = (
+                TaskInfo(*unfinished["task"]), unfinished["classes"], unfinished["epoch"], optimizer,
+            )  # fmt: skip
+        learner.method.eval()
+        return learner
+
+    def _saved_names(self) -> set[str]:
+        """Tensors that belong to what was learned; a frozen backbone's do not."""
+        names = self.method.state_dict().keys()
+        return {n for n in names if self.method.tunes_backbone or not n.startswith("vit.")}
+
+
+def _query_of(view: View) -> Tensor:
+    return view.query
+
+
+def _mirrored_query_of(view: View) -> Tensor:
+    return view.vit(view.images.flip(-1)).float()
+
+
+def _open(image: str | Path | Image.Image | np.ndarray) -> Image.Image:
+    if isinstance(image, str | Path):
+        path = Path(image).expanduser()
+        if not path.is_file():
+            raise UserError(f"{image}: no such image file")
+        return decode(path.read_bytes(), str(image))
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3):
+            raise UserError(f"image arrays must be uint8 [H, W] or [H, W, 3], not {image.dtype} {list(image.shape)}")
+        image = Image.fromarray(image)
+    return image.convert("RGB")
+
+
+class seeded:
+    """Draw from a seed inside the block and leave the caller's random state as it was."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        self.state = torch.random.get_rng_state()
+        torch.random.default_generator.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.random.set_rng_state(self.state)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto, cpu or cuda") from None
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    """bf16 where the hardware has it; CPUs get fp32, which is many times faster there."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise UserError(f"precision {name!r} is unknown; there are auto, fp32 and bf16")
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+
+
+def explain(error: ValidationError, what: str) -> str:
+    """A pydantic error as one line a field: which, what was given, what was wanted."""
+    lines = []
+    for e in error.errors():
+        name = ".".join(str(part) for part in e["loc"])
+        given = "" if e["type"] == "extra_forbidden" else f" (given: {e['input']!r})"
+        lines.append(f"{name}: {'no such setting' if e['type'] == 'extra_forbidden' else e['msg']}{given}")
+    return f"{what}: " + "; ".join(lines)

@@ -1,0 +1,200 @@
+"""What every method shares. A method overrides only what is particular to it.
+
+Life of a method: `start_task` (grow, freeze, initialize) → the loop calls `losses` on views of the task's images and
+steps the parameters of `parameter_groups` → `finish_task` (statistics, merging) → `logits` at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from vqprompt.images import Images
+from vqprompt.statistics import ClassStatistics, Rebalancing, rebalance
+from vqprompt.vit import ViT
+
+Losses = dict[str, Tensor]
+"""Named terms; the loop minimizes their sum and logs each."""
+
+
+class Options(BaseModel, extra="forbid"):
+    """A method's own settings. Every field has a default and a description: `vqprompt methods NAME` shows them."""
+
+
+class View:
+    """A batch of images as a method sees it. Nothing is computed before it is asked for."""
+
+    def __init__(
+        self,
+        vit: ViT,
+        images: Callable[[], Tensor],
+        query: Tensor | None = None,
+        labels: Tensor | None = None,
+        task: int | None = None,
+    ) -> None:
+        self.vit, self._images, self._query = vit, images, query
+        self.labels = labels  # in training only: positions in the head
+        self.task = task  # in training only
+
+    @cached_property
+    def images(self) -> Tensor:
+        """Normalized images [B, 3, S, S]."""
+        return self._images()
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """What enters block 0 [B, L, D]; the query and the prompted pass share it."""
+        return self.vit.embed(self.images)
+
+    @cached_property
+    def query(self) -> Tensor:
+        """Class-token features without prompts [B, D]; known beforehand for images that are not augmented."""
+        if self._query is not None:
+            return self._query
+        with torch.no_grad():
+            return self.vit.encode(self.tokens).float()
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What a method may know of a task, without its images."""
+
+    number: int  # from 0
+    old_classes: int
+    new_classes: int
+
+    @property
+    def all_classes(self) -> int:
+        return self.old_classes + self.new_classes
+
+
+@dataclass(frozen=True)
+class Finish:
+    """What a method gets when a task's training ends: its images as clean features, and nothing of other tasks."""
+
+    task: TaskInfo
+    features: Callable[[], tuple[Tensor, Tensor]]  # un-augmented training images: features [n, D], labels [n]
+    queries: Callable[[], tuple[Tensor, Tensor]]  # the same without prompts
+    batch_size: int
+    seed: int
+
+
+class Head(nn.Linear):
+    """The linear classifier. It grows; what it has learned stays in place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 0)
+
+    def reset_parameters(self) -> None:
+        pass  # it starts without rows
+
+    @torch.no_grad()
+    def grow(self, classes: int) -> None:
+        new = nn.Linear(self.in_features, classes - self.out_features).to(self.weight)
+        self.weight = nn.Parameter(torch.cat([self.weight, new.weight]))
+        self.bias = nn.Parameter(torch.cat([self.bias, new.bias]))
+        self.out_features = classes
+
+
+class Method(nn.Module):
+    title: ClassVar[str]
+    year: ClassVar[int]
+    summary: ClassVar[str]
+    Options: ClassVar[type[Options]] = Options
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
+    training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
+    tunes_backbone: ClassVar[bool] = False
+    uses_query: ClassVar[bool] = False  # known queries are computed once and passed in
+    masks_old_logits: ClassVar[bool] = True
+    joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
+
+    def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
+        """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
+        super().__init__()
+        self.options: Any = options
+        self.vit = vit
+        self.planned_tasks = tasks
+        self.head = Head(vit.config.width)
+        self.statistics: ClassStatistics | None = None
+        self.task = TaskInfo(-1, 0, 0)
+
+    # ------------------------------------------------------------------ what a method may override
+
+    def start_task(self, task: TaskInfo) -> None:
+        self.task = task
+        self.head.grow(task.all_classes)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups for the optimizer; `scale` multiplies the learning rate."""
+        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
+        own = [p for p in self.prompting_parameters() if p.requires_grad]
+        if own:
+            groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
+        if self.tunes_backbone:
+            groups.append({"params": list(self.vit.parameters()), "scale": getattr(self.options, "backbone_lr_scale", 1.0)})
+        return groups
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        """Class-token features [B, D] and the method's own loss terms (ignored outside training)."""
+        return self.vit.encode(view.tokens).float(), {}
+
+    def losses(self, view: View) -> Losses:
+        features, own = self.features(view)
+        return {"task": self.task_loss(self.head(features), view.labels), **own}
+
+    def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy. Masked, it sees the new classes alone: −inf for the old ones, so no gradient reaches them."""
+        if self.masks_old_logits:
+            return F.cross_entropy(logits[:, self.task.old_classes :], labels - self.task.old_classes)
+        return F.cross_entropy(logits, labels)
+
+    def logits(self, view: View) -> Tensor:
+        return self.head(self.features(view)[0])
+
+    def training_images(self, images: Images, labels: Tensor) -> tuple[Images, Tensor]:
+        """The images and head positions to train on: the task's own; a method that rehearses adds its exemplars."""
+        return images, labels
+
+    def exemplar_count(self) -> int:
+        """Old images that are kept, for methods that rehearse."""
+        return 0
+
+    def finish_task(self, finish: Finish) -> None:
+        """After the last epoch; no images are at hand any more once it returns."""
+
+    def choices(self, query: Tensor) -> Tensor | None:
+        """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
+        return None
+
+    # ------------------------------------------------------------------ shared services
+
+    def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
+        return ((name, m) for name, m in self.named_children() if name not in ("vit", "head", "statistics"))
+
+    def prompting_parameters(self) -> list[nn.Parameter]:
+        """The method's own parameters: not the backbone's, not the classifier's."""
+        return [p for _, module in self.own_modules() for p in module.parameters()]
+
+    def parameter_counts(self) -> dict[str, int]:
+        return {
+            "prompting": sum(p.numel() for p in self.prompting_parameters()),
+            "classifier": sum(p.numel() for p in self.head.parameters()),
+            "backbone": sum(p.numel() for p in self.vit.parameters()),
+            "trainable": sum(p.numel() for group in self.parameter_groups() for p in group["params"]),
+        }
+
+    def remember_and_rebalance(self, finish: Finish, settings: Rebalancing) -> None:
+        """Add the new classes' statistics; from the second task on, put the classifier right with all of them."""
+        if self.statistics is None:
+            raise RuntimeError("this method keeps no statistics")
+        features, labels = finish.features()
+        self.statistics.add(features, labels)
+        if finish.task.old_classes or settings.how == "closed-form":
+            rebalance(self.head, self.statistics, finish.task.old_classes, finish.batch_size, settings, finish.seed)

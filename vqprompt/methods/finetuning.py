@@ -1,0 +1,42 @@
+"""Sequential fine-tuning of the whole network (FT), with old logits masked (FT++), and the frozen linear probe."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from vqprompt.methods.base import Losses, Method, View
+from vqprompt.methods.base import Options as BaseOptions
+
+
+class LinearProbe(Method):
+    title = "Linear"
+    year = 2022
+    summary = "a linear classifier on frozen features, old logits masked; no prompts, no statistics"
+    uses_query = True
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        return view.query, {}
+
+
+class TuningOptions(BaseOptions):
+    backbone_lr_scale: float = Field(1.0, gt=0, description="the backbone's learning rate, relative to the classifier's")
+
+
+class FT(Method):
+    title = "FT"
+    year = 1989
+    summary = "plain sequential fine-tuning of backbone and classifier: what forgetting looks like"
+    Options = TuningOptions
+    training_defaults: ClassVar = {"lr": 5e-5}
+    tunes_backbone = True
+    masks_old_logits = False
+
+
+class FTPlusPlus(FT):
+    title = "FT++"
+    year = 2023
+    summary = "fine-tuning that leaves the logits of old classes alone"
+    masks_old_logits = True

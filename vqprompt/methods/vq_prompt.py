@@ -1,0 +1,108 @@
+"""VQ-Prompt (Jiao et al., NeurIPS 2024), and the two simpler forms it is compared with.
+
+A query softly selects from a pool; the soft prompt is replaced by its nearest pool element (straight-through); five
+blocks each have a pool of their own; class statistics rebalance the classifier. VQ-Prompt-S leaves out the
+statistics, Soft-Prompt the quantization too.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from vqprompt.methods.base import Finish, Losses, Method, View
+from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.prompts import PromptPool
+from vqprompt.statistics import ClassStatistics, Rebalancing
+from vqprompt.vit import ViT
+
+
+class VQOptions(BaseOptions):
+    pool: int = Field(10, ge=1, description="prompts in a block's pool (N)")
+    length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
+    blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
+    tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 for CUB-200")
+    normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
+    normalize_query: bool = Field(False, description="unit-length query")
+    placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
+    quantize: bool = Field(True, description="replace the soft prompt by its nearest pool element")
+    gradient: Literal["straight-through", "rotation"] = Field("straight-through", description="gradient estimator")
+    vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
+    commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
+    loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
+    prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
+    statistics: bool = Field(True, description="rebalance the classifier from class statistics after each task")
+    rebalancing: Rebalancing = Rebalancing()
+
+    @field_validator("length")
+    @classmethod
+    def _even(cls, length: int) -> int:
+        if length % 2:
+            raise ValueError(f"a prompt is split into keys and values, so its length must be even, not {length}")
+        return length
+
+
+class VQPrompt(Method):
+    title = "VQ-Prompt"
+    year = 2024
+    summary = "soft selection quantized to one of N prompts, statistics rebalance the classifier"
+    Options = VQOptions
+    uses_query = True
+    presets = {
+        # the published code: the two loss weights change places, and the classifier is rebalanced very gently
+        "released": {"vq_weight": 0.1, "commitment_weight": 0.4, "rebalancing": {"lr": 1e-5}},
+        "released-cub": {
+            "tau": 5.0, "vq_weight": 0.1, "commitment_weight": 0.4, "rebalancing": {"lr": 1e-5, "ratio": 2},
+        },
+    }  # fmt: skip
+
+    def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        if not options.blocks or max(options.blocks) >= vit.config.depth or len(set(options.blocks)) < len(options.blocks):
+            raise ValueError(f"blocks={options.blocks} must be distinct blocks of 0–{vit.config.depth - 1}")
+        self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
+        if options.statistics:
+            self.statistics = ClassStatistics(
+                vit.config.width, options.rebalancing.covariance, options.rebalancing.centroids
+            )
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        o = self.options
+        prompt, losses = self.soft_prompt(view.query), {}
+        if o.quantize:
+            quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
+            prompt = quantized.prompt
+            losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
+        prompts = dict(zip(o.blocks, prompt.unbind(1), strict=True))
+        return self.vit.encode(view.tokens, prompts, o.placement).float(), losses
+
+    def soft_prompt(self, query: Tensor) -> Tensor:
+        return self.pool.soft(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)
+
+    def finish_task(self, finish: Finish) -> None:
+        if self.options.statistics:
+            self.remember_and_rebalance(finish, self.options.rebalancing)
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor | None:
+        return self.pool.nearest(self.soft_prompt(query))
+
+
+class VQPromptS(VQPrompt):
+    title = "VQ-Prompt-S"
+    summary = "VQ-Prompt without class statistics"
+
+    class Options(VQOptions):
+        statistics: bool = False
+
+
+class SoftPrompt(VQPrompt):
+    title = "Soft-Prompt"
+    summary = "the soft prompt itself, no quantization, no statistics"
+
+    class Options(VQOptions):
+        quantize: bool = False
+        statistics: bool = False

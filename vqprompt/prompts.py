@@ -1,0 +1,79 @@
+"""Soft selection, quantization, straight-through gradient and the two VQ losses (paper, sections 4.1 and 4.2)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Gradient = Literal["straight-through", "rotation"]
+
+
+class Quantized(NamedTuple):
+    prompt: Tensor  # [B, M, L_p, D], what the ViT gets
+    choice: Tensor  # [B, M], which pool element it is
+    vq: Tensor  # moves the chosen elements towards the soft prompts
+    commitment: Tensor  # moves the soft prompts towards the chosen elements
+
+
+class PromptPool(nn.Module):
+    """N keys and N prompts for each of M blocks; all blocks are computed together.
+
+    Keys and prompts start uniform in [0, 1), as in the released code.
+    """
+
+    def __init__(self, blocks: int, size: int, length: int, width: int) -> None:
+        super().__init__()
+        self.keys = nn.Parameter(torch.rand(blocks, size, width))
+        self.prompts = nn.Parameter(torch.rand(blocks, size, length, width))
+
+    def soft(
+        self, query: Tensor, temperature: float = 1.0, normalize_keys: bool = True, normalize_query: bool = False
+    ) -> Tensor:
+        """p' = sum_i alpha_i P_i with alpha = softmax(K q / temperature): [B, D] to [B, M, L_p, D]."""
+        keys = F.normalize(self.keys, dim=-1) if normalize_keys else self.keys
+        query = F.normalize(query, dim=-1) if normalize_query else query
+        alpha = torch.softmax(torch.einsum("bd,mnd->bmn", query, keys) / temperature, dim=-1)
+        return torch.einsum("bmn,mnld->bmld", alpha, self.prompts)
+
+    def nearest(self, soft: Tensor) -> Tensor:
+        """Index of the pool element closest to each soft prompt [B, M]."""
+        flat, pool = soft.detach().flatten(2), self.prompts.detach().flatten(2)
+        # |p' - P_j|^2 without its first term, which is the same for every j
+        return (pool.square().sum(-1) - 2 * torch.einsum("bmk,mnk->bmn", flat, pool)).argmin(dim=-1)
+
+    def quantize(self, soft: Tensor, gradient: Gradient = "straight-through", reduction: str = "mean") -> Quantized:
+        """Replace soft prompts by their nearest elements; the gradient of the result passes on to the soft prompts."""
+        choice = self.nearest(soft)
+        hard = self.prompts[torch.arange(len(self.prompts), device=choice.device), choice]
+        estimator = _rotate if gradient == "rotation" else _straight_through
+        return Quantized(
+            prompt=estimator(soft, hard.detach()),
+            choice=choice,
+            vq=_distance(soft.detach(), hard, reduction),
+            commitment=_distance(soft, hard.detach(), reduction),
+        )
+
+
+def _straight_through(soft: Tensor, hard: Tensor) -> Tensor:
+    return soft + (hard - soft).detach()
+
+
+def _rotate(soft: Tensor, hard: Tensor) -> Tensor:
+    """The rotation trick (Fifty et al. 2024): the linear map that turns p' into p is held constant, so the gradient
+    turns with it and keeps its angle to the prompt."""
+    flat, target = soft.flatten(2), hard.flatten(2)
+    e, q = F.normalize(flat.detach(), dim=-1), F.normalize(target, dim=-1)
+    r = F.normalize(e + q, dim=-1)
+    rotated = flat - 2 * r * (r * flat).sum(-1, keepdim=True) + 2 * q * (e * flat).sum(-1, keepdim=True)
+    scale = target.norm(dim=-1, keepdim=True) / flat.detach().norm(dim=-1, keepdim=True)
+    return (rotated * scale).view_as(soft)
+
+
+def _distance(a: Tensor, b: Tensor, reduction: str) -> Tensor:
+    """Squared error, summed over the blocks: mean over batch and elements, or the paper's norm, mean over batch."""
+    squared = (a - b).square()
+    per_block = squared.mean(dim=(0, 2, 3)) if reduction == "mean" else squared.sum(dim=(2, 3)).mean(dim=0)
+    return per_block.sum()

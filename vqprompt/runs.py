@@ -1,0 +1,193 @@
+"""One run: a stream learned task by task, tested after each, in a folder from which it can be resumed and looked at."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vqprompt import metrics as m
+from vqprompt.checkpoint import INFO, read_checkpoint, write_atomically
+from vqprompt.config import RunConfig
+from vqprompt.datasets import open_dataset
+from vqprompt.errors import UserError
+from vqprompt.learner import Learner
+from vqprompt.stream import Stream, Task
+
+Progress = Callable[[float, float, str], None]
+"""Called with the work done, the work there is (in image passes), and what is being done."""
+
+CHECKPOINT_SECONDS = 60.0  # in the middle of a task, save at most this often
+TRAINING_PASSES = 2.0  # what a training image costs, in test images, for the ETA
+
+
+def no_progress(done: float, total: float, what: str) -> None: ...
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    resume: bool = False,
+    progress: Progress = no_progress,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> dict[str, Any]:
+    """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`."""
+    started = time.perf_counter()
+    _refuse_conflicts(out, config, resume)
+    if resume and (out / INFO).exists():
+        learner = Learner.load(out, config.device, config.precision, config.compile)
+        state = read_checkpoint(out)[1]["run"]
+    else:
+        learner = Learner(
+            config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
+            tasks=_count(config), device=config.device, precision=config.precision, compile=config.compile,
+            **config.options,
+        )  # fmt: skip
+        state = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "seconds": 0.0}
+    dataset = open_dataset(
+        config.data, config.size, config.seed, lambda done, total, what: progress(0, 0, f"{what} {done}/{total}")
+    )
+    stream = Stream(
+        dataset,
+        1 if learner.method.joint else config.tasks,
+        config.seed,
+        config.validation,
+        config.train_per_class,
+        config.test_per_class,
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "config.json", config.model_dump_json(indent=1))
+    before = state["seconds"]
+    work = Work(stream, learner, config, progress)
+    saved_at = time.perf_counter()
+
+    def seconds() -> float:
+        return before + time.perf_counter() - started
+
+    def save() -> None:
+        nonlocal saved_at
+        state["seconds"] = seconds()
+        learner.save(out, run=state)
+        saved_at = time.perf_counter()
+
+    def checkpoint() -> None:
+        if time.perf_counter() - saved_at >= checkpoint_seconds:
+            save()
+
+    for task in stream.start_at(len(learner.history)):
+        task_started = time.perf_counter()
+        number = task.number
+        work.begin(task)
+        learner.learn(
+            task,
+            work.step,
+            lambda epoch, losses, n=number: state["losses"].append({"task": n, "epoch": epoch, "losses": losses}),
+            checkpoint,
+        )
+        state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
+        state["prompt_use"].append(learner.prompt_use(task))
+        state["task_seconds"].append(time.perf_counter() - task_started)
+        save()
+        write_atomically(out / "metrics.json", json.dumps(_metrics(config, stream, learner, state), indent=1))
+    found = _metrics(config, stream, learner, state)
+    write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+    from vqprompt.report import write_report  # figures are slow to import and needed only here
+
+    write_report(out)
+    return found
+
+
+class Work:
+    """Adds up what a run has to do, so that the time left can be told."""
+
+    def __init__(self, stream: Stream, learner: Learner, config: RunConfig, report: Progress) -> None:
+        self.report, self.stream, self.epochs = report, stream, config.epochs
+        self.per_task = [self._cost(task) for task in stream.tasks]
+        self.total, self.done, self.label = sum(self.per_task), 0.0, ""
+        self.expected = sum(self.per_task[: len(learner.history)])
+
+    def _cost(self, task: Task) -> float:
+        tested = sum(len(t.test) for t in self.stream.seen(task.number))
+        return len(task.train) * (self.epochs * TRAINING_PASSES + 1) + tested
+
+    def begin(self, task: Task) -> None:
+        self.label = f"task {task.number + 1}/{len(self.stream)}"
+        self.done = self.expected
+        self.expected += self.per_task[task.number]
+
+    def step(self, count: int, what: str) -> None:
+        self.done = min(self.done + count * (TRAINING_PASSES if what == "learning" else 1), self.expected)
+        self.report(self.done, self.total, f"{self.label} · {what}")
+
+
+def _count(config: RunConfig) -> int:
+    return config.tasks if isinstance(config.tasks, int) else len(config.tasks)
+
+
+def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
+    """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; give a folder")
+    existing = out / "config.json"
+    if existing.exists():
+        if not resume:
+            raise UserError(f"--out {out}: already holds a run; add --resume to go on with it, or give another folder")
+        try:
+            old = json.loads(existing.read_text(encoding="utf-8"))
+        except json.JSONDecodeError:
+            raise UserError(f"{existing}: damaged; restore it or give another folder") from None
+        new = config.model_dump(mode="json")
+        where = {"device", "precision", "compile"}
+        changed = sorted(k for k in new.keys() | old.keys() if k not in where and old.get(k) != new.get(k))
+        if changed:
+            pairs = ", ".join(f"{k}={old.get(k)!r} then, {new.get(k)!r} now" for k in changed[:4])
+            raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
+    elif (out / INFO).exists():
+        raise UserError(f"--out {out}: holds a learner that is not a run's; give another folder")
+
+
+def _metrics(config: RunConfig, stream: Stream, learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
+    total, learned = len(stream), len(state["accuracy"])
+    # state has a list a column (after task j, on tasks 0..j); the matrix has a row a task
+    accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
+    square = [row[:learned] for row in accuracy[:learned]]
+    statistics = learner.method.statistics
+    uses = [use for use in state["prompt_use"] if use]
+    return {
+        "method": config.method,
+        "title": learner.method.title,
+        "data": config.data,
+        "backbone": config.backbone,
+        "seed": config.seed,
+        "tasks": [task.classes for task in stream.tasks],
+        "done": learned == total,
+        "faa": m.final_average_accuracy(square) if learned == total else None,
+        "caa": m.cumulative_average_accuracy(square) if learned == total else None,
+        "forgetting": m.forgetting(square) if learned == total else None,
+        "average_accuracy": m.average_accuracies(square),
+        "forgetting_per_task": m.forgetting_per_task(square),
+        "accuracy": accuracy,
+        "seconds": state["seconds"],
+        "task_seconds": state["task_seconds"],
+        "images_per_second": learner.images_seen / max(learner.seconds_training, 1e-9),
+        "parameters": learner.method.parameter_counts(),
+        "bytes_per_class": statistics.bytes_per_class if statistics else 0,
+        "exemplars": learner.method.exemplar_count(),
+        "prompt_use": {"blocks": learner.method.options.blocks, "counts": uses} if uses else None,
+        "losses": state["losses"],
+        "validation": config.validation,
+        "notes": list(stream.dataset.notes),
+        "hardware": hardware(learner.device),
+    }
+
+
+def hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+

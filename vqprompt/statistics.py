@@ -1,0 +1,169 @@
+"""What is remembered of a class instead of its images: Gaussians of its features, and the classifier's rebalancing
+from them (paper, section 4.3). Any method can use it.
+
+Covariances: `diagonal` (the paper), `full` (one matrix a class), `shared` (one matrix for all, kept incrementally).
+With several centroids a class, each has its own mean (and variance), found by k-means.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+Covariance = Literal["diagonal", "full", "shared"]
+JITTER = 1e-4  # added to every variance, as in the released code
+
+
+class Rebalancing(BaseModel, extra="forbid"):
+    """How the classifier is put right after a task."""
+
+    how: Literal["train", "closed-form"] = Field(
+        "train", description="train the classifier on pseudo-features, or solve for it (linear discriminant)"
+    )
+    covariance: Covariance = Field("diagonal", description="diagonal as in the paper, full per class, or one shared")
+    centroids: int = Field(1, ge=1, description="Gaussians a class")
+    epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
+    lr: float = Field(1e-3, gt=0, description="AdamW rate, cosine to zero; 1e-5 in the released code")
+    weight_decay: float = Field(5e-4, ge=0)
+    ratio: int = Field(4, ge=1, description="pseudo-features a class and epoch, in batches")
+    logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
+    shrinkage: float = Field(0.1, ge=0, le=1, description="closed-form only: weight of the identity in the covariance")
+
+
+class ClassStatistics(nn.Module):
+    """Gaussians of the classes learned so far, class by class in head order. Buffers, so they save themselves."""
+
+    means: Tensor  # [C, k, D]
+    shares: Tensor  # [C, k], how much of the class each centroid holds
+    spread: Tensor  # diagonal: variances [C, k, D]; full: [C, D, D]; shared: scatter [D, D]
+    seen: Tensor  # [1], images behind the shared scatter
+
+    def __init__(self, width: int, covariance: Covariance = "diagonal", centroids: int = 1) -> None:
+        super().__init__()
+        self.covariance, self.centroids = covariance, centroids
+        empty = {"diagonal": (0, centroids, width), "full": (0, width, width), "shared": (width, width)}[covariance]
+        self.register_buffer("means", torch.zeros(0, centroids, width))
+        self.register_buffer("shares", torch.zeros(0, centroids))
+        self.register_buffer("spread", torch.zeros(empty))
+        self.register_buffer("seen", torch.zeros(1))
+
+    @property
+    def bytes_per_class(self) -> int:
+        """Memory kept for each learned class (the shared matrix is counted once, not here)."""
+        growing = [self.means, self.shares] + ([] if self.covariance == "shared" else [self.spread])
+        return sum(t[0].numel() * t.element_size() for t in growing) if len(self.means) else 0
+
+    @torch.no_grad()
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Take in the features [n, D] of new classes; labels run on from the classes already here."""
+        features = features.float()
+        for label in range(len(self.means), int(labels.max()) + 1):
+            own = features[labels == label]
+            if not len(own):
+                raise ValueError(f"class {label} has no features to take statistics of")
+            member = self._assign(own)
+            counts = torch.bincount(member, minlength=self.centroids).to(own)
+            means = torch.zeros(self.centroids, own.shape[1]).to(own).index_add_(0, member, own)
+            means = means / counts.clamp(min=1)[:, None]
+            rest = own - means[member]
+            self.means = torch.cat([self.means, means[None]])
+            self.shares = torch.cat([self.shares, (counts / counts.sum())[None]])
+            if self.covariance == "diagonal":
+                variances = torch.zeros_like(means).index_add_(0, member, rest.square())
+                variances = variances / (counts - 1).clamp(min=1)[:, None] + JITTER
+                self.spread = torch.cat([self.spread, variances[None]])
+            elif self.covariance == "full":
+                matrix = rest.T @ rest / max(len(own) - 1, 1)
+                self.spread = torch.cat([self.spread, matrix[None]])
+            else:
+                self.spread = self.spread + rest.T @ rest
+                self.seen = self.seen + max(len(own) - self.centroids, 1)
+
+    def _assign(self, own: Tensor) -> Tensor:
+        """Which centroid each feature of a class belongs to."""
+        if self.centroids == 1 or len(own) <= self.centroids:
+            return torch.arange(len(own), device=own.device) % self.centroids if self.centroids > 1 else torch.zeros(
+                len(own), dtype=torch.long, device=own.device
+            )
+        from sklearn.cluster import KMeans
+
+        found = KMeans(self.centroids, n_init=1, random_state=0).fit_predict(own.cpu().numpy())
+        return torch.as_tensor(found, dtype=torch.long, device=own.device)
+
+    def shared_covariance(self) -> Tensor:
+        """One covariance for all classes [D, D]."""
+        if self.covariance == "shared":
+            return self.spread / self.seen.clamp(min=1)
+        if self.covariance == "full":
+            return self.spread.mean(0)
+        return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """`count` pseudo-features of every class: [C * count, D] and their labels."""
+        classes, centroids, width = self.means.shape
+        labels = torch.arange(classes, device=self.means.device).repeat_interleave(count)
+        if centroids == 1:
+            member = torch.zeros_like(labels)
+        else:
+            member = torch.multinomial(self.shares, count, replacement=True, generator=generator).flatten()
+        noise = torch.randn(classes, count, width, device=self.means.device, generator=generator)
+        if self.covariance == "diagonal":
+            noise = noise.flatten(0, 1) * self.spread[labels, member].sqrt()
+        else:
+            matrix = self.spread if self.covariance == "full" else self.shared_covariance()[None]
+            noise = (noise @ _root(matrix).mT).flatten(0, 1)
+        return self.means[labels, member] + noise, labels
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """A factor A with A Aᵀ = matrix + jitter; eigenvalues, because few images give a singular covariance."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * (values.clamp(min=0) + JITTER).sqrt()[..., None, :]
+
+
+def normalized_cross_entropy(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of logits divided by their own norm and a temperature (Wei et al. 2022); 0: plain."""
+    if temperature:
+        logits = logits / ((logits.norm(dim=-1, keepdim=True) + 1e-7) * temperature)
+    return F.cross_entropy(logits, labels)
+
+
+def rebalance(
+    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int
+) -> None:
+    """Put the classifier right from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features a
+    class, shuffles them, and takes one step of that many for every OLD class."""
+    if settings.how == "closed-form":
+        _solve(head, statistics, settings.shrinkage)
+        return
+    device = head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    optimizer = torch.optim.AdamW(
+        head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=device.type == "cuda"
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(settings.epochs, 1))
+    count = batch_size * settings.ratio
+    for _ in range(settings.epochs):
+        features, labels = statistics.sample(count, generator)
+        order = torch.randperm(len(labels), device=device, generator=generator)
+        for chunk in order.split(count)[:old_classes]:
+            optimizer.zero_grad(set_to_none=True)
+            normalized_cross_entropy(head(features[chunk]), labels[chunk], settings.logit_norm).backward()
+            optimizer.step()
+        schedule.step()
+
+
+@torch.no_grad()
+def _solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float) -> None:
+    """Linear discriminant: W = Σ⁻¹ μ, b = −½ μᵀ Σ⁻¹ μ, with one covariance for all classes."""
+    covariance = statistics.shared_covariance().double()
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    covariance = (1 - shrinkage) * covariance + (shrinkage * covariance.diagonal().mean() + JITTER) * identity
+    means = (statistics.means * statistics.shares[..., None]).sum(1).double()
+    weight = torch.linalg.solve(covariance, means.T).T
+    head.weight.copy_(weight)
+    head.bias.copy_(-0.5 * (weight * means).sum(1))

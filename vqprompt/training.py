@@ -1,0 +1,155 @@
+"""The one training loop (paper, section 4.4): AdamW, per-iteration cosine, everything drawn from seeds.
+
+All randomness of an epoch comes from (seed, task, epoch), so an epoch can be repeated, and a run that was killed
+continues to the same result as one that was not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from vqprompt.images import Images
+from vqprompt.methods.base import Losses, View
+from vqprompt.views import central_boxes, random_boxes, render
+from vqprompt.vit import ViT
+
+Augment = Literal["crop", "flip", "none"]
+
+
+class Training(BaseModel, extra="forbid"):
+    """How a task is learned, whatever the method."""
+
+    epochs: int = Field(20, ge=1)
+    batch_size: int = Field(128, ge=1)
+    lr: float = Field(0.0025, gt=0, description="the classifier's peak rate")
+    min_lr: float = Field(1e-6, ge=0, description="where the cosine ends")
+    weight_decay: float = Field(0.0, ge=0)
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    augment: Augment = Field("crop", description="random resized crop and flip, flip alone, or none")
+    test_crop: float = Field(0.875, ge=0, le=1, description="side of the central test crop; 0: whole image, squashed")
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Independent seeds for independent purposes."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
+
+
+def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[list[Tensor]]:
+    """Shuffled index batches of every epoch, all of one size (what compiled code and fused kernels want).
+
+    What is left over in an epoch comes first in the next, so no image goes unseen; only the last epoch's rest is
+    dropped, and not even that when it is the only epoch or the whole task is smaller than a batch.
+    """
+    schedule, rest = [], torch.empty(0, dtype=torch.long)
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
+        order = torch.cat([rest, torch.randperm(count, generator=generator)])
+        if count < batch_size:
+            schedule.append([order])
+            continue
+        batches = list(order.split(batch_size))
+        rest = batches.pop() if len(batches[-1]) < batch_size and epochs > 1 else rest[:0]
+        schedule.append(batches)
+    return schedule
+
+
+def learning_rate(peak: float, low: float, step: int, steps: int) -> float:
+    """Cosine from `peak` at step 0 to `low` at the last step."""
+    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * step / max(steps - 1, 1)))
+
+
+def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
+    """Images without augmentation, rendered when asked for."""
+    return lambda: render(pixels, central_boxes(aspect, test_crop), None, vit.config, vit.dtype)
+
+
+def augmented_images(
+    vit: ViT, pixels: Tensor, aspect: Tensor, settings: Training, generator: torch.Generator
+) -> tuple[Callable[[], Tensor], Tensor | None]:
+    """Augmented images, rendered when asked for, and which of them are flipped."""
+    flips = torch.rand(len(aspect), generator=generator) < 0.5 if settings.augment != "none" else None
+    if settings.augment == "crop":
+        boxes = random_boxes(aspect, generator)
+    else:
+        boxes = central_boxes(aspect, settings.test_crop)
+    return lambda: render(pixels, boxes, flips, vit.config, vit.dtype), flips
+
+
+def make_optimizer(groups: Sequence[dict[str, Any]], settings: Training) -> torch.optim.Optimizer:
+    """`scale` of a group multiplies the learning rate; `weight_decay` and others pass through."""
+    prepared = [{**g, "lr": settings.lr * g.get("scale", 1.0)} for g in groups]
+    on_gpu = any(p.is_cuda for g in groups for p in g["params"])
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(prepared, momentum=0.9, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(prepared, betas=(0.9, 0.999), weight_decay=settings.weight_decay, fused=on_gpu)
+
+
+def fit(
+    losses_of: Callable[[View], Losses],
+    groups: Sequence[dict[str, Any]],
+    vit: ViT,
+    images: Images,
+    labels: Tensor,
+    settings: Training,
+    seed: int,
+    device: torch.device,
+    *,
+    task: int = 0,
+    queries: Sequence[Tensor] | None = None,
+    autocast: bool = False,
+    on_batch: Callable[[int], None] = lambda count: None,
+    on_epoch: Callable[[int, Losses, torch.optim.Optimizer], None] = lambda epoch, losses, optimizer: None,
+    resume: tuple[int, dict[str, Any]] | None = None,
+) -> tuple[int, float]:
+    """Minimize the sum of `losses_of(view)` over the images; returns images seen and seconds taken.
+
+    labels: positions in the head, on `device`. queries: known queries of the images as they are and, where there are
+    flips, mirrored. resume: the epoch to go on with and the optimizer's state after the one before.
+    """
+    schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
+    steps = sum(len(batches) for batches in schedule)
+    optimizer = make_optimizer(groups, settings)
+    first_epoch = 0
+    if resume is not None:
+        first_epoch = resume[0]
+        optimizer.load_state_dict(resume[1])
+    step = sum(len(batches) for batches in schedule[:first_epoch])
+    aspect = images.aspect
+    seen, started = 0, time.perf_counter()
+    for epoch, batches in enumerate(schedule[first_epoch:], start=first_epoch):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
+        sums: Losses = {}
+        for index, pixels in images.batches(batches, device):
+            for group in optimizer.param_groups:
+                scale = group.get("scale", 1.0)
+                group["lr"] = learning_rate(settings.lr * scale, settings.min_lr * scale, step, steps)
+            rendered, flips = augmented_images(vit, pixels, aspect[index], settings, generator)
+            where = index.to(device, non_blocking=True)
+            query = None
+            if queries is not None:
+                query = queries[0][where]
+                if flips is not None:
+                    query = torch.where(flips.to(device)[:, None], queries[1][where], query)
+            view = View(vit, rendered, query, labels[where], task)
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                losses = losses_of(view)
+            optimizer.zero_grad(set_to_none=True)
+            torch.stack(list(losses.values())).sum().backward()
+            optimizer.step()
+            for name, value in losses.items():  # summed on the device: reading a value would make it wait
+                sums[name] = sums.get(name, 0) + value.detach()
+            step += 1
+            seen += len(index)
+            on_batch(len(index))
+        on_epoch(epoch, {name: value / max(len(batches), 1) for name, value in sums.items()}, optimizer)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return seen, time.perf_counter() - started
