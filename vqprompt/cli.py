@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from vqprompt.datasets import DATASETS
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
 from vqprompt.report import write_comparison
-from vqprompt.weights import BACKBONES, load_backbone
+from vqprompt.weights import BACKBONES, WeightsError, load_backbone
 
 app = typer.Typer(
     help="Continual learning with a frozen Vision Transformer: teach it classes as they come, forget none of them.\n\n"
@@ -88,7 +89,7 @@ def demo(
     console.print()
     console.print(summary(results))
     console.print(f"\nFAA: accuracy over all 50 classes at the end; forgetting: points lost since each task was fresh.")
-    console.print(f"Look at [bold]{page}[/bold]")
+    console.print(f"Look at [bold]{escape(str(page))}[/bold]")
 
 
 @app.command()
@@ -126,9 +127,9 @@ def run(
     with progress_bar() as progress:
         found = runs.run(resolved, out, resume, progress)
     for note in found["notes"]:
-        console.print(f"note: {note}", style="yellow")
+        console.print(f"note: {note}", style="yellow", markup=False)
     console.print(summary({resolved.method: found}))
-    console.print(f"\nLook at [bold]{out / 'report.html'}[/bold]")
+    console.print(f"\nLook at [bold]{escape(str(out / 'report.html'))}[/bold]")
 
 
 def parse_tasks(text: str | None) -> int | list[int] | None:
@@ -169,7 +170,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's s
 def add_settings(table: Table, options: Any, prefix: str = "") -> None:
     for key, field in type(options).model_fields.items():
         value = getattr(options, key)
-        if hasattr(value, "model_fields"):
+        if hasattr(type(value), "model_fields"):
             add_settings(table, value, f"{prefix}{key}.")
         else:
             table.add_row(prefix + key, json.dumps(value), field.description or "")
@@ -201,8 +202,8 @@ def listing(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 def main() -> None:
     try:
         app()
-    except UserError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, markup=True, soft_wrap=True)
+    except (UserError, WeightsError) as error:
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("\ninterrupted; go on with --resume")

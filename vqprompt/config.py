@@ -81,10 +81,12 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
     """`a.b=1` into {"a": {"b": 1}}; groups merge, so a later layer may change one of several."""
     head, _, rest = key.partition(".")
     if rest:
-        _put(target.setdefault(head, {}), rest, value)
+        _put(target, head, {rest: value})
     elif isinstance(value, dict):
+        if not isinstance(target.get(head), dict):
+            target[head] = {}
         for name, inner in value.items():
-            _put(target.setdefault(head, {}), name, inner)
+            _put(target[head], name, inner)
     else:
         target[head] = value
 

@@ -3,7 +3,7 @@
 What is notable about this implementation:
 - text stays text, in the page's own font: an SVG is a few kB, can be searched and is read aloud
 - matplotlib names the parts of every figure alike; ids are made unique here, or clip paths of one would cut another
-- no pyplot, no global state: figures can be drawn in any thread that may set rc parameters
+- no pyplot: nothing stays behind, and the settings hold only while a figure is drawn
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ ACCURACY_COLORS = "YlGnBu"
 USE_COLORS = "Purples"
 MOST_BAR_LABELS = 12  # beyond, the numbers over the bars would touch
 
-STYLE = {
+STYLE: Any = {  # Any: the newest matplotlib types the keys, older ones do not
     "svg.fonttype": "none",
     "svg.hashsalt": "vqprompt",  # the same numbers give the same file
     "text.parse_math": False,  # a $ in a name is a dollar
@@ -84,9 +85,9 @@ def distinct_line(number: int, name: str, values: Values) -> Line:
 def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
     """Accuracy in percent after each task; `key` is the figure's name on its page."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _axes(5.0, 3.0, "after learning task", "accuracy (%)")
+        figure, axes = _axes(4.3, 2.6, "after learning task", "accuracy (%)")
         for line in lines:
-            look = {"color": line.color, "marker": line.marker, "linestyle": line.style}
+            look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
             # unclipped: markers may stick out at 100 %
             axes.plot(range(1, len(line.values) + 1), _numbers(line.values), **look, clip_on=False, zorder=3)
         shown = [v for line in lines for v in line.values if v is not None]
@@ -99,7 +100,7 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
 def forgetting_chart(drops: Sequence[float], key: str, title: str) -> str:
     """A bar a task; below zero, the task got better by what came after it."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _axes(5.0, 3.0, "task", "forgetting (points)")
+        figure, axes = _axes(4.3, 2.6, "task", "forgetting (points)")
         colors = [COLORS[1] if drop > 0 else COLORS[2] for drop in drops]
         bars = axes.bar(range(1, len(drops) + 1), drops, color=colors, width=0.65)
         if len(drops) <= MOST_BAR_LABELS:
@@ -136,7 +137,7 @@ def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> st
 
 
 def prompt_use_chart(shares: Sequence[Sequence[float]], highest: float, key: str, title: str) -> str:
-    """Tasks x prompts, coloured by the share of a task's images that chose a prompt; at the right, prompts in use."""
+    """Tasks x prompts, coloured by the share of a task's choices that fell on each; at the right, prompts in use."""
     with matplotlib.rc_context(STYLE):
         tasks, prompts = len(shares), len(shares[0])
         figure, axes = _axes(3.7, 0.7 + 0.16 * min(max(tasks, 3), 12), "prompt", "task")

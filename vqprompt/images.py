@@ -15,6 +15,7 @@ import os
 import threading
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 
 def decode(data: bytes, name: str) -> Image.Image:
-    """Any common image file to an upright RGB image; transparency becomes white paper."""
+    """Any common image file to an RGB image."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit, below, is stricter
@@ -65,7 +66,7 @@ def decode(data: bytes, name: str) -> Image.Image:
                 f"{name}: {width}×{height} pixels is more than the {MAX_PIXELS // 10**6} megapixels accepted "
                 "(a decompression bomb?); shrink it or take it out"
             )
-        return _to_rgb(ImageOps.exif_transpose(image))
+        return to_rgb(image)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -75,7 +76,9 @@ def decode(data: bytes, name: str) -> Image.Image:
         raise ImageError(f"{name}: {reason}; replace the file or take it out") from None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright, 8 bits, three channels; transparency becomes white paper."""
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # 16- and 32-bit grey: Pillow would clip, not scale
         values = np.asarray(image, dtype=np.float64)
         top = 65535 if image.mode != "F" else max(1.0, float(values.max()))
@@ -138,8 +141,12 @@ class Source:
             folders.sort()
             for name in sorted(names):
                 full = Path(folder) / name
-                status = full.stat()
-                yield full.relative_to(self.path).as_posix(), f"{status.st_size}:{status.st_mtime_ns}"
+                try:
+                    status = full.stat()
+                    stamp = f"{status.st_size}:{status.st_mtime_ns}"
+                except OSError:  # a link to nowhere: refused when it is read, if it is an image at all
+                    stamp = "missing"
+                yield full.relative_to(self.path).as_posix(), stamp
 
     def _folders(self) -> list[str]:
         """Class folders may be empty, and then no file names them."""
@@ -150,12 +157,18 @@ class Source:
     def _list(self) -> list[Entry]:
         files = [(p, s) for p, s in self._files() if not any(part.startswith((".", "__MACOSX")) for part in p.split("/"))]
         folders = [f for f in self._folders() if not any(part.startswith((".", "__MACOSX")) for part in f.split("/"))]
-        prefix = _common_folder([p for p, _ in files] + folders)
+        images = [p for p, _ in files if Path(p).suffix.lower() in SUFFIXES]
+        prefix = _common_folder(images, folders)
         splits = {p[len(prefix) :].split("/")[0] for p, _ in files} | {f[len(prefix) :].split("/")[0] for f in folders}
         has_splits = {"train", "test"} <= splits
-        if has_splits:
-            strangers = sorted(s for s in splits if s not in ("train", "test", ""))
-            self.ignored += [f"{s}/ (beside train/ and test/)" for s in strangers if s in {f[len(prefix) :] for f in folders}]
+        if lone := not has_splits and splits & {"train", "test"}:
+            (split,) = lone
+            inside = [p[len(prefix) :] for p in images if p[len(prefix) :].startswith(f"{split}/")]
+            if inside and all(p.count("/") > 1 for p in inside):  # else it is a class: railway images, say
+                raise ImageError(
+                    f"{self.path}: has {split}/ but no {'test' if split == 'train' else 'train'}/; add it, "
+                    "or give the class folders alone, and 20 % of each class will be held out to test with"
+                )
         depth = 2 if has_splits else 1  # folders above an image: split/class or class
         entries = []
         for path, stamp in files:
@@ -169,6 +182,8 @@ class Source:
                     f"{self.path}: the image {path!r} is not inside a class folder; "
                     "expected <class>/<image>, or train/<class>/<image> and test/<class>/<image>"
                 )
+            else:
+                self.ignored.append(path)
         if not entries:
             raise ImageError(
                 f"{self.path}: no image found; expected <class>/<image>, or train/<class>/<image> and "
@@ -184,13 +199,14 @@ class Source:
         return entries
 
 
-def _common_folder(paths: Sequence[str]) -> str:
-    """Archives often wrap everything in one folder (even two); train/ or test/ alone is not such a wrapper."""
+def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:
+    """Archives often wrap everything in one folder, even two. A wrapper is not train/ or test/, and no image lies
+    directly in it."""
     prefix = ""
     while True:
-        tops = {p[len(prefix) :].split("/")[0] for p in paths if len(p) > len(prefix)}
-        inner = {q.split("/")[1] for q in (p[len(prefix) :] for p in paths) if q.count("/") >= 1}
-        if len(tops) != 1 or not {"train", "test"} <= inner:
+        inside = [p[len(prefix) :] for p in images]
+        tops = {p.split("/")[0] for p in [*inside, *(f[len(prefix) :] for f in folders if len(f) > len(prefix))]}
+        if len(tops) != 1 or tops & {"train", "test"} or not inside or min(p.count("/") for p in inside) < 2:
             return prefix
         prefix += tops.pop() + "/"
 
@@ -252,8 +268,8 @@ def _decode_all(source: Source, side: int, target: Path, aspects: Path, progress
             pixels[i] = to_pixels(image, side)
         except ImageError as error:
             problems.append(str(error))
-        except (OSError, zipfile.BadZipFile) as error:
-            problems.append(f"{entries[i].path}: cannot be read ({error})")
+        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError: encrypted, or odd method
+            problems.append(f"{entries[i].path}: cannot be read ({error}); replace the file or take it out")
 
     try:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow lets go of the GIL while it decodes
@@ -292,10 +308,18 @@ class Images:
         """Names exactly these pixels in this order: the key under which things computed from them are kept."""
         return hashlib.sha256(self.store.fingerprint.encode() + self.rows.tobytes()).hexdigest()[:24]
 
-    def read(self, index: Tensor, device: torch.device) -> Tensor:
-        """uint8 pixels [len(index), C, S, S] on `device`."""
+    def take(self, index: Tensor) -> Images:
+        """Some of these images, as closely guarded."""
+        return Images(self.store, self.rows[index.numpy()], self.labels[index].numpy(), self._guard)
+
+    def check(self) -> None:
+        """Raise if these images may not be read now."""
         if self._guard is not None:
             self._guard()
+
+    def read(self, index: Tensor, device: torch.device) -> Tensor:
+        """uint8 pixels [len(index), C, S, S] on `device`."""
+        self.check()
         rows = self.rows[index.numpy()]
         resident = self.store.on_device(device)
         if resident is not None:
@@ -307,7 +331,7 @@ class Images:
 
     def batches(self, order: Sequence[Tensor], device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
         """Yield (index, pixels) for each index batch, reading the next one while the caller works on this one."""
-        if device.type != "cuda" or self.store.on_device(device) is not None:
+        if device.type != "cuda" or self._on_device(device):
             for index in order:
                 yield index, self.read(index, device)
             return
@@ -321,17 +345,57 @@ class Images:
             for ready, future in pending:
                 yield ready, future.result()
 
+    def _on_device(self, device: torch.device) -> bool:
+        return self.store.on_device(device) is not None
+
     @staticmethod
     def concatenate(parts: Sequence[Images]) -> Images:
-        """Several sets over one store as one (test sets of the tasks so far, say)."""
+        """Several sets as one (test sets of the tasks so far, say)."""
         store = parts[0].store
         if any(p.store is not store for p in parts):
-            raise ValueError("only images of one store can be joined")
+            return _Joined(parts)
 
         def check() -> None:
             for part in parts:
-                if part._guard is not None:
-                    part._guard()
+                part.check()
 
         rows = np.concatenate([p.rows for p in parts])
         return Images(store, rows, torch.cat([p.labels for p in parts]).numpy(), check)
+
+
+class _Joined(Images):
+    """Images of several stores as one: a task's own and a memory of earlier ones, say."""
+
+    def __init__(self, parts: Sequence[Images]) -> None:
+        self.parts, self.labels = parts, torch.cat([p.labels for p in parts])
+        self.starts = np.cumsum([0, *(len(p) for p in parts)]).tolist()
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def aspect(self) -> Tensor:
+        return torch.cat([p.aspect for p in self.parts])
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256("".join(p.key for p in self.parts).encode()).hexdigest()[:24]
+
+    def check(self) -> None:
+        for part in self.parts:
+            part.check()
+
+    def take(self, index: Tensor) -> Images:
+        raise NotImplementedError("take from the parts, then join")
+
+    def read(self, index: Tensor, device: torch.device) -> Tensor:
+        found, places = [], []
+        for part, start in zip(self.parts, self.starts, strict=False):
+            here = torch.nonzero((index >= start) & (index < start + len(part)))[:, 0]
+            if len(here):
+                found.append(part.read(index[here] - start, device))
+                places.append(here)
+        return torch.cat(found)[torch.cat(places).argsort().to(device)]
+
+    def _on_device(self, device: torch.device) -> bool:
+        return all(part._on_device(device) for part in self.parts)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vqprompt.checkpoint import load_tensors, read_checkpoint, write_checkpoint
 from vqprompt.errors import CheckpointError, UserError
-from vqprompt.images import Images, Store, cache_folder, decode, save_array, to_pixels
+from vqprompt.images import Images, Store, cache_folder, decode, save_array, to_pixels, to_rgb
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Finish, Method, TaskInfo, View
 from vqprompt.stream import Task
@@ -34,6 +34,10 @@ from vqprompt.weights import fingerprint, load_backbone
 
 Progress = Callable[[int, str], None]
 """Called with images just dealt with and what is being done."""
+
+
+SAVED = ("backbone", "fingerprint", "method", "options", "size", "planned_tasks", "seed", "training", "classes", "tasks",
+         "images_seen", "seconds_training", "unfinished")  # fmt: skip
 
 
 def no_progress(count: int, what: str) -> None: ...
@@ -78,7 +82,7 @@ class Learner:
         vit.requires_grad_(method_class.tunes_backbone)
         if compile == "on" or (compile == "auto" and self.device.type == "cuda"):
             torch._dynamo.config.suppress_errors = compile == "auto"  # no compiler: run as written
-            vit.compile_blocks()
+            vit.compile_blocks(any_length=method_class.prompts_stay)
         with seeded(derive_seed(seed, "method")):
             self.method: Method = method_class(vit, checked, tasks).to(self.device)
         self.classes: list[str] = []
@@ -120,6 +124,8 @@ class Learner:
                 raise CheckpointError(f"the checkpoint was learning {names}, not {task.classes}; resume with the same data")
             resume = (epoch, optimizer)
         labels = (images.labels + info.old_classes).to(self.device)
+        if resume is None:
+            self.method.prepare_training(lambda: (self.queries(images), labels))
         shown, shown_labels = self.method.training_images(images, labels)
 
         def after_epoch(epoch: int, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
@@ -150,12 +156,15 @@ class Learner:
         self.method.finish_task(
             Finish(
                 info,
-                features=lambda: (self.extract(images, progress), labels),
+                features=lambda: (self.extract(images, progress, info.number), labels),
                 queries=lambda: (self.queries(images), labels),
+                images=images,
+                logits=lambda shown: self.logits(shown, progress),
                 batch_size=self.settings.batch_size,
                 seed=derive_seed(seed, "finish"),
             )
         )
+        self.method.end_task()
         self._unfinished = None
         self.history.append(info)
         self.classes += task.classes
@@ -163,8 +172,10 @@ class Learner:
     # ------------------------------------------------------------------ look
 
     @torch.no_grad()
-    def _over(self, images: Images, compute: Callable[[View], Tensor], progress: Progress, what: str) -> Tensor:
-        """`compute` over clean views of all images, in order, in batches of one size."""
+    def _over(
+        self, images: Images, compute: Callable[[View], Tensor], progress: Progress, what: str, task: int | None = None
+    ) -> Tensor:
+        """`compute` over clean views of all images, in order, in batches of one size. task: where it is known."""
         self.method.eval()
         size = 256 if self.device.type == "cuda" else 64
         known = self.queries(images) if self.method.uses_query and compute is not _query_of else None
@@ -174,15 +185,17 @@ class Learner:
         results, aspect = [], images.aspect
         for index, pixels in images.batches(order.split(size), self.device):
             query = None if known is None else known[index.to(self.device)]
-            view = View(self.vit, clean_images(self.vit, pixels, aspect[index], self.settings.test_crop), query)
+            clean = clean_images(self.vit, pixels, aspect[index], self.settings.test_crop)
+            view = View(self.vit, clean, query, task=task)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                 results.append(compute(view))
             progress(len(index), what)
         return torch.cat(results)[: len(images)]
 
-    def extract(self, images: Images, progress: Progress = no_progress) -> Tensor:
-        """Clean features [n, D] with what has been learned so far."""
-        return self._over(images, lambda view: self.method.features(view)[0].float(), progress, "taking statistics")
+    def extract(self, images: Images, progress: Progress = no_progress, task: int | None = None) -> Tensor:
+        """Clean features [n, D] with what has been learned so far. task: theirs, if they are its training images."""
+        what = "taking statistics"
+        return self._over(images, lambda view: self.method.features(view)[0].float(), progress, what, task)
 
     def logits(self, images: Images, progress: Progress = no_progress) -> Tensor:
         """Scores [n, classes] for every class learned so far."""
@@ -191,6 +204,7 @@ class Learner:
     def queries(self, images: Images, mirrored: bool = False) -> Tensor:
         """Class-token features without prompts [n, D]. The frozen backbone gives the same ones for ever, so they are
         kept: in memory, and on disk for images that have a name there."""
+        images.check()  # known queries do not open a closed task
         if self.method.tunes_backbone:
             raise RuntimeError("the queries of a backbone that learns do not stay the same")
         key = json.dumps([self.fingerprint, images.key, self.vit.config.image_size, self.settings.test_crop, mirrored,
@@ -296,6 +310,8 @@ class Learner:
         """What `save` wrote. backbone: where the weights are now, if not where they were."""
         folder = Path(folder)
         tensors, info = read_checkpoint(folder)
+        if missing := [key for key in SAVED if key not in info]:
+            raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
         learner = cls(
             backbone or info["backbone"], info["method"], size=info["size"], tasks=info["planned_tasks"],
             seed=info["seed"], training=Training(**info["training"]), device=device, precision=precision,
@@ -306,8 +322,11 @@ class Learner:
                 f"{folder}: learned with other weights of {info['backbone']!r} than these; give the original backbone"
             )
         unfinished = info["unfinished"]
-        for numbers in [*info["tasks"], *([unfinished["task"]] if unfinished else [])]:
+        for numbers in info["tasks"]:
             learner.method.start_task(TaskInfo(*numbers))  # grows what grows; values follow
+            learner.method.end_task()
+        if unfinished:
+            learner.method.start_task(TaskInfo(*unfinished["task"]))
         learner.method.to(learner.device)
         own = {n.removeprefix("method."): t for n, t in tensors.items() if n.startswith("method.")}
         load_tensors(learner.method, own, learner._saved_names(), str(folder))
@@ -353,7 +372,7 @@ def _open(image: str | Path | Image.Image | np.ndarray) -> Image.Image:
         if image.dtype != np.uint8 or image.ndim not in (2, 3):
             raise UserError(f"image arrays must be uint8 [H, W] or [H, W, 3], not {image.dtype} {list(image.shape)}")
         image = Image.fromarray(image)
-    return image.convert("RGB")
+    return to_rgb(image)
 
 
 class seeded:

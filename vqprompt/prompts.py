@@ -1,12 +1,18 @@
-"""Soft selection, quantization, straight-through gradient and the two VQ losses (paper, sections 4.1 and 4.2)."""
+"""Soft selection, quantization, straight-through gradient and the two VQ losses (paper, sections 4.1 and 4.2).
+
+Below them, what the other prompting methods share: selection by cosine, and parts that learn in one task only.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from vqprompt.errors import UserError
 
 Gradient = Literal["straight-through", "rotation"]
 
@@ -77,3 +83,30 @@ def _distance(a: Tensor, b: Tensor, reduction: str) -> Tensor:
     squared = (a - b).square()
     per_block = squared.mean(dim=(0, 2, 3)) if reduction == "mean" else squared.sum(dim=(2, 3)).mean(dim=0)
     return per_block.sum()
+
+
+# ---------------------------------------------------------------------------------------------- other methods
+
+
+def check_blocks(blocks: Sequence[int], depth: int) -> None:
+    if not blocks or min(blocks) < 0 or max(blocks) >= depth or len(set(blocks)) < len(blocks):
+        raise UserError(f"blocks={list(blocks)} must be distinct blocks of 0–{depth - 1}")
+
+
+def cosine(query: Tensor, keys: Tensor) -> Tensor:
+    """Cosine of each query [B, D] with each block's keys [M, N, D]: [B, M, N]."""
+    return torch.einsum("bd,mnd->bmn", F.normalize(query, dim=-1), F.normalize(keys, dim=-1))
+
+
+def pick(prompts: Tensor, choice: Tensor) -> Tensor:
+    """The chosen prompts [B, M, k] of each block's pool [M, N, L_p, D] as one prompt [B, M, k * L_p, D]: first the
+    halves that join the keys, then those that join the values."""
+    chosen = prompts[torch.arange(len(prompts), device=choice.device)[:, None], choice]
+    return chosen.unflatten(3, (2, -1)).transpose(2, 3).flatten(2, 4)
+
+
+def train_only(parts: Iterable[nn.Module | nn.Parameter], number: int) -> None:
+    """Of parts that belong to one task each, let that of this task learn. The optimizer never gets the others, so
+    neither momentum nor weight decay moves them."""
+    for i, part in enumerate(parts):
+        part.requires_grad_(i == number)

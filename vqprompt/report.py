@@ -12,6 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -50,16 +51,17 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
     """Write one page about several runs; a run without a page of its own gets one, so that every link leads on."""
     if not folders:
         raise UserError("a comparison needs at least one run's folder; none was given")
-    runs = []
     all_metrics = [_read(folder, "metrics.json") for folder in folders]
-    for n, (folder, metrics, name) in enumerate(zip(folders, all_metrics, _names(folders, all_metrics), strict=True)):
+    names = _names(folders, all_metrics)
+    curves = [m["average_accuracy"] for m in all_metrics]
+    lines = [figures.distinct_line(n, *named) for n, named in enumerate(zip(names, curves, strict=True))]
+    runs = []
+    for folder, metrics, line in zip(folders, all_metrics, lines, strict=True):
         own = folder / PAGE_NAME
         if not own.exists():
             write_report(folder)
         link = quote(Path(os.path.relpath(own, target.parent)).as_posix())
-        line = figures.distinct_line(n, name, metrics["average_accuracy"])
-        runs.append({"m": metrics, "learned": _learned(metrics), "name": name, "link": link, "line": line})
-    lines = [run["line"] for run in runs]
+        runs.append({"m": metrics, "learned": _learned(metrics), "link": link, "line": line})
     data_sets = list(dict.fromkeys(m["data"] for m in all_metrics))
     title = "Average accuracy over the tasks seen so far, after each task: " + "; ".join(map(_told, lines))
     page = _pages().get_template("comparison").render(
@@ -68,11 +70,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
         data=" and ".join(data_sets),
         several_data_sets=len(data_sets) > 1,
         chart=Markup(figures.accuracy_chart(lines, "accuracy", title)),
-        best={
-            "faa": _best(max, [m["faa"] for m in all_metrics]),
-            "caa": _best(max, [m["caa"] for m in all_metrics]),
-            "forgetting": _best(min, [m["forgetting"] for m in all_metrics if len(m["tasks"]) > 1]),
-        },
+        best=_best(all_metrics),
     )  # fmt: skip
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
@@ -116,7 +114,10 @@ def _cards(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _accuracy_charts(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The curve over tasks and the bars; neither says anything before the second task."""
     learned = _learned(metrics)
+    if learned < 2:
+        return {}
     average = figures.distinct_line(0, "average over the tasks seen so far", metrics["average_accuracy"])
     latest = figures.Line(
         "the task just learned", [metrics["accuracy"][j][j] for j in range(learned)], figures.COLORS[3], "D", ":"
@@ -126,8 +127,8 @@ def _accuracy_charts(metrics: dict[str, Any]) -> dict[str, Any]:
     after_each = "Accuracy after each task: " + "; ".join(map(_told, lines))
     forgetting = "Forgetting of each task, in points: " + ", ".join(map(_fixed, drops))
     return {
-        "lines": lines if learned else [],
-        "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)) if learned else None,
+        "lines": lines,
+        "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
         "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
     }
 
@@ -190,15 +191,22 @@ def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 def _names(folders: Sequence[Path], all_metrics: Sequence[dict[str, Any]]) -> list[str]:
     """The methods' titles; with the seed and then the folder where that does not tell the runs apart."""
     names = [m["title"] for m in all_metrics]
-    for more in ([f"seed {m['seed']}" for m in all_metrics], [str(folder) for folder in folders]):
+    above = os.path.commonpath([folder.resolve().parent for folder in folders])
+    places = [os.path.relpath(folder.resolve(), above) for folder in folders]
+    for more in ([f"seed {m['seed']}" for m in all_metrics], places):
         times = Counter(names)
         names = [f"{name}, {extra}" if times[name] > 1 else name for name, extra in zip(names, more, strict=True)]
     return names
 
 
-def _best(choose: Any, values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return choose(known) if len(known) > 1 else None
+def _best(all_metrics: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """What to print bold: nothing where runs differ in data or number of tasks, for then numbers do not compare."""
+    comparable = len({(m["data"], len(m["tasks"])) for m in all_metrics}) == 1
+    best: dict[str, float | None] = {}
+    for name, choose in (("faa", max), ("caa", max), ("forgetting", min)):
+        known = [m[name] for m in all_metrics if m[name] is not None]
+        best[name] = choose(known) if comparable and len(known) > 1 else None
+    return best
 
 
 def _fixed(value: float | None, digits: int = 2) -> str:
@@ -226,6 +234,7 @@ def _duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+@cache
 def _pages() -> Environment:
     pages = Environment(
         loader=DictLoader({"base": BASE, "heat": HEAT, "run": RUN, "comparison": COMPARISON}),
@@ -258,7 +267,7 @@ main { margin-top: -48px; padding-bottom: 40px; }
 section, .card, .banner { background: #fff; border: 1px solid var(--line); border-radius: 12px; }
 section { padding: 22px 24px; margin-top: 18px; min-width: 0; }
 .banner { border-left: 6px solid #d69e2e; padding: 12px 18px; margin-bottom: 14px; }
-.cards { display: grid; grid-template-columns: repeat(6, 1fr); gap: 12px; }
+.cards { display: grid; grid-template-columns: repeat(5, 1fr) 1.2fr; gap: 12px; }
 .card { padding: 14px; }
 .card b { display: block; font-size: 1.45rem; line-height: 1.3; letter-spacing: -.02em; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
@@ -271,7 +280,7 @@ section { padding: 22px 24px; margin-top: 18px; min-width: 0; }
 figure { margin: 0; min-width: 0; }
 svg { display: block; width: 100%; height: auto; margin-top: 6px; overflow: visible; stroke-linejoin: round; }
 svg text { font-family: inherit !important; }
-.alone svg { max-width: 660px; margin-inline: auto; }
+.alone svg, .pair > :only-child svg { max-width: 660px; margin-inline: auto; }
 .alone .legend { justify-content: center; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 4px 0 0; padding: 0; list-style: none;
   font-size: .875rem; }
@@ -279,22 +288,25 @@ svg text { font-family: inherit !important; }
 .scale span { width: 140px; height: 10px; border-radius: 5px; border: 1px solid var(--line); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
-caption { text-align: left; color: var(--muted); font-size: .875rem; padding-bottom: 6px; }
 .list { width: 100%; }
 .list th { text-align: left; font-size: .8rem; color: var(--muted); font-weight: 600; }
 .list th, .list td { padding: 8px 16px 8px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 .list tr > :last-child { padding-right: 0; }
 .list tbody tr:last-child td { border-bottom: 0; }
 .list .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.tasks .n { width: 1%; }
 .best { font-weight: 700; color: #1d6b41; }
 .heat { border-collapse: separate; border-spacing: 2px; font-size: .8rem; font-variant-numeric: tabular-nums; }
 .full .heat { width: 100%; max-width: calc(80px + var(--tasks) * 90px); }
 .heat th { color: var(--muted); font-weight: 500; padding: 2px 6px; white-space: nowrap; }
-.heat tbody th, .heat tfoot th { text-align: right; position: sticky; left: 0; background: #fff; }
-.heat td { text-align: center; min-width: 38px; height: 30px; padding: 0 3px; border-radius: 4px; }
+.heat tbody th, .heat tfoot th { text-align: right; width: 1%; position: sticky; left: 0; background: #fff; }
+.heat td { text-align: center; white-space: nowrap; min-width: 38px; height: 30px; padding: 0 3px; border-radius: 4px; }
 .heat tbody td:empty { background: #f5f7fa; }
 .heat tfoot td { font-weight: 700; border-top: 2px solid var(--line); border-radius: 0; }
-.heats { display: flex; flex-wrap: wrap; gap: 26px 36px; }
+.heat.compact { font-size: .7rem; border-spacing: 1px; }
+.heat.compact td { min-width: 21px; height: 21px; padding: 0; border-radius: 2px; }
+.heat.compact th { padding: 0 3px; }
+.heats { display: flex; flex-wrap: wrap; gap: 26px 32px; }
 .heats > div { max-width: 100%; min-width: 0; }
 .chips { display: flex; flex-wrap: wrap; gap: 4px; margin: 0; padding: 0; list-style: none; }
 .chips li { background: #eaf2f8; border-radius: 6px; padding: 1px 8px; font-size: .82rem; max-width: 100%; }
@@ -313,26 +325,29 @@ footer { max-width: 1160px; margin: 0 auto; padding: 0 20px 32px; font-size: .8r
   .tasks, .tasks tbody, .tasks tr, .tasks td { display: block; }
   .tasks thead { display: none; }
   .tasks tr { padding: 8px 0; border-bottom: 1px solid var(--line); }
-  .list.tasks td { display: inline-block; padding: 0 14px 4px 0; border: 0; }
+  .list.tasks td { display: inline-block; width: auto; padding: 0 14px 4px 0; border: 0; }
   .list.tasks td.names { display: block; }
   .tasks td[data-name]::before { content: attr(data-name) " "; color: var(--muted); }
 }
 @media print {
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   @page { margin: 12mm; }
-  body { background: #fff; font-size: 12px; }
+  html { font-size: 12px; }
+  body { background: #fff; font-size: 1rem; }
   header { padding: 18px 0 30px; }
   main { margin-top: -20px; }
-  .cards { grid-template-columns: repeat(6, 1fr); gap: 6px; }
-  .card { padding: 8px; }
-  .card b { font-size: 1.1rem; }
+  .cards { gap: 6px; }
+  .card { padding: 8px 12px; }
   .pair { grid-template-columns: 1fr 1fr; }
   .grid { grid-template-columns: repeat(3, 1fr); }
   section, .heats > div { break-inside: avoid; }
   section.long { break-inside: auto; }
   tr, figure { break-inside: avoid; }
+  h2, .note { break-after: avoid; }
   .scroll { overflow: visible; }
-  .heat td { min-width: 0; }
+  .heat td { min-width: 0; height: 22px; }
+  .heat.many { font-size: 8px; border-spacing: 1px; }
+  .heat.many :is(td, th) { padding: 0 1px; }
 }
 """
 
@@ -357,23 +372,24 @@ Written by vqprompt.</footer>
 """
 
 HEAT = """
-{% macro matrix(m, learned, caption="") %}
+{% macro matrix(m, learned, compact=false) %}
 <div class="scroll" role="region" aria-label="Accuracy matrix of {{ m.title }}" tabindex="0">
-<table class="heat" style="--tasks:{{ m.tasks | length }}">
-{% if caption %}<caption>{{ caption }}</caption>{% endif %}
+{% set number = "%.0f" if compact else "%.1f" %}
+{% set size = m.tasks | length %}
+<table class="heat{{ " many" if size > 12 }}{{ " compact" if compact }}" style="--tasks:{{ size }}">
 <thead>
-<tr><td></td><th colspan="{{ m.tasks | length }}" scope="colgroup">after learning task</th></tr>
+<tr><td></td><th colspan="{{ size }}" scope="colgroup">after learning task</th></tr>
 <tr><td></td>{% for _ in m.tasks %}<th scope="col">{{ loop.index }}</th>{% endfor %}</tr>
 </thead>
 <tbody>
 {% for row in m.accuracy %}
 <tr><th scope="row">Task {{ loop.index }}</th>{% for value in row %}{% if value is none %}<td></td>{% else %}
 {% set background, text = cell_colors(value) %}
-<td style="background:{{ background }};color:{{ text }}">{{ "%.1f" | format(value) }}</td>{% endif %}{% endfor %}</tr>
+<td style="background:{{ background }};color:{{ text }}">{{ number | format(value) }}</td>{% endif %}{% endfor %}</tr>
 {% endfor %}
 </tbody>
 <tfoot><tr><th scope="row">Average</th>{% for _ in m.tasks %}<td>{% if loop.index0 < learned %}
-{{- "%.1f" | format(m.average_accuracy[loop.index0]) }}{% endif %}</td>{% endfor %}</tr></tfoot>
+{{- number | format(m.average_accuracy[loop.index0]) }}{% endif %}</td>{% endfor %}</tr></tfoot>
 </table>
 </div>
 {% endmacro %}
@@ -420,6 +436,8 @@ accuracies are on images held out of the training set, not on the test set.</div
 {{ heat.matrix(m, learned) }}
 {{ heat.scale("0 %", "100 %", "YlGnBu") }}
 </section>
+{% endif %}
+{% if charts %}
 <div class="pair">
 <section><figure><figcaption><h2>Accuracy after each task</h2></figcaption>
 {{ charts.accuracy }}{{ heat.legend(charts.lines) }}</figure></section>
@@ -444,7 +462,7 @@ Below zero, it got better.</p></section>
 {% if prompt_use %}
 <section class="long">
 <h2>Prompt use</h2>
-<p class="note">The share of a task’s training images that chose each prompt, block by block. At the right of a row, how
+<p class="note">Where the choices of a task’s training images fell, block by block. At the right of a row, how
 many prompts the task used.</p>
 <div class="grid">
 {% for block in prompt_use.blocks %}
@@ -499,7 +517,7 @@ COMPARISON = """{% extends "base" %}
 <tbody>
 {% for run in runs %}
 <tr><td><span style="color:{{ run.line.color }}" aria-hidden="true">{{ run.line.glyph }}</span>
-<a href="{{ run.link }}">{{ run.name }}</a>
+<a href="{{ run.link }}">{{ run.line.name }}</a>
 {%- if not run.m.done %} (unfinished: {{ run.learned }} of {{ run.m.tasks | length }} tasks){% endif %}</td>
 <td class="n{{ " best" if run.m.faa is not none and run.m.faa == best.faa }}">{{ run.m.faa | percent }}</td>
 <td class="n{{ " best" if run.m.caa is not none and run.m.caa == best.caa }}">{{ run.m.caa | percent }}</td>
@@ -512,7 +530,8 @@ COMPARISON = """{% extends "base" %}
 </table>
 </div>
 <p class="note">FAA: average accuracy over all tasks after the last. CAA: mean of the averages after each task.
-Forgetting: points that tasks fell from their best, on average. The best of each is bold.</p>
+Forgetting: points that tasks fell from their best, on average.
+{% if best.faa is not none %}The best of each is bold.{% endif %}</p>
 </section>
 <section class="alone">
 <figure><figcaption><h2>Accuracy after each task</h2>
@@ -524,7 +543,9 @@ Forgetting: points that tasks fell from their best, on average. The best of each
 <p class="note">Along a row, a task is remembered or forgotten; the diagonal is each task just learned.</p>
 <div class="heats">
 {% for run in runs %}
-<div><h3><a href="{{ run.link }}">{{ run.name }}</a></h3>{{ heat.matrix(run.m, run.learned, run.m.data if several_data_sets) }}</div>
+<div><h3><a href="{{ run.link }}">{{ run.line.name }}</a>
+{% if several_data_sets %}<span>{{ run.m.data }}</span>{% endif %}</h3>
+{{ heat.matrix(run.m, run.learned, compact=run.m.tasks | length > 12) }}</div>
 {% endfor %}
 </div>
 {{ heat.scale("0 %", "100 %", "YlGnBu") }}

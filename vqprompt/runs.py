@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from vqprompt.stream import Stream, Task
 Progress = Callable[[float, float, str], None]
 """Called with the work done, the work there is (in image passes), and what is being done."""
 
-CHECKPOINT_SECONDS = 60.0  # in the middle of a task, save at most this often
+CHECKPOINT_SECONDS = float(os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60"))  # mid-task, save at most this often
 TRAINING_PASSES = 2.0  # what a training image costs, in test images, for the ETA
 
 
@@ -35,6 +36,7 @@ def run(
     resume: bool = False,
     progress: Progress = no_progress,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    report: bool = True,
 ) -> dict[str, Any]:
     """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`."""
     started = time.perf_counter()
@@ -96,9 +98,10 @@ def run(
         write_atomically(out / "metrics.json", json.dumps(_metrics(config, stream, learner, state), indent=1))
     found = _metrics(config, stream, learner, state)
     write_atomically(out / "metrics.json", json.dumps(found, indent=1))
-    from vqprompt.report import write_report  # figures are slow to import and needed only here
+    if report:
+        from vqprompt.report import write_report  # figures are slow to import and needed only here
 
-    write_report(out)
+        write_report(out)
     return found
 
 

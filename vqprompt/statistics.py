@@ -7,6 +7,8 @@ With several centroids a class, each has its own mean (and variance), found by k
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -27,10 +29,13 @@ class Rebalancing(BaseModel, extra="forbid"):
     covariance: Covariance = Field("diagonal", description="diagonal as in the paper, full per class, or one shared")
     centroids: int = Field(1, ge=1, description="Gaussians a class")
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
-    lr: float = Field(1e-3, gt=0, description="AdamW rate, cosine to zero; 1e-5 in the released code")
+    lr: float = Field(1e-3, gt=0, description="learning rate, cosine to zero; 1e-5 in the released code")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or SGD with momentum 0.9")
     weight_decay: float = Field(5e-4, ge=0)
     ratio: int = Field(4, ge=1, description="pseudo-features a class and epoch, in batches")
     logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
+    norm_by_task: bool = Field(False, description="divide by the mean of the tasks' norms, not by the norm of all")
+    mean_decay: float = Field(0.0, ge=0, lt=1, description="shrink the means of older tasks by up to this fraction")
     shrinkage: float = Field(0.1, ge=0, le=1, description="closed-form only: weight of the identity in the covariance")
 
 
@@ -102,8 +107,19 @@ class ClassStatistics(nn.Module):
             return self.spread.mean(0)
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
 
-    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """`count` pseudo-features of every class: [C * count, D] and their labels."""
+    def roots(self) -> Tensor | None:
+        """What turns white noise into each class's noise, where covariances are matrices [C or 1, D, D]."""
+        if self.covariance == "diagonal":
+            return None
+        return _root(self.spread if self.covariance == "full" else self.shared_covariance()[None])
+
+    def sample(
+        self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`count` pseudo-features of every class: [C * count, D] and their labels.
+
+        scales: of each class's mean [C]. roots: as `roots()` gave them, for who samples often.
+        """
         classes, centroids, width = self.means.shape
         labels = torch.arange(classes, device=self.means.device).repeat_interleave(count)
         if centroids == 1:
@@ -114,47 +130,119 @@ class ClassStatistics(nn.Module):
         if self.covariance == "diagonal":
             noise = noise.flatten(0, 1) * self.spread[labels, member].sqrt()
         else:
-            matrix = self.spread if self.covariance == "full" else self.shared_covariance()[None]
-            noise = (noise @ _root(matrix).mT).flatten(0, 1)
-        return self.means[labels, member] + noise, labels
+            noise = (noise @ (self.roots() if roots is None else roots).mT).flatten(0, 1)
+        means = self.means[labels, member]
+        return (means if scales is None else means * scales[labels, None]) + noise, labels
 
 
 def _root(matrix: Tensor) -> Tensor:
-    """A factor A with A Aᵀ = matrix + jitter; eigenvalues, because few images give a singular covariance."""
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors * (values.clamp(min=0) + JITTER).sqrt()[..., None, :]
+    """A factor A with A Aᵀ = matrix + jitter; in double, because few images give a nearly singular covariance."""
+    jitter = JITTER * torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    return torch.linalg.cholesky(matrix.double() + jitter).float()
 
 
-def normalized_cross_entropy(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy of logits divided by their own norm and a temperature (Wei et al. 2022); 0: plain."""
+def normalized_cross_entropy(
+    logits: Tensor, labels: Tensor, temperature: float, task_sizes: Sequence[int] | None = None
+) -> Tensor:
+    """Cross-entropy of logits divided by their own norm and a temperature (Wei et al. 2022); 0: plain.
+
+    task_sizes: take the norm of each task's logits, and the mean of these norms (SLCA).
+    """
     if temperature:
-        logits = logits / ((logits.norm(dim=-1, keepdim=True) + 1e-7) * temperature)
+        parts = logits.split(list(task_sizes or [logits.shape[-1]]), dim=-1)
+        norm = torch.stack([part.norm(dim=-1, keepdim=True) for part in parts]).mean(0)
+        logits = logits / ((norm + 1e-7) * temperature)
     return F.cross_entropy(logits, labels)
 
 
 def rebalance(
-    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int
+    head: nn.Linear,
+    statistics: ClassStatistics,
+    old_classes: int,
+    batch_size: int,
+    settings: Rebalancing,
+    seed: int,
+    task_sizes: Sequence[int] | None = None,
 ) -> None:
     """Put the classifier right from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features a
-    class, shuffles them, and takes one step of that many for every OLD class."""
+    class, shuffles them, and takes one step of that many for every OLD class.
+
+    task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
+    """
+    if (settings.norm_by_task or settings.mean_decay) and not task_sizes:
+        raise ValueError("norm_by_task and mean_decay need the sizes of the tasks")
     if settings.how == "closed-form":
         _solve(head, statistics, settings.shrinkage)
         return
     device = head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    optimizer = torch.optim.AdamW(
-        head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=device.type == "cuda"
-    )
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(settings.epochs, 1))
-    count = batch_size * settings.ratio
-    for _ in range(settings.epochs):
-        features, labels = statistics.sample(count, generator)
+    step = _Step(head, settings, task_sizes if settings.norm_by_task else None)
+    count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
+    if settings.mean_decay and task_sizes:
+        ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
+        scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
+    for epoch in range(settings.epochs):
+        step.set_rate(settings.lr * 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)))
+        features, labels = statistics.sample(count, generator, scales, roots)
         order = torch.randperm(len(labels), device=device, generator=generator)
         for chunk in order.split(count)[:old_classes]:
-            optimizer.zero_grad(set_to_none=True)
-            normalized_cross_entropy(head(features[chunk]), labels[chunk], settings.logit_norm).backward()
-            optimizer.step()
-        schedule.step()
+            step(features[chunk], labels[chunk])
+
+
+class _Step:
+    """One step on the classifier. On CUDA it is recorded once and replayed: its dozen small kernels take far longer to
+    launch one by one than to run, and there are thousands of steps."""
+
+    EAGER_STEPS = 3  # before recording, as CUDA graphs want it
+
+    def __init__(self, head: nn.Linear, settings: Rebalancing, task_sizes: Sequence[int] | None) -> None:
+        self.head, self.settings, self.task_sizes = head, settings, task_sizes
+        on_gpu = head.weight.is_cuda
+        self.rate = torch.tensor(settings.lr, device=head.weight.device) if on_gpu else settings.lr
+        self.optimizer: torch.optim.Optimizer
+        if settings.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(
+                head.parameters(), self.rate, momentum=0.9, weight_decay=settings.weight_decay, fused=on_gpu
+            )
+        else:
+            self.optimizer = torch.optim.AdamW(
+                head.parameters(), self.rate, weight_decay=settings.weight_decay, fused=on_gpu, capturable=on_gpu
+            )
+        self.steps_left = self.EAGER_STEPS if on_gpu else -1  # never recorded on a CPU
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _run(self, features: Tensor, labels: Tensor) -> None:
+        logits = self.head(features)
+        normalized_cross_entropy(logits, labels, self.settings.logit_norm, self.task_sizes).backward()
+        self.optimizer.step()
+
+    def __call__(self, features: Tensor, labels: Tensor) -> None:
+        if self.graph is None:
+            self.optimizer.zero_grad(set_to_none=True)
+        if self.steps_left < 0:
+            self._run(features, labels)
+        elif self.steps_left > 0:
+            self.steps_left -= 1
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._run(features, labels)
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            if self.graph is None:
+                self.features, self.labels, self.graph = features.clone(), labels.clone(), torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.graph):
+                    self._run(self.features, self.labels)
+            self.features.copy_(features)
+            self.labels.copy_(labels)
+            self.graph.replay()
 
 
 @torch.no_grad()

@@ -30,6 +30,6 @@ def open_folder(path: str | Path, side: int, seed: int, progress: Progress = no_
             is_test[split_rows(rows, TEST_FRACTION, f"{seed}:{name}")[1]] = True
     if source.ignored:
         shown = ", ".join(source.ignored[:3]) + (" …" if len(source.ignored) > 3 else "")
-        notes.append(f"ignored {len(source.ignored)} files that are not images ({shown})")
+        notes.append(f"ignored {len(source.ignored)} files that are not images in class folders ({shown})")
     check_classes(str(path), classes, labels, is_test)
     return Dataset(str(path), classes, build_store(source, side, progress), labels, is_test, tuple(notes))

@@ -6,16 +6,35 @@ import difflib
 
 from vqprompt.errors import UserError
 from vqprompt.methods.base import Method
-from vqprompt.methods.finetuning import FT, FTPlusPlus, LinearProbe
+from vqprompt.methods.bic import BiC
+from vqprompt.methods.coda import CodaPrompt
+from vqprompt.methods.dualprompt import DualPrompt
+from vqprompt.methods.evoprompt import EvoPrompt
+from vqprompt.methods.finetuning import FT, FTPlusPlus, Joint, LinearProbe
+from vqprompt.methods.hide_prompt import HidePrompt
+from vqprompt.methods.l2p import L2P, L2PV2, DeepL2P
+from vqprompt.methods.lwf import LwF
+from vqprompt.methods.slca import SLCA
 from vqprompt.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 
 METHODS: dict[str, type[Method]] = {
     "vq-prompt": VQPrompt,
     "vq-prompt-s": VQPromptS,
     "soft-prompt": SoftPrompt,
+    "l2p++": L2P,
+    "deep-l2p++": DeepL2P,
+    "l2p++-v2": L2PV2,
+    "dualprompt": DualPrompt,
+    "coda-p": CodaPrompt,
+    "hide-prompt": HidePrompt,
+    "evoprompt": EvoPrompt,
     "linear": LinearProbe,
     "ft": FT,
     "ft++": FTPlusPlus,
+    "lwf": LwF,
+    "bic": BiC,
+    "slca": SLCA,
+    "joint": Joint,
 }
 
 

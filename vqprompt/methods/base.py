@@ -1,7 +1,8 @@
 """What every method shares. A method overrides only what is particular to it.
 
-Life of a method: `start_task` (grow, freeze, initialize) → the loop calls `losses` on views of the task's images and
-steps the parameters of `parameter_groups` → `finish_task` (statistics, merging) → `logits` at any time.
+Life of a method: `start_task` (grow, freeze, initialize) → `prepare_training` (with a look at the images) → the
+loop calls `losses` on views of the task's images and steps the parameters of `parameter_groups` → `finish_task`
+(statistics, merging) → `end_task` (let go of what only training needs) → `logits` at any time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class View:
     ) -> None:
         self.vit, self._images, self._query = vit, images, query
         self.labels = labels  # in training only: positions in the head
-        self.task = task  # in training only
+        self.task = task  # of the task's own training images only
 
     @cached_property
     def images(self) -> Tensor:
@@ -77,11 +78,13 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class Finish:
-    """What a method gets when a task's training ends: its images as clean features, and nothing of other tasks."""
+    """What a method gets when a task's training ends: its images, and nothing of other tasks."""
 
     task: TaskInfo
     features: Callable[[], tuple[Tensor, Tensor]]  # un-augmented training images: features [n, D], labels [n]
     queries: Callable[[], tuple[Tensor, Tensor]]  # the same without prompts
+    images: Images  # the training images themselves, for methods that rehearse; closed when the next task opens
+    logits: Callable[[Images], Tensor]  # what the method now says of these or of its own exemplars, un-augmented
     batch_size: int
     seed: int
 
@@ -112,6 +115,7 @@ class Method(nn.Module):
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # known queries are computed once and passed in
+    prompts_stay: ClassVar[bool] = False  # as tokens: every block sees a sequence of another length
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
 
@@ -124,12 +128,18 @@ class Method(nn.Module):
         self.head = Head(vit.config.width)
         self.statistics: ClassStatistics | None = None
         self.task = TaskInfo(-1, 0, 0)
+        self.task_sizes: list[int] = []  # classes of each task so far
 
     # ------------------------------------------------------------------ what a method may override
 
     def start_task(self, task: TaskInfo) -> None:
         self.task = task
+        self.task_sizes.append(task.new_classes)
         self.head.grow(task.all_classes)
+
+    def prepare_training(self, queries: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """Once, before the first epoch: the task's images are at hand, as clean features without prompts [n, D] and
+        labels [n]."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate."""
@@ -169,23 +179,32 @@ class Method(nn.Module):
     def finish_task(self, finish: Finish) -> None:
         """After the last epoch; no images are at hand any more once it returns."""
 
+    def end_task(self) -> None:
+        """Let go of what only a task's training needs (a teacher, say), so that no checkpoint between tasks holds it.
+        Follows `finish_task`, and `start_task` when a checkpoint is loaded and a learned task is passed over."""
+
     def choices(self, query: Tensor) -> Tensor | None:
         """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
         return None
 
     # ------------------------------------------------------------------ shared services
 
+    def classifiers(self) -> list[nn.Linear]:
+        """What learns but does not prompt: the head, and any other classifier of the method's."""
+        return [self.head]
+
     def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
-        return ((name, m) for name, m in self.named_children() if name not in ("vit", "head", "statistics"))
+        others = [self.vit, self.statistics, *self.classifiers()]
+        return ((name, m) for name, m in self.named_children() if not any(m is other for other in others))
 
     def prompting_parameters(self) -> list[nn.Parameter]:
-        """The method's own parameters: not the backbone's, not the classifier's."""
+        """The method's own parameters: not the backbone's, not a classifier's."""
         return [p for _, module in self.own_modules() for p in module.parameters()]
 
     def parameter_counts(self) -> dict[str, int]:
         return {
             "prompting": sum(p.numel() for p in self.prompting_parameters()),
-            "classifier": sum(p.numel() for p in self.head.parameters()),
+            "classifier": sum(p.numel() for classifier in self.classifiers() for p in classifier.parameters()),
             "backbone": sum(p.numel() for p in self.vit.parameters()),
             "trainable": sum(p.numel() for group in self.parameter_groups() for p in group["params"]),
         }
@@ -197,4 +216,7 @@ class Method(nn.Module):
         features, labels = finish.features()
         self.statistics.add(features, labels)
         if finish.task.old_classes or settings.how == "closed-form":
-            rebalance(self.head, self.statistics, finish.task.old_classes, finish.batch_size, settings, finish.seed)
+            rebalance(
+                self.head, self.statistics, finish.task.old_classes, finish.batch_size, settings, finish.seed,
+                self.task_sizes,
+            )  # fmt: skip

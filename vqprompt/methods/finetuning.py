@@ -1,4 +1,5 @@
-"""Sequential fine-tuning of the whole network (FT), with old logits masked (FT++), and the frozen linear probe."""
+"""Fine-tuning of the whole network: task by task (FT), with old logits masked (FT++), on all classes at once (Joint);
+and the frozen linear probe."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class LinearProbe(Method):
 
 
 class TuningOptions(BaseOptions):
-    backbone_lr_scale: float = Field(1.0, gt=0, description="the backbone's learning rate, relative to the classifier's")
+    backbone_lr_scale: float = Field(1.0, gt=0, description="the backbone's rate, relative to the classifier's")
 
 
 class FT(Method):
@@ -40,3 +41,10 @@ class FTPlusPlus(FT):
     year = 2023
     summary = "fine-tuning that leaves the logits of old classes alone"
     masks_old_logits = True
+
+
+class Joint(FT):
+    title = "Joint"
+    year = 1989
+    summary = "fine-tuning on all classes at once: what could be had without tasks"
+    joint = True

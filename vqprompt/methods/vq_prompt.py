@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vqprompt.methods.base import Finish, Losses, Method, View
 from vqprompt.methods.base import Options as BaseOptions
-from vqprompt.prompts import PromptPool
+from vqprompt.prompts import PromptPool, check_blocks
 from vqprompt.statistics import ClassStatistics, Rebalancing
 from vqprompt.vit import ViT
 
@@ -61,8 +61,7 @@ class VQPrompt(Method):
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        if not options.blocks or max(options.blocks) >= vit.config.depth or len(set(options.blocks)) < len(options.blocks):
-            raise ValueError(f"blocks={options.blocks} must be distinct blocks of 0–{vit.config.depth - 1}")
+        check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
         if options.statistics:
             self.statistics = ClassStatistics(

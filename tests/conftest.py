@@ -1,0 +1,86 @@
+"""A tiny ViT, tiny synthetic streams, and a home of its own for every test."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from vqprompt.images import Store
+from vqprompt.learner import Learner
+from vqprompt.stream import Dataset, Stream
+from vqprompt.training import Training
+from vqprompt.vit import ViT, ViTConfig
+
+TINY = ViTConfig(width=32, depth=6, heads=2, patch=14, image_size=28)
+QUICK = Training(epochs=2, batch_size=8, lr=0.01, augment="none", test_crop=0.0)
+
+settings.register_profile(
+    "vqprompt", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("vqprompt")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def two_threads():
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """Caches never touch the user's own, and no test sees another's."""
+    folder = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("VQPROMPT_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def fixed_randomness():
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def make_vit(config: ViTConfig = TINY, seed: int = 0) -> ViT:
+    """Every value random and far from its initial one, so that a forgotten bias, scale or token shows."""
+    vit = ViT(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in vit.named_parameters():
+            spread = 0.5 if name in ("cls_token", "pos_embed") else p[0].numel() ** -0.5 if p.ndim > 1 else 0.3
+            p.copy_(torch.randn(p.shape, generator=generator) * spread + ("norm" in name and "weight" in name))
+    return vit.eval().requires_grad_(False)
+
+
+def make_dataset(classes: int = 6, train: int = 8, test: int = 4, side: int = 32, noise: int = 30, name="toy") -> Dataset:
+    """Every class is a random texture plus noise: easy to learn, different enough to be worth it."""
+    rng = np.random.default_rng(5)
+    textures = rng.integers(30, 226, (classes, 1, 3, side // 4, side // 4)).repeat(4, 3).repeat(4, 4)
+    pixels = textures + rng.integers(-noise, noise + 1, (classes, train + test, 3, side, side))
+    labels = np.arange(classes).repeat(train + test)
+    is_test = np.tile(np.arange(train + test) >= train, classes)
+    store = Store(pixels.astype(np.uint8).reshape(-1, 3, side, side), np.ones(len(labels)), fingerprint="")
+    return Dataset(name, [f"class {c}" for c in range(classes)], store, labels, is_test)
+
+
+def make_stream(tasks=3, seed: int = 1, **settings) -> Stream:
+    return Stream(make_dataset(), tasks, seed, **settings)
+
+
+def make_learner(method: str = "vq-prompt", seed: int = 0, training: Training = QUICK, **options) -> Learner:
+    return Learner(make_vit(), method, tasks=3, seed=seed, training=training, device="cpu", compile="off", **options)
+
+
+def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: t.detach().clone() for name, t in learner.method.state_dict().items()}
+
+
+def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def command_environment(home, threads: int = 1) -> dict[str, str]:
+    """For real subprocesses: our home, and few threads, so that several can run at once."""
+    return {**os.environ, "VQPROMPT_HOME": str(home), "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}

@@ -1,0 +1,273 @@
+"""Checkpoints: whole or not at all, refused when they are not ours, and never a pickle."""
+
+import json
+import os
+import pickle
+import re
+
+import pytest
+import torch
+from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
+from safetensors.torch import save_file
+
+from vqprompt import checkpoint
+from vqprompt.checkpoint import load_tensors, read_checkpoint, write_atomically, write_checkpoint
+from vqprompt.errors import CheckpointError, UserError
+from vqprompt.images import Images
+from vqprompt.learner import Learner
+
+OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
+
+
+class Killed(BaseException):
+    """Not an Exception: nobody may catch it and tidy up."""
+
+
+@pytest.fixture
+def learner():
+    learner = make_learner("vq-prompt")
+    for task in make_stream(tasks=2):
+        learner.learn(task)
+    return learner
+
+
+def load(folder, vit=None) -> Learner:
+    return Learner.load(folder, backbone=vit or make_vit(), compile="off")
+
+
+def edit(folder, **changes):
+    """Change the JSON and leave the rest whole."""
+    info = json.loads((folder / "checkpoint.json").read_text()) | changes
+    (folder / "checkpoint.json").write_text(json.dumps(info))
+
+
+class TestWriting:
+    def test_round_trip(self, tmp_path):
+        write_checkpoint(tmp_path / "deep" / "run", OLD, {"classes": ["ä", "b"]})
+        tensors, info = read_checkpoint(tmp_path / "deep" / "run")
+        assert same_tensors(tensors, OLD) and info["classes"] == ["ä", "b"]
+
+    def test_the_newest_is_kept_alone(self, tmp_path):
+        for i in range(12):
+            write_checkpoint(tmp_path, {"i": torch.tensor(i)}, {"i": i})
+        tensors, info = read_checkpoint(tmp_path)
+        assert tensors["i"] == info["i"] == 11
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-12.safetensors"]
+
+    @pytest.mark.parametrize("step", ["save_file", "replace 0", "fsync json", "replace 1", "unlink"])
+    def test_killed_at_any_step_leaves_a_whole_one(self, tmp_path, monkeypatch, step):
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        name, _, number = step.partition(" ")
+        calls = []
+
+        def die(plain):
+            def dying(*given, **named):
+                calls.append(given)
+                if len(calls) - 1 == {"json": 1}.get(number, int(number) if number.isdigit() else 0):
+                    raise Killed
+                return plain(*given, **named)
+
+            return dying
+
+        with monkeypatch.context() as patch:
+            if name == "save_file":
+
+                def half_written(tensors, path):
+                    path.write_bytes(b"\x00" * 50)
+                    raise Killed
+
+                patch.setattr(checkpoint, "save_file", half_written)
+            elif name == "unlink":
+                patch.setattr(checkpoint.Path, "unlink", die(checkpoint.Path.unlink))
+            else:
+                patch.setattr(os, name, die(getattr(os, name)))
+            with pytest.raises(Killed):
+                write_checkpoint(tmp_path, NEW, {"which": "new"})
+        tensors, info = read_checkpoint(tmp_path)
+        whole = {"old": OLD, "new": NEW}[info["which"]]
+        assert same_tensors(tensors, whole)
+        assert info["which"] == ("new" if step == "unlink" else "old")
+        write_checkpoint(tmp_path, NEW, {"which": "newer"})
+        assert read_checkpoint(tmp_path)[1]["which"] == "newer"
+        assert not list(tmp_path.glob(".state-*")), "what the killed one left is cleared away"
+
+    def test_killed_before_the_first_is_whole_leaves_none(self, tmp_path, monkeypatch):
+        def die(source, target):
+            raise Killed
+
+        monkeypatch.setattr(os, "replace", die)
+        with pytest.raises(Killed):
+            write_checkpoint(tmp_path, NEW, {})
+        with pytest.raises(CheckpointError, match="no checkpoint.json here"):
+            read_checkpoint(tmp_path)
+
+    def test_text_is_written_whole_or_not_at_all(self, tmp_path, monkeypatch):
+        path = tmp_path / "metrics.json"
+        write_atomically(path, "old")
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(os, "replace", lambda *given: (_ for _ in ()).throw(Killed()))
+            write_atomically(path, "new")
+        assert path.read_text() == "old"
+
+
+class TestRefusals:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        return tmp_path
+
+    def refused(self, folder, match):
+        with pytest.raises(CheckpointError, match=match) as caught:
+            read_checkpoint(folder)
+        assert str(folder) in str(caught.value)
+
+    def test_an_empty_or_missing_folder(self, tmp_path):
+        self.refused(tmp_path, "no checkpoint.json here; give a folder that")
+        self.refused(tmp_path / "missing", "no checkpoint.json here")
+
+    @pytest.mark.parametrize("keep", [0, 1, 30, -1])
+    def test_half_written_tensors(self, folder, keep):
+        (state,) = folder.glob("state-*")
+        state.write_bytes(state.read_bytes()[:keep])
+        self.refused(folder, "damaged or half-written")
+
+    def test_one_flipped_bit(self, folder):
+        (state,) = folder.glob("state-*")
+        data = bytearray(state.read_bytes())
+        data[-1] ^= 1
+        state.write_bytes(data)
+        self.refused(folder, "damaged or half-written")
+
+    def test_tensors_gone(self, folder):
+        next(folder.glob("state-*")).unlink()
+        self.refused(folder, "tensors are missing; restore the file or start over")
+
+    @pytest.mark.parametrize("text", ["", '{"format": "vqprompt-check', "\x00\x01", "not json"])
+    def test_half_written_json(self, folder, text):
+        (folder / "checkpoint.json").write_text(text)
+        self.refused(folder, "not a checkpoint, or damaged")
+
+    def test_binary_where_json_should_be(self, folder):
+        (folder / "checkpoint.json").write_bytes(b"\x80\x04\x95\xff\xfe")
+        self.refused(folder, "not a checkpoint, or damaged")
+
+    @pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "something else", "version": 1}'])
+    def test_foreign_json(self, folder, text):
+        (folder / "checkpoint.json").write_text(text)
+        self.refused(folder, "not a vqprompt checkpoint")
+
+    @pytest.mark.parametrize("version", [0, 2, "1"])
+    def test_another_version(self, folder, version):
+        edit(folder, version=version)
+        self.refused(folder, f"checkpoint version {version}, this vqprompt reads 1")
+
+    def test_tensors_that_are_not_safetensors(self, folder):
+        state = folder / "state-1.safetensors"
+        state.write_bytes(b"GIF89a, or anything else" * 10)
+        edit(folder, bytes=state.stat().st_size, sha256=checkpoint._checksum(state))
+        self.refused(folder, "not a safetensors file")
+
+    def test_tensors_are_only_looked_for_inside(self, folder, tmp_path_factory):
+        outside = tmp_path_factory.mktemp("outside") / "state-1.safetensors"
+        save_file(NEW, outside)
+        next(folder.glob("state-*")).unlink()
+        edit(folder, tensors=str(outside), bytes=outside.stat().st_size, sha256=checkpoint._checksum(outside))
+        self.refused(folder, "tensors are missing")
+
+
+class TestLoadTensors:
+    def test_missing_and_extra_names_are_refused(self):
+        module = torch.nn.Linear(2, 2)
+        names, state = set(module.state_dict()), dict(module.state_dict())
+        with pytest.raises(CheckpointError, match=r"here: .*missing \['bias'\], unexpected \[\]"):
+            load_tensors(module, {"weight": state["weight"]}, names, "here")
+        with pytest.raises(CheckpointError, match=r"missing \[\], unexpected \['more'\]"):
+            load_tensors(module, state | {"more": torch.zeros(1)}, names, "here")
+
+    def test_parameters_stay_parameters_and_shapes_follow(self):
+        module = torch.nn.Linear(2, 2)
+        module.bias.requires_grad_(False)
+        load_tensors(module, {"weight": torch.ones(5, 2), "bias": torch.ones(5)}, set(module.state_dict()), "here")
+        assert isinstance(module.weight, torch.nn.Parameter) and module.weight.shape == (5, 2)
+        assert module.weight.requires_grad and not module.bias.requires_grad
+
+
+class TestLearner:
+    def test_round_trip(self, learner, tmp_path):
+        learner.save(tmp_path, note="mine")
+        again = load(tmp_path)
+        assert same_tensors(tensors_of(learner), tensors_of(again))
+        assert again.classes == learner.classes and again.history == learner.history
+        assert again.settings == learner.settings and again.method.options == learner.method.options
+        test = Images.concatenate([task.test for task in make_stream(tasks=2).tasks])
+        assert torch.equal(learner.logits(test), again.logits(test))
+        assert read_checkpoint(tmp_path)[1]["note"] == "mine"
+
+    def test_a_frozen_backbone_is_named_not_copied(self, learner, tmp_path):
+        learner.save(tmp_path)
+        tensors, _ = read_checkpoint(tmp_path)
+        assert not [name for name in tensors if ".vit." in name]
+        tuned = make_learner("ft")
+        tuned.learn(next(iter(make_stream())))
+        tuned.save(tmp_path / "ft")
+        assert [name for name in read_checkpoint(tmp_path / "ft")[0] if name.startswith("method.vit.")]
+        assert same_tensors(tensors_of(tuned), tensors_of(load(tmp_path / "ft")))
+
+    def test_another_backbone_is_refused(self, learner, tmp_path):
+        learner.save(tmp_path)
+        with pytest.raises(CheckpointError, match="learned with other weights"):
+            load(tmp_path, make_vit(seed=1))
+        moved = make_vit()
+        with torch.no_grad():
+            moved.blocks[3].mlp.fc2.bias[0] += 1e-6
+        with pytest.raises(CheckpointError, match="learned with other weights"):
+            load(tmp_path, moved)
+
+    @pytest.mark.parametrize("change", ["missing", "extra"])
+    def test_tensors_that_do_not_fit_the_method_are_refused(self, learner, tmp_path, change):
+        learner.save(tmp_path)
+        tensors, info = read_checkpoint(tmp_path)
+        if change == "missing":
+            del tensors["method.pool.keys"]
+        else:
+            tensors["method.pool.locks"] = torch.zeros(3)
+        mine = {k: v for k, v in info.items() if k not in ("format", "version", "tensors", "bytes", "sha256")}
+        write_checkpoint(tmp_path, tensors, mine)
+        with pytest.raises(CheckpointError, match=r"does not fit this method: .*pool\.(keys|locks)"):
+            load(tmp_path)
+
+    @pytest.mark.parametrize("key", ["backbone", "method", "options", "classes", "tasks", "training", "unfinished"])
+    def test_a_key_taken_out_is_refused(self, learner, tmp_path, key):
+        learner.save(tmp_path)
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        del info[key]
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
+        with pytest.raises(CheckpointError, match=key):
+            load(tmp_path)
+
+    def test_another_method_s_checkpoint_is_refused(self, learner, tmp_path):
+        learner.save(tmp_path)
+        edit(tmp_path, method="linear", options={})
+        with pytest.raises(CheckpointError, match="does not fit this method"):
+            load(tmp_path)
+        edit(tmp_path, method="no such method")
+        with pytest.raises(UserError, match="unknown method"):
+            load(tmp_path)
+
+    def test_no_pickle(self, learner, tmp_path, monkeypatch):
+        def forbidden(*given, **named):
+            raise AssertionError("pickle was used")
+
+        for module, name in [(pickle, "dumps"), (pickle, "dump"), (pickle, "loads"), (pickle, "load"), (pickle, "Pickler"),
+                             (pickle, "Unpickler"), (torch, "save"), (torch, "load")]:  # fmt: skip
+            monkeypatch.setattr(module, name, forbidden)
+        learner.save(tmp_path)
+        load(tmp_path)
+        assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+    def test_no_module_reads_pickles_unguarded(self):
+        """torch.load only with weights_only, numpy never with allow_pickle."""
+        for path in checkpoint.Path(checkpoint.__file__).parent.rglob("*.py"):
+            text = path.read_text()
+            assert not re.search(r"allow_pickle\s*=\s*True|pickle\.loads?\(|torch\.save\(", text), path
+            assert all("weights_only=True" in call for call in re.findall(r"torch\.load\([^\n]*", text)), path

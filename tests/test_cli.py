@@ -1,0 +1,259 @@
+"""The command line as a person meets it: lists, refusals without tracebacks, and a real small run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import command_environment
+from PIL import Image
+
+from vqprompt import cli, runs
+from vqprompt.datasets import DATASETS
+from vqprompt.methods import METHODS
+from vqprompt.weights import BACKBONES
+
+SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set", "test_per_class=4"]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `vqprompt …` in this process: exit status, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vqprompt", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Nothing may be learned before a refusal."""
+    monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
+
+
+def write_images(folder: Path, classes=3, count=4) -> Path:
+    for c in range(classes):
+        (folder / f"class {c}").mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (20, 16), (80 * c, 10 * i, 99)).save(folder / f"class {c}" / f"{i}.png")
+    return folder
+
+
+class TestLists:
+    @pytest.mark.parametrize(("name", "known"), [("methods", METHODS), ("backbones", BACKBONES), ("datasets", DATASETS)])
+    def test_one_line_each(self, command, name, known):
+        status, out, _ = command(name)
+        assert status == 0
+        for entry in known:
+            (line,) = [line for line in out.splitlines() if line.split()[:1] == [entry]]
+            assert len(line.split()) > 4, "a name without a summary helps nobody"
+
+    def test_methods_count_their_prompting_parameters(self, command):
+        line = next(line for line in command("methods")[1].splitlines() if line.split()[:1] == ["vq-prompt"])
+        assert f"{5 * 10 * 9 * 384:,}" in line
+
+    def test_one_method_s_settings(self, command):
+        status, out, _ = command("methods", "vq-prompt")
+        assert status == 0
+        for word in ("tau", "rebalancing.lr", "λ_q", "released", "0.4"):
+            assert word in out
+
+    def test_help_teaches(self, command):
+        status, out, _ = command("run", "--help")
+        assert status == 0
+        for word in ("--data", "--tasks", "--resume", "--set", "--config", "--seed", "train/<class>"):
+            assert word in out
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--data", "no/such/folder"], ["no/such/folder", "neither a data set", "quickdraw50"]),
+            (["--method", "vq-promt"], ["unknown method 'vq-promt'", "did you mean 'vq-prompt'"]),
+            (["--backbone", "vit-s41"], ["vit-s41", "did you mean vit-s14"]),
+            (["--size", "75"], ["75", "14", "nearest that does is 70"]),
+            (["--tasks", "51"], ["51 tasks of 50 classes", "1 to 50"]),
+            (["--tasks", "30,30"], ["[30, 30]", "50 classes"]),
+            (["--tasks", "five"], ["--tasks 'five'", "20,10,10"]),
+            (["--set", "taw=5"], ["'taw'", "did you mean 'tau'"]),
+            (["--set", "tau"], ["expected key=value"]),
+            (["--set", "blocks=[0,99]"], ["blocks=[0, 99]"]),
+            (["--epochs", "0"], ["epochs", "greater than or equal to 1"]),
+            (["--validation", "1.5"], ["validation", "less than 1"]),
+            (["--preset", "relased"], ["no preset 'relased'", "released"]),
+            (["--config", "missing.toml"], ["missing.toml", "cannot be read"]),
+            (["--device", "cuda:7"], ["cuda:7", "cpu"]),
+            (["--device", "abacus"], ["abacus", "cpu"]),
+            (["--set", "precision=fp8"], ["fp8", "bf16"]),
+        ],
+    )
+    def test_message_without_traceback(self, command, no_training, tmp_path, arguments, words):
+        status, out, err = command("run", "--out", tmp_path / "out", *arguments)
+        assert status == 2
+        assert err.startswith("error: ") and "Traceback" not in out + err
+        for word in words:
+            assert word in err
+        assert not (tmp_path / "out").exists(), "nothing is left behind"
+
+    def test_bad_images_are_named_before_training(self, command, no_training, tmp_path):
+        folder = write_images(tmp_path / "my [old] images")
+        (folder / "class 1" / "broken [1].jpg").write_text("text")
+        status, _, err = command("run", "--data", folder, "--tasks", 3, "--out", tmp_path / "out", "--size", 28)
+        assert status == 2
+        assert "class 1/broken [1].jpg: not an image; replace the file or take it out" in err
+        assert "my [old] images" in err, "brackets are not markup"
+
+    @pytest.mark.parametrize(("tasks", "word"), [(4, "cannot make 4 tasks of 3 classes"), ("2,2", "do not fit 3 classes")])
+    def test_more_tasks_than_classes(self, command, no_training, tmp_path, tasks, word):
+        folder = write_images(tmp_path / "images")
+        status, _, err = command("run", "--data", folder, "--tasks", tasks, "--out", tmp_path / "out", "--size", 28)
+        assert status == 2 and word in err
+
+    def test_out_that_holds_a_run(self, command, no_training, tmp_path):
+        (tmp_path / "config.json").write_text("{}")
+        status, _, err = command("run", "--out", tmp_path)
+        assert status == 2 and "already holds a run; add --resume" in err
+
+    def test_out_that_holds_a_learner(self, command, no_training, tmp_path):
+        (tmp_path / "checkpoint.json").write_text("{}")
+        status, _, err = command("run", "--out", tmp_path)
+        assert status == 2 and "holds a learner that is not a run's" in err
+
+    def test_out_that_is_a_file(self, command, no_training, tmp_path):
+        (tmp_path / "out").write_text("")
+        status, _, err = command("run", "--out", tmp_path / "out")
+        assert status == 2 and "is a file; give a folder" in err
+
+    def test_out_is_needed(self, command):
+        status, _, err = command("run")
+        assert status == 2 and "--out" in err
+
+    def test_a_real_process_says_the_same(self, tmp_path, home):
+        done = subprocess.run(
+            [sys.executable, "-m", "vqprompt", "run", "--data", "nowhere", "--out", str(tmp_path / "out")],
+            env=command_environment(home), capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and done.stderr.startswith("error: nowhere") and "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A real stream and the real backbone, in a process of its own: folder and what was printed."""
+    folder = tmp_path_factory.mktemp("run") / "results"
+    arguments = ["--data", "quickdraw50", "--tasks", "3,2,2", "--seed", "3", "--out", str(folder), *SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "vqprompt", "run", *arguments, "--set", "rebalancing.epochs=2"],
+        env=command_environment(folder.parent / "home", threads=2), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+class TestRun:
+    def test_prints_a_table(self, finished):
+        folder, printed = finished
+        metrics = json.loads((folder / "metrics.json").read_text())
+        for word in ("VQ-Prompt", "FAA", "CAA", "forgetting", f"{metrics['faa']:.2f}", "172,800", "report.html"):
+            assert word in printed
+
+    def test_metrics(self, finished):
+        metrics = json.loads((finished[0] / "metrics.json").read_text())
+        assert (metrics["method"], metrics["data"], metrics["backbone"]) == ("vq-prompt", "quickdraw50", "vit-s14")
+        assert metrics["seed"] == 3 and metrics["done"] is True
+        assert metrics["seconds"] > 0 and metrics["images_per_second"] > 0
+        accuracy = metrics["accuracy"]
+        assert [[a is None for a in row] for row in accuracy] == [[j < i for j in range(3)] for i in range(3)]
+        for i, tested in enumerate([3 * 4, 2 * 4, 2 * 4]):
+            for a in accuracy[i][i:]:
+                assert 0 <= a <= 100 and a * tested / 100 == pytest.approx(round(a * tested / 100))
+        last = [row[2] for row in accuracy]
+        averages = [accuracy[0][0], (accuracy[0][1] + accuracy[1][1]) / 2, sum(last) / 3]
+        assert metrics["faa"] == pytest.approx(averages[2])
+        assert metrics["caa"] == pytest.approx(sum(averages) / 3)
+        drops = [max(accuracy[0][:2]) - accuracy[0][2], accuracy[1][1] - accuracy[1][2]]
+        assert metrics["forgetting"] == pytest.approx(sum(drops) / 2)
+        assert [len(names) for names in metrics["tasks"]] == [3, 2, 2]
+        assert metrics["parameters"]["prompting"] == 172_800
+        assert [[sum(block) for block in use] for use in metrics["prompt_use"]["counts"]] == [[18] * 5, [12] * 5, [12] * 5]
+
+    def test_config_repeats_the_run(self, finished):
+        config = json.loads((finished[0] / "config.json").read_text())
+        assert (config["tasks"], config["seed"], config["size"], config["epochs"]) == ([3, 2, 2], 3, 28, 1)
+        assert (config["train_per_class"], config["test_per_class"]) == (6, 4)
+        assert config["options"]["rebalancing"]["epochs"] == 2 and config["options"]["vq_weight"] == 0.4
+
+    def test_files(self, finished):
+        folder = finished[0]
+        names = sorted(p.name for p in folder.iterdir())
+        assert names == ["checkpoint.json", "config.json", "metrics.json", "report.html", "state-3.safetensors"]
+        page = (folder / "report.html").read_text()
+        assert page.lstrip().lower().startswith("<!doctype html") and page.rstrip().endswith("</html>")
+        assert "VQ-Prompt" in page and f"{json.loads((folder / 'metrics.json').read_text())['faa']:.1f}" in page
+
+    def test_resuming_a_finished_run_is_harmless(self, finished, command, no_training):
+        folder = finished[0]
+        before = json.loads((folder / "metrics.json").read_text())
+        tensors = (folder / "state-3.safetensors").read_bytes()
+        status, out, err = command("run", "--out", folder, "--resume")
+        assert status == 0, err
+        assert "VQ-Prompt" in out
+        after = json.loads((folder / "metrics.json").read_text())
+        assert after == before
+        assert (folder / "state-3.safetensors").read_bytes() == tensors
+
+    def test_resuming_with_other_settings_is_refused(self, finished, command, no_training):
+        status, _, err = command("run", "--out", finished[0], "--resume", "--epochs", 5)
+        assert status == 2
+        assert "epochs=1 then, 5 now" in err
+
+    def test_the_folder_is_not_overwritten(self, finished, command, no_training):
+        status, _, err = command("run", "--out", finished[0])
+        assert status == 2 and "already holds a run" in err
+
+
+class TestPrecedence:
+    def test_command_line_over_set_over_config(self, command, tmp_path, monkeypatch):
+        (tmp_path / "c.toml").write_text('epochs = 9\nbatch_size = 9\nlr = 9.0\nmethod = "vq-prompt-s"\ntau = 9.0')
+        found = []
+
+        class Stop(Exception):
+            pass
+
+        def stop(config, *rest):
+            found.append(config)
+            raise Stop
+
+        monkeypatch.setattr(runs, "run", stop)
+        monkeypatch.setattr(
+            sys, "argv",
+            ["vqprompt", "run", "--out", str(tmp_path / "o"), "--config", str(tmp_path / "c.toml"),
+             "--set", "epochs=5", "--set", "batch_size=5", "--set", "tau=5", "--epochs", "2"],
+        )  # fmt: skip
+        with pytest.raises(Stop):
+            cli.main()
+        (config,) = found
+        assert (config.epochs, config.batch_size, config.lr, config.options["tau"]) == (2, 5, 9.0, 5)
+        assert config.method == "vq-prompt-s"
+
+
+def test_a_folder_of_one_s_own(command, tmp_path):
+    """Split 80/20, said so, and learned: the whole way from PNG files to a report."""
+    folder = write_images(tmp_path / "meine Bilder")
+    (folder / "notes.txt").write_text("where they come from")
+    status, out, err = command(
+        "run", "--data", folder, "--tasks", 3, "--method", "linear", "--size", 28, "--epochs", 1, "--out", tmp_path / "r",
+    )  # fmt: skip
+    assert status == 0, err
+    assert "20% of each class held out" in out and "notes.txt" in out
+    metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
+    assert sorted(sum(metrics["tasks"], [])) == ["class 0", "class 1", "class 2"]
+    assert (tmp_path / "r" / "report.html").exists()

@@ -1,0 +1,147 @@
+"""What a run is: who decides a setting, and how a wrong one is refused."""
+
+import json
+
+import pytest
+
+from vqprompt.config import RunConfig, parse_assignment, read_config_file, resolve
+from vqprompt.errors import UserError
+from vqprompt.methods import METHODS
+
+
+class TestPrecedence:
+    def test_given_preset_method_data_common(self, monkeypatch):
+        """Each layer gives way to the one before it."""
+        method = METHODS["vq-prompt"]
+        layers = {"lr": 0.1, "epochs": 3, "batch_size": 11}, {"epochs": 4, "batch_size": 12, "size": 98}, {"lr": 0.5}
+        monkeypatch.setattr(method, "presets", {"mine": {"lr": 0.2, **layers[0], "tau": 2.0}})
+        monkeypatch.setattr(method, "training_defaults", layers[1])
+        found = resolve({"method": "vq-prompt", "data": "quickdraw50", **layers[2]}, "mine")
+        assert found.lr == 0.5, "given"
+        assert (found.epochs, found.batch_size, found.options["tau"]) == (3, 11, 2.0), "the preset's"
+        assert found.size == 98, "the method's"
+        assert (found.augment, found.test_crop) == ("none", 0), "the data set's"
+        assert found.min_lr == 1e-6, "everybody's"
+
+    def test_a_folder_of_one_s_own_has_the_common_settings(self):
+        found = resolve({"data": "/somewhere"})
+        assert (found.size, found.batch_size, found.augment, found.test_crop) == (224, 128, "crop", 0.875)
+        assert (found.epochs, found.lr, found.weight_decay, found.tasks, found.seed) == (20, 0.0025, 0, 10, 1)
+
+    def test_the_method_s_own_rate(self):
+        assert resolve({"method": "ft"}).lr == 5e-5
+        assert resolve({"method": "ft", "lr": 0.1}).lr == 0.1
+
+    def test_options_beside_run_settings_or_in_their_group(self):
+        for given in ({"tau": 5, "rebalancing.lr": 0.1}, {"options": {"tau": 5, "rebalancing": {"lr": 0.1}}},
+                      {"tau": 5, "rebalancing": {"lr": 0.1}}, {"options": {"tau": 9}, "tau": 5, "rebalancing.lr": 0.1}):  # fmt: skip
+            options = resolve(given).options
+            assert options["tau"] == 5 and options["rebalancing"]["lr"] == 0.1
+            assert options["rebalancing"]["epochs"] == 10, "the rest of the group stays"
+
+    def test_a_group_in_a_preset_may_be_changed_in_part(self):
+        options = resolve({"rebalancing.ratio": 3}, "released-cub").options
+        assert options["rebalancing"]["lr"] == 1e-5 and options["rebalancing"]["ratio"] == 3
+        assert METHODS["vq-prompt"].presets["released-cub"]["rebalancing"] == {"lr": 1e-5, "ratio": 2}, "left alone"
+
+    def test_every_setting_is_there_and_repeats_the_run(self):
+        first = resolve({"tau": 3, "tasks": [5, 5], "epochs": 2}, "released")
+        again = resolve(json.loads(first.model_dump_json()))
+        assert first == again
+        assert first.options["commitment_weight"] == 0.4 and first.options["normalize_keys"] is True
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"epoch": 3}, "'epoch' for vq-prompt; did you mean 'epochs'"),
+            ({"taus": 3}, "did you mean 'tau'"),
+            ({"rebalancng.lr": 3}, "did you mean 'rebalancing'"),
+            ({"qqqq": 3}, "'qqqq' for vq-prompt; there are epochs, "),
+            ({"method": "ft", "tau": 3}, "'tau' for ft"),
+            ({"method": "vqprompt"}, "unknown method 'vqprompt'; did you mean 'vq-prompt'"),
+        ],
+    )
+    def test_unknown_names(self, given, message):
+        with pytest.raises(UserError, match=message):
+            resolve(given)
+
+    @pytest.mark.parametrize(
+        ("given", "field"),
+        [
+            ({"epochs": 0}, "epochs"), ({"epochs": "many"}, "epochs"), ({"lr": -1}, "lr"), ({"lr": float("nan")}, "lr"),
+            ({"batch_size": 0}, "batch_size"), ({"augment": "blur"}, "augment"), ({"test_crop": 2}, "test_crop"),
+            ({"validation": 1}, "validation"), ({"seed": -1}, "seed"), ({"tasks": "x"}, "tasks"), ({"size": 0}, "size"),
+            ({"train_per_class": 0}, "train_per_class"), ({"tau": -1}, "tau"), ({"length": 5}, "length"),
+            ({"rebalancing.lr": 0}, r"rebalancing\.lr"), ({"rebalancing.lrr": 1}, r"rebalancing\.lrr: no such setting"),
+            ({"gradient": "none"}, "gradient"), ({"blocks": "first"}, "blocks"), ({"rebalancing": 5}, "rebalancing"),
+            ({"tau.x": 1}, "tau"), ({"tau": 1, "tau.x": 1}, "tau"),
+        ],
+    )  # fmt: skip
+    def test_bad_values_name_the_field_and_what_was_given(self, given, field):
+        with pytest.raises(UserError, match=field) as caught:
+            resolve(given)
+        value = next(iter(given.values()))
+        if "." not in field and not isinstance(value, float) and "tau.x" not in given:
+            assert repr(value) in str(caught.value)
+
+    def test_several_mistakes_at_once(self):
+        with pytest.raises(UserError, match=r"epochs: .*; lr: "):
+            resolve({"epochs": 0, "lr": -1})
+
+    def test_unknown_preset(self):
+        with pytest.raises(UserError, match="vq-prompt has no preset 'publishd'; there are released"):
+            resolve({}, "publishd")
+        with pytest.raises(UserError, match="ft has no preset 'released'; it has none"):
+            resolve({"method": "ft"}, "released")
+
+
+class TestAssignments:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("tau=5", ("tau", 5)), ("lr=1e-4", ("lr", 1e-4)), ("augment=flip", ("augment", "flip")),
+            ("quantize=false", ("quantize", False)), ("blocks=[0, 2]", ("blocks", [0, 2])), ("data=a=b", ("data", "a=b")),
+            (" tau =5", ("tau", 5)), ('data="5"', ("data", "5")), ("data=", ("data", "")),
+            ("train_per_class=null", ("train_per_class", None)),
+        ],
+    )  # fmt: skip
+    def test_values_are_json_where_they_can_be(self, text, expected):
+        assert parse_assignment(text) == expected
+
+    @pytest.mark.parametrize("text", ["tau", "=5", ""])
+    def test_no_assignment(self, text):
+        with pytest.raises(UserError, match="expected key=value, as in --set tau=5"):
+            parse_assignment(text)
+
+
+class TestFiles:
+    def test_json_and_toml_say_the_same(self, tmp_path):
+        (tmp_path / "c.json").write_text('{"epochs": 3, "tau": 2.5, "rebalancing": {"lr": 0.01}}')
+        (tmp_path / "c.toml").write_text("epochs = 3\ntau = 2.5\n[rebalancing]\nlr = 0.01\n")
+        a, b = (read_config_file(tmp_path / name) for name in ("c.json", "c.toml"))
+        assert a == b
+        assert resolve(a).options["rebalancing"]["lr"] == 0.01
+
+    @pytest.mark.parametrize(
+        ("name", "text", "message"),
+        [
+            ("c.json", "{epochs: 3}", "not valid JSON"),
+            ("c.toml", "epochs: 3", "not valid TOML"),
+            ("c.json", "[1]", "expected an object of settings"),
+            ("c.json", None, "cannot be read"),
+        ],
+    )
+    def test_bad_files_are_named(self, tmp_path, name, text, message):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=f"--config .*{name}: {message}"):
+            read_config_file(tmp_path / name)
+
+
+def test_every_setting_of_a_run_reaches_the_loop():
+    config = RunConfig(epochs=7, batch_size=3, lr=0.5, min_lr=0.1, weight_decay=0.2, optimizer="sgd", augment="flip")
+    training = config.training
+    assert training.model_dump().items() <= config.model_dump().items()
+    assert (training.epochs, training.optimizer, training.augment) == (7, "sgd", "flip")

@@ -1,0 +1,170 @@
+"""Nothing is lost: a run killed at any moment, then resumed, ends with the same bits as one never killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import TINY, command_environment, make_vit, same_tensors
+
+from vqprompt import runs
+from vqprompt.checkpoint import read_checkpoint
+from vqprompt.config import resolve
+from vqprompt.weights import save_backbone
+
+TIMES = {"seconds", "task_seconds", "images_per_second"}
+RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12", "--seed", "2",
+       "--set", "train_per_class=12", "--set", "test_per_class=5"]  # fmt: skip
+
+
+def outcome(folder: Path):
+    """Everything a run found out, but how long it took."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    return {k: v for k, v in metrics.items() if k not in TIMES}
+
+
+def assert_same_end(a: Path, b: Path) -> None:
+    assert outcome(a)["done"] and outcome(b)["done"]
+    assert outcome(a)["accuracy"] == outcome(b)["accuracy"]
+    assert outcome(a) == outcome(b)
+    assert same_tensors(read_checkpoint(a)[0], read_checkpoint(b)[0])
+
+
+# ---------------------------------------------------------------------------------------------- real kills
+
+
+def start(folder: Path, home: Path, *more: str) -> subprocess.Popen:
+    environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
+    command = [sys.executable, "-m", "vqprompt", "run", "--out", str(folder), *RUN, *more]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def checkpoint_of(folder: Path) -> dict:
+    path = folder / "checkpoint.json"
+    return json.loads(path.read_text()) if path.exists() else {"tasks": [], "unfinished": None}
+
+
+MOMENTS = {
+    "begun, nothing saved yet": lambda folder: (folder / "config.json").exists(),
+    "in the middle of the first task": lambda folder: checkpoint_of(folder)["unfinished"] is not None,
+    "between tasks": lambda folder: (folder / "metrics.json").exists(),
+    "while a checkpoint is being written": lambda folder: any(n.endswith(".partial") for n in os.listdir(folder)),
+    "late in the last task": lambda folder: (c := checkpoint_of(folder))["unfinished"]
+    and (len(c["tasks"]), c["unfinished"]["epoch"]) == (2, 2),
+}
+
+
+def kill_when(process: subprocess.Popen, reached, limit: float = 90) -> bool:
+    """SIGKILL as soon as the moment is reached; False if the run was quicker."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stdout.read()
+            return False
+        if reached():
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.0005)
+    process.kill()
+    raise AssertionError("the moment never came")
+
+
+def test_killed_again_and_again(tmp_path, home):
+    """One run, five real SIGKILLs, beside one that is left alone (with its own caches)."""
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    left_alone = start(calm, tmp_path / "other home")
+    try:
+        killed = []
+        for moment, reached in MOMENTS.items():
+            process = start(stormy, home, *(["--resume"] if killed else []))
+            if kill_when(process, lambda reached=reached: reached(stormy)):
+                killed.append(moment)
+        assert len(killed) >= 4, "most moments must be caught for this test to say anything"
+        last = start(stormy, home, "--resume")
+        printed, _ = last.communicate(timeout=120)
+        assert last.returncode == 0, printed
+        printed, _ = left_alone.communicate(timeout=120)
+        assert left_alone.returncode == 0, printed
+    finally:
+        left_alone.kill()
+    assert_same_end(calm, stormy)
+    assert not list(stormy.glob(".*partial")) and len(list(stormy.glob("state-*"))) == 1
+    assert (stormy / "report.html").exists()
+
+
+# ---------------------------------------------------------------------------------------------- every write
+
+
+class Killed(BaseException):
+    """Not an Exception: nobody may catch it and tidy up."""
+
+
+@pytest.fixture
+def tiny_run(tmp_path, monkeypatch):
+    """A run of the tiny ViT that is over in a moment, with a checkpoint after every epoch."""
+    save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
+
+    def run(out: str, method: str, resume: bool = False) -> Path:
+        monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path / f"home of {out}"))
+        config = resolve(
+            {"data": "quickdraw50", "backbone": str(tmp_path / "tiny.safetensors"), "method": method, "size": 28,
+             "tasks": [2, 2], "epochs": 2, "batch_size": 8, "train_per_class": 6, "test_per_class": 3, "seed": 1}
+        )  # fmt: skip
+        runs.run(config, tmp_path / out, resume, checkpoint_seconds=0, report=False)
+        return tmp_path / out
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
+@pytest.mark.parametrize("method", ["vq-prompt", "ft"])
+def test_killed_before_every_single_write(tiny_run, monkeypatch, method):
+    """Every file comes into being through one os.replace: die at the first, at the second, … at the last."""
+    plain, calls, fatal = os.replace, 0, -1
+
+    def dying(source, target):
+        nonlocal calls
+        calls += 1
+        if calls == fatal:
+            raise Killed
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", dying)
+    whole = tiny_run("whole", method)
+    writes = calls
+    assert writes >= 12, "config, checkpoints in and between tasks, metrics"
+    for fatal in range(1, writes + 1):
+        calls = 0
+        with pytest.raises(Killed):
+            tiny_run(f"killed {fatal}", method)
+        assert_same_end(whole, tiny_run(f"killed {fatal}", method, resume=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
+def test_killed_between_any_two_batches(tiny_run, monkeypatch):
+    """No write is near: what was done since the last checkpoint is done again, to the same end."""
+    from vqprompt import learner as module
+
+    whole = tiny_run("whole", "vq-prompt")
+    plain, calls, fatal = module.clean_images, 0, -1
+
+    def dying(*given):
+        nonlocal calls
+        calls += 1
+        if calls == fatal:
+            raise Killed
+        return plain(*given)
+
+    monkeypatch.setattr(module, "clean_images", dying)  # statistics and tests
+    optimizer_step, steps = module.fit, 0
+    del optimizer_step, steps
+    for fatal in (1, 3, 5):
+        calls = 0
+        with pytest.raises(Killed):
+            tiny_run(f"killed {fatal}", "vq-prompt")
+        assert_same_end(whole, tiny_run(f"killed {fatal}", "vq-prompt", resume=True))

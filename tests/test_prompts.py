@@ -1,0 +1,343 @@
+"""Soft selection, quantization, the two gradient estimators, the two losses, and the method made of them."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, make_learner, make_stream, make_vit, same_tensors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vqprompt.config import resolve
+from vqprompt.errors import UserError
+from vqprompt.learner import Learner
+from vqprompt.methods.base import TaskInfo, View
+from vqprompt.methods.vq_prompt import SoftPrompt, VQOptions, VQPrompt, VQPromptS
+from vqprompt.prompts import PromptPool
+
+BLOCKS, SIZE, LENGTH, WIDTH, BATCH = 3, 5, 4, 8, 6
+
+
+def make_pool(**changes) -> PromptPool:
+    shape = {"blocks": BLOCKS, "size": SIZE, "length": LENGTH, "width": WIDTH} | changes
+    return PromptPool(**shape)
+
+
+def draw_soft(pool: PromptPool) -> torch.Tensor:
+    return torch.rand(BATCH, *pool.prompts.shape[:1], *pool.prompts.shape[2:]).requires_grad_()
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+class TestSoftSelection:
+    @pytest.mark.parametrize("unit_keys", [True, False])
+    @pytest.mark.parametrize("unit_query", [True, False])
+    @pytest.mark.parametrize("tau", [0.5, 5.0])
+    def test_formula(self, unit_keys, unit_query, tau):
+        pool, queries = make_pool().double(), torch.randn(BATCH, WIDTH, dtype=torch.float64)
+        found = pool.soft(queries, tau, unit_keys, unit_query).detach().numpy()
+        keys, prompts = pool.keys.detach().numpy(), pool.prompts.detach().numpy()
+        for b, query in enumerate(queries.numpy()):
+            q = query / np.linalg.norm(query) if unit_query else query
+            for m in range(BLOCKS):
+                k = keys[m] / np.linalg.norm(keys[m], axis=1, keepdims=True) if unit_keys else keys[m]
+                alpha = softmax(k @ q / tau)
+                np.testing.assert_allclose(found[b, m], sum(a * p for a, p in zip(alpha, prompts[m], strict=True)))
+
+    def test_defaults_are_the_released_code_s(self):
+        """Keys of unit length, the query as it is, no temperature."""
+        pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
+        assert torch.equal(pool.soft(queries), pool.soft(queries, 1.0, normalize_keys=True, normalize_query=False))
+
+    def test_temperature_goes_from_one_prompt_to_their_mean(self):
+        pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
+        torch.testing.assert_close(pool.soft(queries, 1e6)[0], pool.prompts.mean(1), rtol=1e-4, atol=1e-4)
+        best = torch.einsum("d,mnd->mn", queries[0], torch.nn.functional.normalize(pool.keys, dim=-1)).argmax(-1)
+        torch.testing.assert_close(pool.soft(queries, 1e-4)[0], pool.prompts[range(BLOCKS), best])
+
+    def test_pool_and_keys_start_uniform(self):
+        pool = PromptPool(blocks=5, size=10, length=8, width=64)
+        for values in (pool.keys.detach(), pool.prompts.detach()):
+            assert 0 <= values.min() and values.max() < 1
+            assert abs(float(values.mean()) - 1 / 2) < 0.02 and abs(float(values.var()) - 1 / 12) < 0.01
+
+
+class TestNearest:
+    @given(
+        blocks=st.integers(1, 3), size=st.integers(1, 6), half=st.integers(1, 2), width=st.integers(1, 4),
+        batch=st.integers(1, 4), scale=st.sampled_from([0.01, 1.0, 30.0]), seed=st.integers(0, 999),
+    )  # fmt: skip
+    def test_brute_force(self, blocks, size, half, width, batch, scale, seed):
+        torch.manual_seed(seed)
+        pool = PromptPool(blocks, size, 2 * half, width).double()
+        soft = torch.randn(batch, blocks, 2 * half, width, dtype=torch.float64) * scale
+        found = pool.nearest(soft)
+        assert found.shape == (batch, blocks)
+        for b in range(batch):
+            for m in range(blocks):
+                distances = [float((soft[b, m] - pool.prompts[m, j]).norm()) for j in range(size)]
+                assert distances[found[b, m]] <= min(distances) + 1e-9
+
+    def test_an_element_is_nearest_to_itself(self):
+        pool = make_pool()
+        assert torch.equal(pool.nearest(pool.prompts.transpose(0, 1)), torch.arange(SIZE)[:, None].expand(-1, BLOCKS))
+
+
+class TestStraightThrough:
+    def test_forward_is_the_chosen_element(self):
+        pool = make_pool()
+        soft = draw_soft(pool)
+        quantized = pool.quantize(soft)
+        torch.testing.assert_close(quantized.prompt, pool.prompts[range(BLOCKS), pool.nearest(soft)])
+        assert torch.equal(quantized.choice, pool.nearest(soft))
+
+    def test_the_gradient_reaching_the_soft_prompt_is_the_gradient_of_the_prompt(self):
+        pool = make_pool()
+        soft = draw_soft(pool)
+        weight = torch.randn_like(soft)
+        (pool.quantize(soft).prompt * weight).sum().backward()
+        assert torch.equal(soft.grad, weight)
+        assert pool.prompts.grad is None, "the pool is reached through the soft prompt only"
+
+    def test_through_the_whole_method(self, monkeypatch):
+        """The task loss reaches p' with exactly the gradient of p, and the pool only through p' = alpha P."""
+        method, view = start_method()
+        kept = {}
+        quantize = PromptPool.quantize
+
+        def spy(pool, soft, *options):
+            kept["soft"], kept["quantized"] = soft, quantize(pool, soft, *options)
+            soft.retain_grad()
+            kept["quantized"].prompt.retain_grad()
+            return kept["quantized"]
+
+        monkeypatch.setattr(PromptPool, "quantize", spy)
+        method.losses(view)["task"].backward()
+        gradient = kept["quantized"].prompt.grad
+        assert gradient.abs().sum() > 0
+        assert torch.equal(kept["soft"].grad, gradient)
+        keys = torch.nn.functional.normalize(method.pool.keys.detach(), dim=-1)
+        alpha = torch.softmax(torch.einsum("bd,mnd->bmn", view.query, keys), -1)
+        torch.testing.assert_close(method.pool.prompts.grad, torch.einsum("bmn,bmld->mnld", alpha, gradient))
+        assert method.pool.keys.grad.abs().sum() > 0
+
+
+class TestLosses:
+    def test_vq_loss_moves_only_the_chosen_elements(self):
+        pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
+        soft = pool.soft(queries)
+        soft.retain_grad()
+        quantized = pool.quantize(soft)
+        quantized.vq.backward()
+        assert soft.grad is None and pool.keys.grad is None
+        expected = torch.zeros_like(pool.prompts)
+        for b in range(BATCH):
+            for m in range(BLOCKS):
+                j = quantized.choice[b, m]
+                expected[m, j] += 2 * (pool.prompts[m, j] - soft[b, m]).detach() / (BATCH * LENGTH * WIDTH)
+        torch.testing.assert_close(pool.prompts.grad, expected)
+        used = torch.zeros(BLOCKS, SIZE, dtype=torch.bool)
+        used[torch.arange(BLOCKS).expand(BATCH, -1), quantized.choice] = True
+        assert not used.all(), "some element must be left out for this test to say anything"
+        assert torch.equal(pool.prompts.grad.abs().sum((2, 3)) > 0, used)
+
+    def test_commitment_loss_takes_the_soft_prompt_s_path_only(self):
+        pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
+        soft = pool.soft(queries)
+        quantized = pool.quantize(soft)
+        expected = 2 * (soft - pool.prompts[range(BLOCKS), quantized.choice]).detach() / (BATCH * LENGTH * WIDTH)
+        through_soft = torch.autograd.grad(soft, [pool.keys, pool.prompts], expected, retain_graph=True)
+        found = torch.autograd.grad(quantized.commitment, [pool.keys, pool.prompts])
+        for a, b in zip(found, through_soft, strict=True):
+            torch.testing.assert_close(a, b)
+            assert a.abs().sum() > 0
+
+    def test_values(self):
+        pool = make_pool()
+        soft = draw_soft(pool).detach()
+        hard = pool.prompts.detach()[range(BLOCKS), pool.nearest(soft)]
+        squared = ((soft - hard) ** 2).double()
+        means, norms = pool.quantize(soft, reduction="mean"), pool.quantize(soft, reduction="sum")
+        assert float(means.vq) == pytest.approx(sum(float(squared[:, m].mean()) for m in range(BLOCKS)), rel=1e-5)
+        assert float(norms.vq) == pytest.approx(float(squared.sum()) / BATCH, rel=1e-5)
+        assert torch.equal(means.vq, means.commitment) and torch.equal(norms.vq, norms.commitment)
+
+
+class TestRotation:
+    def test_forward_is_the_chosen_element(self):
+        pool = make_pool()
+        soft = draw_soft(pool)
+        hard = pool.prompts[range(BLOCKS), pool.nearest(soft)]
+        torch.testing.assert_close(pool.quantize(soft, "rotation").prompt, hard, rtol=1e-4, atol=1e-5)
+
+    def test_gradient_turns_with_the_prompt(self):
+        """Its angle to the soft prompt is its angle to the element; its norm scales as the prompt's does."""
+        pool = make_pool().double()
+        soft = draw_soft(pool).detach().double().requires_grad_()
+        hard = pool.prompts.detach()[range(BLOCKS), pool.nearest(soft)].flatten(2)
+        weight = torch.randn_like(soft)
+        (pool.quantize(soft, "rotation").prompt * weight).sum().backward()
+        gradient, upstream, start = soft.grad.flatten(2), weight.flatten(2), soft.detach().flatten(2)
+        cosine = torch.nn.functional.cosine_similarity
+        torch.testing.assert_close(cosine(gradient, start, -1), cosine(upstream, hard, -1))
+        torch.testing.assert_close(gradient.norm(dim=-1) / upstream.norm(dim=-1), hard.norm(dim=-1) / start.norm(dim=-1))
+        assert not torch.allclose(gradient, upstream, atol=1e-2), "it is not straight-through"
+
+    def test_nothing_else_gets_a_gradient(self):
+        pool = make_pool()
+        pool.quantize(draw_soft(pool), "rotation").prompt.sum().backward()
+        assert pool.prompts.grad is None
+
+
+# ---------------------------------------------------------------------------------------------- the method
+
+
+def start_method(cls=VQPrompt, classes=4, **options):
+    torch.manual_seed(3)
+    method = cls(make_vit(), cls.Options(**options), tasks=3)
+    method.start_task(TaskInfo(0, 0, classes))
+    images = torch.randn(BATCH, 3, 28, 28)
+    return method, View(method.vit, lambda: images, labels=torch.arange(BATCH) % classes, task=0)
+
+
+def test_defaults_are_the_paper_s():
+    options = VQOptions()
+    assert (options.pool, options.length, options.blocks) == (10, 8, [0, 1, 2, 3, 4])
+    assert (options.vq_weight, options.commitment_weight) == (0.4, 0.1)
+    assert (options.tau, options.normalize_keys, options.normalize_query) == (1, True, False)
+    assert (options.placement, options.gradient, options.loss_reduction) == ("after", "straight-through", "mean")
+    assert (options.prompt_lr_scale, options.quantize, options.statistics) == (5, True, True)
+    assert (options.rebalancing.epochs, options.rebalancing.ratio, options.rebalancing.covariance) == (10, 4, "diagonal")
+
+
+def test_prompting_parameters_are_counted():
+    method, _ = start_method(classes=4)
+    prompting = 5 * 10 * (8 + 1) * TINY.width  # blocks × pool × (prompt rows + key) × width
+    assert method.parameter_counts()["prompting"] == prompting
+    assert method.parameter_counts()["classifier"] == 4 * (TINY.width + 1)
+    assert method.parameter_counts()["trainable"] == prompting + 4 * (TINY.width + 1)
+    assert method.parameter_counts()["backbone"] == sum(p.numel() for p in make_vit().parameters())
+
+
+def test_prompts_learn_five_times_faster_than_the_classifier():
+    head, prompts = start_method()[0].parameter_groups()
+    assert head["scale"] == 1 and prompts["scale"] == 5
+
+
+def test_loss_terms_carry_their_weights():
+    losses = [start_method(vq_weight=q, commitment_weight=c) for q, c in [(0.4, 0.1), (0.1, 0.4), (0.0, 1.0)]]
+    ours, swapped, bare = (method.losses(view) for method, view in losses)
+    assert set(ours) == {"task", "vq", "commitment"}
+    distance = bare["commitment"]
+    assert bare["vq"] == 0
+    torch.testing.assert_close([ours["vq"], ours["commitment"]], [0.4 * distance, 0.1 * distance])
+    torch.testing.assert_close([swapped["vq"], swapped["commitment"]], [0.1 * distance, 0.4 * distance])
+
+
+@pytest.mark.parametrize("method", ["vq-prompt", "vq-prompt-s"])
+def test_released_preset_swaps_the_weights(method):
+    plain, released = resolve({"method": method}), resolve({"method": method}, "released")
+    assert (plain.options["vq_weight"], plain.options["commitment_weight"]) == (0.4, 0.1)
+    assert (released.options["vq_weight"], released.options["commitment_weight"]) == (0.1, 0.4)
+    assert released.options["rebalancing"]["lr"] == 1e-5
+
+
+def test_placement_and_blocks_reach_the_vit(monkeypatch):
+    method, view = start_method(blocks=[1, 5], placement="before", length=4)
+    seen = {}
+
+    def encode(tokens, prompts=None, placement="after"):
+        if prompts:
+            seen.update(placement=placement, shapes={i: p.shape for i, p in prompts.items()})
+        return tokens[:, 0]
+
+    monkeypatch.setattr(method.vit, "encode", encode)
+    method.logits(view)
+    assert seen == {"placement": "before", "shapes": dict.fromkeys([1, 5], (BATCH, 4, TINY.width))}
+
+
+@pytest.mark.parametrize(
+    ("simpler", "options", "terms"),
+    [
+        (VQPromptS, {"statistics": False}, {"task", "vq", "commitment"}),
+        (SoftPrompt, {"statistics": False, "quantize": False}, {"task"}),
+    ],
+)
+def test_the_simpler_forms_are_the_same_class_with_options(simpler, options, terms):
+    assert issubclass(simpler, VQPrompt)
+    (a, view), (b, _) = start_method(simpler), start_method(VQPrompt, **options)
+    assert a.options.model_dump() == b.options.model_dump()
+    assert a.statistics is None and b.statistics is None
+    assert torch.equal(a.logits(view), b.logits(view))
+    losses = a.losses(view)
+    assert set(losses) == terms
+    assert all(torch.equal(losses[name], b.losses(view)[name]) for name in terms)
+
+
+def test_soft_prompt_uses_the_soft_prompt_itself():
+    method, view = start_method(SoftPrompt)
+    prompts = dict(enumerate(method.soft_prompt(view.query).unbind(1)))
+    torch.testing.assert_close(method.features(view)[0], method.vit(view.images, prompts))
+
+
+def test_quantized_method_uses_the_nearest_element():
+    method, view = start_method()
+    choice = method.choices(view.query)
+    prompts = {i: method.pool.prompts[i, choice[:, i]] for i in range(5)}
+    torch.testing.assert_close(method.features(view)[0], method.vit(view.images, prompts), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_stay_out_of_the_backbone_and_the_query():
+    method, view = start_method()
+    sum(method.losses(view).values()).backward()
+    assert not view.query.requires_grad
+    assert all(p.grad is None for p in method.vit.parameters())
+
+
+@pytest.mark.parametrize("blocks", [[], [0, 0], [6], [-1]])
+def test_impossible_blocks_are_refused(blocks):
+    with pytest.raises(UserError, match="blocks"):
+        start_method(blocks=blocks)
+
+
+@pytest.mark.parametrize("option", [{"length": 7}, {"pool": 0}, {"tau": 0}, {"placement": "beside"}, {"taw": 1}])
+def test_bad_options_are_refused_by_name(option):
+    with pytest.raises(UserError, match=next(iter(option))):
+        Learner(make_vit(), "vq-prompt", **option)
+
+
+# ---------------------------------------------------------------------------------------------- old classes
+
+
+class TestOldLogits:
+    def test_no_gradient_reaches_old_rows(self):
+        method, view = start_method(classes=3)
+        method.start_task(TaskInfo(1, 3, 2))
+        view.labels = torch.arange(BATCH) % 2 + 3
+        method.losses(view)["task"].backward()
+        assert torch.equal(method.head.weight.grad[:3], torch.zeros(3, TINY.width))
+        assert torch.equal(method.head.bias.grad[:3], torch.zeros(3))
+        assert method.head.weight.grad[3:].abs().sum() > 0
+
+    def test_masked_loss_is_cross_entropy_with_minus_infinity(self):
+        method, _ = start_method(classes=3)
+        method.start_task(TaskInfo(1, 3, 2))
+        logits, labels = torch.randn(BATCH, 5), torch.arange(BATCH) % 2 + 3
+        masked = logits.masked_fill(torch.arange(5) < 3, float("-inf"))
+        torch.testing.assert_close(method.task_loss(logits, labels), torch.nn.functional.cross_entropy(masked, labels))
+
+    def test_old_rows_of_the_head_do_not_move(self):
+        """Bit for bit, through a whole task; the new rows do."""
+        learner, stream = make_learner("vq-prompt-s"), make_stream(tasks=2)
+        kept = {}
+        for task in stream:
+            if kept:
+                learner.learn(task)
+                new = {"weight": learner.method.head.weight[:3], "bias": learner.method.head.bias[:3]}
+                assert same_tensors(kept, new)
+                assert learner.method.head.out_features == 6
+            else:
+                learner.learn(task)
+                kept = {name: p.detach().clone() for name, p in learner.method.head.named_parameters()}

@@ -1,0 +1,293 @@
+"""Class Gaussians and the classifier's rebalancing from them."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_learner, make_stream, make_vit, same_tensors
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+from vqprompt.learner import Learner
+from vqprompt.methods.base import Head
+from vqprompt.statistics import JITTER, ClassStatistics, Rebalancing, normalized_cross_entropy, rebalance
+
+WIDTH = 6
+KINDS = ["diagonal", "full", "shared"]
+
+
+def draw_classes(classes=3, count=40, width=WIDTH, seed=0):
+    """Correlated Gaussians, a different one for each class: features [n, D] and labels [n], shuffled."""
+    rng = np.random.default_rng(seed)
+    mixing = rng.normal(size=(classes, width, width))
+    x = np.concatenate([rng.normal(size=(count, width)) @ mixing[c] + 3 * rng.normal(size=width) for c in range(classes)])
+    y = np.arange(classes).repeat(count)
+    order = rng.permutation(len(y))
+    return torch.tensor(x[order], dtype=torch.float32), torch.tensor(y[order])
+
+
+def filled(covariance="diagonal", centroids=1, **data) -> tuple[ClassStatistics, torch.Tensor, torch.Tensor]:
+    features, labels = draw_classes(**data)
+    statistics = ClassStatistics(features.shape[1], covariance, centroids)
+    statistics.add(features, labels)
+    return statistics, features, labels
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+class TestMoments:
+    def test_diagonal_against_numpy(self):
+        statistics, features, labels = filled("diagonal")
+        for c in range(3):
+            own = features[labels == c].double().numpy()
+            np.testing.assert_allclose(statistics.means[c, 0], own.mean(0), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(statistics.spread[c, 0], own.var(0, ddof=1) + JITTER, rtol=1e-4)
+        assert torch.equal(statistics.shares, torch.ones(3, 1))
+
+    def test_full_against_numpy(self):
+        statistics, features, labels = filled("full")
+        for c in range(3):
+            np.testing.assert_allclose(statistics.spread[c], np.cov(features[labels == c].numpy().T), rtol=1e-3, atol=1e-4)
+
+    def test_shared_against_numpy_however_the_classes_come(self):
+        at_once, features, labels = filled("shared")
+        bit_by_bit = ClassStatistics(WIDTH, "shared")
+        for c in range(3):
+            bit_by_bit.add(features[labels == c], labels[labels == c])
+        rest = np.concatenate([(own := features[labels == c].numpy()) - own.mean(0) for c in range(3)])
+        expected = rest.T @ rest / (len(rest) - 3)
+        for statistics in (at_once, bit_by_bit):
+            np.testing.assert_allclose(statistics.shared_covariance(), expected, rtol=1e-3, atol=1e-4)
+
+    def test_old_classes_keep_theirs(self):
+        statistics, _, _ = filled()
+        before = {name: t.clone() for name, t in statistics.state_dict().items()}
+        features, labels = draw_classes(classes=2, seed=9)
+        statistics.add(features, labels + 3)
+        assert statistics.means.shape == (5, 1, WIDTH)
+        assert torch.equal(statistics.means[:3], before["means"]) and torch.equal(statistics.spread[:3], before["spread"])
+
+    def test_a_class_without_features_is_an_error(self):
+        with pytest.raises(ValueError, match="class 1 has no features"):
+            ClassStatistics(WIDTH).add(torch.randn(4, WIDTH), torch.tensor([0, 0, 2, 2]))
+
+    def test_several_centroids_find_the_modes(self):
+        modes = torch.tensor([[-10.0] * WIDTH, [10.0] * WIDTH])
+        features = torch.cat([modes[0] + torch.randn(30, WIDTH), modes[1] + 2 * torch.randn(10, WIDTH)])
+        statistics = ClassStatistics(WIDTH, centroids=2)
+        statistics.add(features, torch.zeros(40, dtype=torch.long))
+        first = int(statistics.means[0, 0].sum() > 0)  # which of the two is the upper one
+        for member, part in [(first, features[:30]), (1 - first, features[30:])]:
+            torch.testing.assert_close(statistics.means[0, member], part.mean(0))
+            torch.testing.assert_close(statistics.spread[0, member], part.var(0) + JITTER, rtol=1e-3, atol=1e-3)
+            assert statistics.shares[0, member] == len(part) / 40
+        drawn, _ = statistics.sample(4000, generator())
+        assert float((drawn.mean(1) > 0).float().mean()) == pytest.approx(0.25, abs=0.03)
+
+
+class TestSampling:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_moments(self, kind):
+        statistics, features, labels = filled(kind, count=60)
+        count = 20_000
+        drawn, drawn_labels = statistics.sample(count, generator())
+        assert torch.equal(torch.bincount(drawn_labels), torch.tensor([count] * 3))
+        pooled = np.mean([np.cov(features[labels == c].numpy().T) for c in range(3)], axis=0)
+        for c in range(3):
+            own, new = features[labels == c].numpy(), drawn[drawn_labels == c].numpy()
+            covariance = {"full": np.cov(own.T), "diagonal": np.diag(own.var(0, ddof=1)), "shared": pooled}[kind]
+            np.testing.assert_allclose(new.mean(0), own.mean(0), atol=5 * np.sqrt(np.diag(covariance).max() / count))
+            np.testing.assert_allclose(np.cov(new.T), covariance, atol=0.05 * np.diag(covariance).max())
+
+    def test_a_seed_says_what_is_drawn(self):
+        statistics, _, _ = filled()
+        a, b, c = (statistics.sample(5, generator(seed))[0] for seed in (1, 1, 2))
+        assert torch.equal(a, b) and not torch.equal(a, c)
+
+    def test_means_can_be_scaled_class_by_class(self):
+        statistics, _, _ = filled()
+        plain, _ = statistics.sample(3, generator())
+        scaled, labels = statistics.sample(3, generator(), torch.tensor([1.0, 0.5, 0.0]))
+        lost = torch.tensor([0.0, 0.5, 1.0])[labels, None] * statistics.means[labels, 0]
+        torch.testing.assert_close(plain - scaled, lost, rtol=1e-4, atol=1e-4)
+
+
+class TestFewImages:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("centroids", [1, 3])
+    def test_one_image_a_class(self, kind, centroids):
+        features = torch.randn(4, WIDTH) * 10
+        statistics = ClassStatistics(WIDTH, kind, centroids)
+        statistics.add(features, torch.arange(4))
+        drawn, labels = statistics.sample(200, generator())
+        assert drawn.isfinite().all()
+        assert (drawn - features[labels]).abs().max() < 10 * JITTER**0.5, "nothing but the jitter around the image"
+        head = Head(WIDTH)
+        head.grow(4)
+        for how in ("train", "closed-form"):
+            rebalance(head, statistics, 2, 8, Rebalancing(how=how, covariance=kind, centroids=centroids, lr=0.1), seed=0)
+            assert head.weight.isfinite().all() and head.bias.isfinite().all()
+            assert torch.equal(head(features).argmax(1), torch.arange(4))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_two_images_with_three_centroids(self, kind):
+        statistics = ClassStatistics(WIDTH, kind, 3)
+        features = torch.tensor([[-5.0] * WIDTH, [5.0] * WIDTH])
+        statistics.add(features, torch.zeros(2, dtype=torch.long))
+        drawn, _ = statistics.sample(100, generator())
+        nearest = torch.cdist(drawn, features).min(1)
+        assert nearest.values.max() < 1 and nearest.indices.unique().tolist() == [0, 1], "never the empty centroid"
+
+
+class TestRebalancing:
+    def biased_head(self, statistics, towards):
+        """Knows each class by its mean, then leans so far towards some that they win everywhere."""
+        head = Head(WIDTH)
+        head.grow(len(statistics.means))
+        with torch.no_grad():
+            rebalance(head, statistics, 0, 8, Rebalancing(how="closed-form"), seed=0)
+            head.bias[towards] += 50
+        return head
+
+    def accuracy(self, head, features, labels):
+        return float((head(features).argmax(1) == labels).float().mean())
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+    def test_puts_a_biased_head_right(self, optimizer):
+        statistics, features, labels = filled(classes=4)
+        head = self.biased_head(statistics, [2, 3])
+        before = self.accuracy(head, features, labels)
+        rate = 0.3 if optimizer == "adamw" else 0.5
+        settings = Rebalancing(lr=rate, epochs=60, optimizer=optimizer, weight_decay=0)
+        rebalance(head, statistics, 2, 16, settings, seed=0)
+        after = self.accuracy(head, features, labels)
+        assert before < 0.55 and after > before + 0.25
+
+    def test_one_step_an_old_class_and_epoch_with_the_right_batch_and_rate(self, monkeypatch):
+        statistics, _, _ = filled(classes=5)
+        head, sizes, rates = Head(WIDTH), [], []
+        head.grow(5)
+        head.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+        step = torch.optim.AdamW.step
+
+        def spy(optimizer, *given, **named):
+            rates.append(optimizer.param_groups[0]["lr"])
+            assert optimizer.param_groups[0]["weight_decay"] == 5e-4
+            return step(optimizer, *given, **named)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+        rebalance(head, statistics, 3, 7, Rebalancing(epochs=4, ratio=2, lr=0.1), seed=0)
+        assert sizes == [14] * (4 * 3)
+        expected = [0.1 * (1 + np.cos(np.pi * epoch / 4)) / 2 for epoch in range(4) for _ in range(3)]
+        np.testing.assert_allclose(rates, expected)
+
+    def test_each_step_sees_a_mixture_of_all_classes(self, monkeypatch):
+        statistics, _, _ = filled(classes=4)
+        head, seen = Head(WIDTH), []
+        head.grow(4)
+        entropy = normalized_cross_entropy
+        monkeypatch.setattr(
+            "vqprompt.statistics.normalized_cross_entropy",
+            lambda logits, labels, *rest: (seen.append(torch.bincount(labels, minlength=4)), entropy(logits, labels, *rest))[1],
+        )
+        rebalance(head, statistics, 2, 32, Rebalancing(epochs=2), seed=0)
+        assert len(seen) == 4 and all((counts > 0).all() for counts in seen)
+
+    def test_seeded(self):
+        statistics, _, _ = filled()
+        heads = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(0)
+            heads.append(Head(WIDTH))
+            heads[-1].grow(3)
+            rebalance(heads[-1], statistics, 2, 4, Rebalancing(), seed)
+        assert same_tensors(heads[0].state_dict(), heads[1].state_dict())
+        assert not torch.equal(heads[0].weight, heads[2].weight)
+
+    def test_no_epochs_change_nothing(self):
+        statistics, _, _ = filled()
+        head = self.biased_head(statistics, [2])
+        before = {name: t.clone() for name, t in head.state_dict().items()}
+        rebalance(head, statistics, 2, 4, Rebalancing(epochs=0), seed=0)
+        assert same_tensors(before, head.state_dict())
+
+    def test_logit_norm(self):
+        logits, labels = torch.randn(5, 4), torch.arange(5) % 4
+        expected = torch.nn.functional.cross_entropy(logits / logits.norm(dim=1, keepdim=True) / 0.1, labels)
+        torch.testing.assert_close(normalized_cross_entropy(logits, labels, 0.1), expected)
+        plain = torch.nn.functional.cross_entropy(logits, labels)
+        assert torch.equal(normalized_cross_entropy(logits, labels, 0), plain)
+
+
+class TestClosedForm:
+    def test_is_the_linear_discriminant(self):
+        """scikit-learn divides the scatter by n, we by n − C: the same classifier, scores in proportion."""
+        statistics, features, labels = filled("shared", classes=4, count=50)
+        head = Head(WIDTH)
+        head.grow(4)
+        rebalance(head, statistics, 0, 8, Rebalancing(how="closed-form", covariance="shared", shrinkage=0), seed=0)
+        known = LinearDiscriminantAnalysis(solver="lsqr", priors=[0.25] * 4).fit(features.numpy(), labels.numpy())
+        proportion = (200 - 4) / 200
+        np.testing.assert_allclose(head.weight.detach(), known.coef_ * proportion, rtol=5e-3, atol=5e-3)
+        intercept = (known.intercept_ - np.log(0.25)) * proportion
+        np.testing.assert_allclose(head.bias.detach(), intercept, rtol=5e-3, atol=5e-2)
+
+    def test_shrinkage_against_numpy(self):
+        statistics, features, labels = filled("shared")
+        head = Head(WIDTH)
+        head.grow(3)
+        rebalance(head, statistics, 0, 8, Rebalancing(how="closed-form", shrinkage=0.3), seed=0)
+        x, y = features.double().numpy(), labels.numpy()
+        means = np.stack([x[y == c].mean(0) for c in range(3)])
+        covariance = (x - means[y]).T @ (x - means[y]) / (len(x) - 3)
+        covariance = 0.7 * covariance + (0.3 * np.trace(covariance) / WIDTH + JITTER) * np.eye(WIDTH)
+        weight = means @ np.linalg.inv(covariance)
+        np.testing.assert_allclose(head.weight.detach(), weight, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(head.bias.detach(), -0.5 * (weight * means).sum(1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "centroids", "floats"),
+    [("diagonal", 1, 32 + 1 + 32), ("diagonal", 3, 3 * 65), ("full", 1, 32 + 1 + 32 * 32), ("shared", 2, 2 * 33)],
+)
+def test_bytes_per_class(kind, centroids, floats):
+    statistics, _, _ = filled(kind, centroids, classes=4, width=32)
+    assert statistics.bytes_per_class == 4 * floats
+    assert ClassStatistics(32, kind, centroids).bytes_per_class == 0
+
+
+# ---------------------------------------------------------------------------------------------- in a method
+
+
+def test_only_the_head_is_touched():
+    learner = make_learner("vq-prompt")
+    seen = []
+    for task in make_stream(tasks=2):
+        finish, state = learner.method.finish_task, {}
+
+        def spy(given, finish=finish, state=state):
+            state |= {name: t.clone() for name, t in learner.method.state_dict().items()}
+            finish(given)
+            changed = {n for n, t in learner.method.state_dict().items() if not torch.equal(t, state[n])}
+            seen.append(changed - {"statistics.means", "statistics.spread", "statistics.shares", "statistics.seen"})
+
+        learner.method.finish_task = spy
+        learner.learn(task)
+        learner.method.finish_task = finish
+    assert seen == [set(), {"head.weight", "head.bias"}], "nothing after the first task, the classifier after the second"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_are_those_of_the_learned_prompts(kind, tmp_path):
+    """Means of clean features with the prompts as they are after the task; kept through save and load."""
+    learner = make_learner("vq-prompt", rebalancing={"covariance": kind, "how": "closed-form"})
+    tasks, expected = make_stream(tasks=2), []
+    for task in tasks:
+        learner.learn(task)
+        features = learner.extract(task.train)
+        expected += [features[task.train.labels == c].mean(0) for c in range(3)]
+    torch.testing.assert_close(learner.method.statistics.means[:, 0], torch.stack(expected))
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path, backbone=make_vit(), compile="off")
+    assert same_tensors(learner.method.statistics.state_dict(), again.method.statistics.state_dict())
+    assert again.method.statistics.covariance == kind

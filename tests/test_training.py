@@ -1,0 +1,267 @@
+"""The one loop: what it shows to a method, at what rate, and that seeds decide everything."""
+
+import math
+
+import pytest
+import torch
+from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from vqprompt.errors import CheckpointError, UserError
+from vqprompt.learner import Learner
+from vqprompt.methods.base import TaskInfo
+from vqprompt.training import Training, derive_seed, epoch_batches, fit, learning_rate
+
+
+class TestBatches:
+    @given(st.integers(1, 70), st.integers(1, 40), st.integers(1, 5), st.integers(0, 9))
+    @example(33, 32, 1, 0)
+    @example(33, 32, 2, 0)
+    @example(31, 32, 3, 0)
+    def test_every_image_is_seen_and_batches_are_of_one_size(self, count, size, epochs, seed):
+        schedule = epoch_batches(count, size, epochs, seed)
+        assert len(schedule) == epochs
+        shown = torch.bincount(torch.cat([index for batches in schedule for index in batches]), minlength=count)
+        assert len(shown) == count and shown.min() >= 1
+        assert shown.max() <= epochs and shown.min() >= epochs - 1, "no image is shown much more often than another"
+        sizes = {len(index) for batches in schedule for index in batches}
+        if count < size:
+            assert sizes == {count}
+        elif epochs > 1:
+            assert sizes == {size}
+            assert epochs * count - int(shown.sum()) < size, "only the very last rest is dropped"
+        else:
+            assert int(shown.sum()) == count
+
+    def test_orders_differ_between_epochs_and_seeds(self):
+        a, b = epoch_batches(64, 64, 2, seed=1), epoch_batches(64, 64, 2, seed=2)
+        assert not torch.equal(a[0][0], a[1][0]) and not torch.equal(a[0][0], b[0][0])
+        assert torch.equal(a[1][0], epoch_batches(64, 64, 2, seed=1)[1][0])
+
+
+class TestRate:
+    def test_cosine_endpoints_and_middle(self):
+        assert learning_rate(0.1, 0.02, 0, 101) == pytest.approx(0.1)
+        assert learning_rate(0.1, 0.02, 50, 101) == pytest.approx(0.06)
+        assert learning_rate(0.1, 0.02, 100, 101) == pytest.approx(0.02)
+        assert learning_rate(0.1, 0.02, 25, 101) == pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi / 4)) / 2)
+
+    def test_a_single_step_is_taken_at_the_peak(self):
+        assert learning_rate(0.1, 0.0, 0, 1) == 0.1
+
+    @given(st.integers(2, 200))
+    def test_falls_step_by_step(self, steps):
+        rates = [learning_rate(1.0, 0.1, step, steps) for step in range(steps)]
+        assert rates == sorted(rates, reverse=True) and len(set(rates)) == steps
+
+    def test_the_loop_uses_it_with_each_group_s_scale(self, monkeypatch):
+        rates = []
+        step = torch.optim.AdamW.step
+
+        def spy(optimizer, *given):
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            assert all(group["weight_decay"] == 0 for group in optimizer.param_groups)
+            return step(optimizer, *given)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+        learner = make_learner("vq-prompt-s", training=QUICK.model_copy(update={"epochs": 3}))
+        learner.learn(next(iter(make_stream())))  # 16 images: 2 batches of 8 an epoch
+        expected = [learning_rate(0.01, 1e-6, step, 6) for step in range(6)]
+        assert [head for head, _ in rates] == pytest.approx(expected)
+        assert [prompts for _, prompts in rates] == pytest.approx([5 * rate for rate in expected])
+
+
+def test_derived_seeds_differ_by_purpose():
+    seeds = {derive_seed(1, "a"), derive_seed(1, "b"), derive_seed(2, "a"), derive_seed("1", "a"), derive_seed(1, "a", 0)}
+    assert len(seeds) == 5 and all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(1, "a") == derive_seed(1, "a")
+
+
+def learn_all(learner: Learner, seed: int = 1, **stream) -> Learner:
+    for task in make_stream(seed=seed, **stream):
+        learner.learn(task)
+    return learner
+
+
+class TestSeeds:
+    @pytest.mark.parametrize("method", ["vq-prompt", "ft"])
+    @pytest.mark.parametrize("augment", ["crop", "none"])
+    def test_same_seed_same_bits(self, method, augment):
+        training = QUICK.model_copy(update={"augment": augment})
+        found = []
+        for noise in (1, 2):
+            torch.manual_seed(noise)  # the caller's own randomness must not matter
+            found.append(tensors_of(learn_all(make_learner(method, seed=4, training=training))))
+        assert same_tensors(*found)
+
+    def test_another_seed_another_result(self):
+        a, b = (tensors_of(learn_all(make_learner("vq-prompt", seed=seed))) for seed in (4, 5))
+        assert not torch.equal(a["pool.prompts"], b["pool.prompts"])
+        assert not torch.equal(a["head.weight"], b["head.weight"])
+
+    def test_learning_leaves_the_caller_s_randomness_alone(self):
+        vit = make_vit()
+        torch.manual_seed(9)
+        expected = torch.rand(3)
+        torch.manual_seed(9)
+        learn_all(Learner(vit, "vq-prompt", training=QUICK))
+        assert torch.equal(torch.rand(3), expected)
+
+
+class TestLearning:
+    def test_a_task_is_learned(self):
+        learner = make_learner("vq-prompt", training=QUICK.model_copy(update={"epochs": 15}))
+        stream = make_stream(tasks=1)
+        for task in stream:
+            losses = []
+            learner.learn(task, on_epoch=lambda epoch, terms: losses.append(terms["task"]))
+        assert losses[-1] < losses[0] / 2
+        assert learner.accuracies(stream.tasks)[0] > 80  # chance: 17
+
+    def test_a_frozen_backbone_stays_as_it_was(self):
+        learner = learn_all(make_learner("vq-prompt"))
+        assert same_tensors(dict(learner.vit.state_dict()), dict(make_vit().state_dict()))
+
+    def test_fine_tuning_moves_it(self):
+        learner = learn_all(make_learner("ft"))
+        moved = [name for name, t in learner.vit.state_dict().items() if not torch.equal(t, make_vit().state_dict()[name])]
+        assert "blocks.0.attn.qkv.weight" in moved and "norm.weight" in moved
+
+    def test_accuracies_are_those_of_the_logits(self):
+        learner, stream = learn_all(make_learner("vq-prompt")), make_stream()
+        by_hand = []
+        for task in stream.tasks:
+            guesses = [learner.classes[i] for i in learner.logits(task.test).argmax(1)]
+            truth = [task.classes[i] for i in task.test.labels]
+            by_hand.append(100 * sum(a == b for a, b in zip(guesses, truth, strict=True)) / len(truth))
+        assert learner.accuracies(stream.tasks) == pytest.approx(by_hand)
+
+    def test_progress_and_losses_are_reported(self):
+        seen, epochs = [], []
+        learner = make_learner("vq-prompt")
+        task = next(iter(make_stream()))
+        learner.learn(task, lambda count, what: seen.append((count, what)), lambda epoch, terms: epochs.append((epoch, terms)))
+        assert sum(count for count, what in seen if what == "learning") == 2 * len(task.train) == learner.images_seen
+        assert [epoch for epoch, _ in epochs] == [0, 1]
+        assert all(set(terms) == {"task", "vq", "commitment"} for _, terms in epochs)
+
+    def test_a_class_is_learned_once(self):
+        learner = make_learner("linear")
+        for task in make_stream():
+            learner.learn(task)
+            with pytest.raises(UserError, match="was learned before"):
+                learner.learn(task)
+            break
+
+    def test_prompt_use_counts_every_training_image_in_every_block(self):
+        learner = make_learner("vq-prompt")
+        for task in make_stream():
+            learner.learn(task)
+            use = learner.prompt_use(task)
+            assert [len(block) for block in use] == [10] * 5
+            assert [sum(block) for block in use] == [len(task.train)] * 5
+        assert make_learner("ft").prompt_use(task) is None
+
+
+class TestKnownQueries:
+    """Queries of un-augmented and of mirrored images are computed once; they must be what would be computed anew."""
+
+    @pytest.mark.parametrize("augment", ["none", "flip"])
+    @pytest.mark.parametrize("test_crop", [0.0, 0.875])
+    def test_same_losses_as_recomputed(self, augment, test_crop):
+        training = Training(epochs=2, batch_size=8, lr=1e-3, augment=augment, test_crop=test_crop)
+        task = next(iter(make_stream()))
+        found = []
+        for known in (True, False):
+            learner = make_learner("vq-prompt-s", training=training)
+            queries = learner._training_queries(task.train)
+            assert len(queries) == (2 if augment == "flip" else 1)
+            torch.manual_seed(1)
+            learner.method.start_task(TaskInfo(0, 0, len(task.classes)))
+            terms = []
+            fit(
+                learner.method.losses, learner.method.parameter_groups(), learner.vit, task.train, task.train.labels,
+                training, 3, learner.device, queries=queries if known else None,
+                on_epoch=lambda epoch, losses, optimizer, terms=terms: terms.append(losses),
+            )  # fmt: skip
+            found.append(terms)
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+    def test_mirrored_queries_differ_from_plain_ones(self):
+        learner = make_learner("linear")
+        task = next(iter(make_stream()))
+        assert not torch.allclose(learner.queries(task.train), learner.queries(task.train, mirrored=True), atol=1e-2)
+
+    def test_crops_have_no_known_queries(self):
+        learner = make_learner("vq-prompt", training=QUICK.model_copy(update={"augment": "crop"}))
+        assert learner._training_queries(next(iter(make_stream())).train) is None
+
+    def test_a_backbone_that_learns_has_none(self):
+        with pytest.raises(RuntimeError, match="do not stay the same"):
+            make_learner("ft").queries(next(iter(make_stream())).train)
+
+
+class Killed(BaseException):
+    pass
+
+
+class TestResume:
+    """A learner saved in the middle of a task, loaded and taken on, ends where one never stopped does."""
+
+    def interrupted(self, folder, method, training, stop: tuple[int, int]):
+        """Learn until `stop` (task, epochs done), with a checkpoint there; then forget everything but the folder."""
+        learner = make_learner(method, training=training)
+        epochs = 0
+
+        def checkpoint():
+            nonlocal epochs
+            epochs += 1
+            if (task.number, epochs) == stop:
+                learner.save(folder)
+                raise Killed
+
+        with pytest.raises(Killed):
+            for task in make_stream():
+                epochs = 0
+                learner.learn(task, checkpoint=checkpoint)
+        return Learner.load(folder, backbone=make_vit(), compile="off")
+
+    @pytest.mark.parametrize("method", ["vq-prompt", "ft", "linear"])
+    @pytest.mark.parametrize("stop", [(0, 1), (1, 2)])
+    def test_bit_for_bit(self, tmp_path, method, stop):
+        training = Training(epochs=3, batch_size=6, lr=0.01, augment="crop")
+        whole = learn_all(make_learner(method, training=training))
+        learner = self.interrupted(tmp_path, method, training, stop)
+        assert len(learner.history) == stop[0]
+        stream = make_stream()
+        epochs = []
+        for task in stream.start_at(len(learner.history)):
+            learner.learn(task, on_epoch=lambda epoch, losses: epochs.append(epoch))
+        assert epochs[: 3 - stop[1]] == list(range(stop[1], 3)), "epochs done are not done again"
+        assert same_tensors(tensors_of(whole), tensors_of(learner))
+        assert learner.accuracies(stream.tasks) == whole.accuracies(stream.tasks)
+        assert learner.classes == whole.classes
+
+    def test_sgd_too(self, tmp_path):
+        training = Training(epochs=3, batch_size=8, lr=0.01, optimizer="sgd", augment="none")
+        whole = learn_all(make_learner("vq-prompt-s", training=training))
+        learner = self.interrupted(tmp_path, "vq-prompt-s", training, (1, 1))
+        for task in make_stream().start_at(1):
+            learner.learn(task)
+        assert same_tensors(tensors_of(whole), tensors_of(learner))
+
+    def test_with_other_data_it_is_refused(self, tmp_path):
+        learner = self.interrupted(tmp_path, "linear", QUICK, (1, 1))
+        with pytest.raises(CheckpointError, match="was learning .*; resume with the same data"):
+            learner.learn(next(make_stream().start_at(2)))
+
+    def test_between_tasks(self, tmp_path):
+        whole = learn_all(make_learner("vq-prompt"))
+        learner = make_learner("vq-prompt")
+        for task in make_stream():
+            learner.learn(task)
+            learner.save(tmp_path)
+            learner = Learner.load(tmp_path, backbone=make_vit(), compile="off")
+        assert same_tensors(tensors_of(whole), tensors_of(learner))

@@ -1,0 +1,85 @@
+"""L2P++ (Wang et al. 2022, as rebuilt by Smith et al. 2023): the five prompts whose keys are nearest to the query.
+
+L2P++ prompts block 0 with prefixes, Deep L2P++ blocks 0–4, L2P++ V2 adds VQ-Prompt's class statistics. Keys learn from
+the key-pull loss alone, prompts from the classification alone.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vqprompt.methods.base import Finish, Losses, Method, View
+from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.prompts import PromptPool, check_blocks, cosine, pick
+from vqprompt.statistics import ClassStatistics, Rebalancing
+from vqprompt.vit import ViT
+
+
+class L2POptions(BaseOptions):
+    pool: int = Field(30, ge=1, description="prompts in a block's pool (N)")
+    length: int = Field(20, ge=2, multiple_of=2, description="length of a prompt; half joins the keys, half the values")
+    top: int = Field(5, ge=1, description="prompts an image gets in a block")
+    blocks: list[int] = Field([0], description="attention blocks that get prompts")
+    key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
+    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
+    statistics: bool = Field(False, description="rebalance the classifier from class statistics after each task")
+    rebalancing: Rebalancing = Rebalancing()
+
+    @model_validator(mode="after")
+    def _enough(self) -> L2POptions:
+        if self.top > self.pool:
+            raise ValueError(f"top={self.top} prompts cannot be chosen from a pool of {self.pool}")
+        return self
+
+
+class L2P(Method):
+    title = "L2P++"
+    year = 2022
+    summary = "the five nearest of 30 prompts by cosine, in block 0"
+    Options = L2POptions
+    training_defaults: ClassVar = {"lr": 1e-3}
+    uses_query = True
+
+    def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        check_blocks(options.blocks, vit.config.depth)
+        self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
+        if options.statistics:
+            self.statistics = ClassStatistics(
+                vit.config.width, options.rebalancing.covariance, options.rebalancing.centroids
+            )
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        nearness, choice = cosine(view.query, self.pool.keys).topk(self.options.top, dim=-1)
+        pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
+        prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
+        return self.vit.encode(view.tokens, prompts).float(), {"key": self.options.key_weight * pull}
+
+    def finish_task(self, finish: Finish) -> None:
+        if self.options.statistics:
+            self.remember_and_rebalance(finish, self.options.rebalancing)
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor:
+        """The `top` prompts of each image and block [B, M, top], nearest first."""
+        return cosine(query, self.pool.keys).topk(self.options.top, dim=-1).indices
+
+
+class DeepL2P(L2P):
+    title = "Deep L2P++"
+    summary = "L2P++ in blocks 0–4, a pool for each"
+
+    class Options(L2POptions):
+        blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get prompts")
+
+
+class L2PV2(L2P):
+    title = "L2P++ V2"
+    summary = "L2P++ with VQ-Prompt's class statistics"
+
+    class Options(L2POptions):
+        statistics: bool = Field(True, description="rebalance the classifier from class statistics after each task")

@@ -1,0 +1,84 @@
+"""LwF, learning without forgetting (Li & Hoiem 2017): the network of yesterday teaches that of today.
+
+The whole network is tuned on the new classes alone, while its old logits are held to what a frozen copy of it, made
+when the task began, says of the same (new) images. No old image is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vqprompt.methods.base import Losses, Method, TaskInfo, View
+from vqprompt.methods.finetuning import TuningOptions
+from vqprompt.vit import ViT
+
+
+class Teacher(nn.Module):
+    """A backbone and a classifier as they were, not to be trained."""
+
+    def __init__(self, vit: ViT, head: nn.Linear) -> None:
+        super().__init__()
+        self.vit = vit.frozen_copy()
+        self.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        self.bias = nn.Parameter(head.bias.detach().clone(), requires_grad=False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalized images to the logits of the classes known then."""
+        return F.linear(self.vit(images).float(), self.weight, self.bias).float()
+
+
+def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Kullback-Leibler divergence of softened scores [B, C]: cross-entropy with the target, less a constant."""
+    ours, theirs = (F.log_softmax(z.float() / temperature, dim=-1) for z in (logits, target))
+    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+class LwFOptions(TuningOptions):
+    temperature: float = Field(2.0, gt=0, description="softens both sides of the distillation")
+    distillation_weight: float = Field(3.0, ge=0, description="of the distillation, beside the cross-entropy's 1")
+
+
+class LwF(Method):
+    title = "LwF"
+    year = 2017
+    summary = "fine-tuning held to the old network's answers on the new images; no old images"
+    Options: ClassVar[Any] = LwFOptions
+    training_defaults: ClassVar = {"lr": 5e-5}
+    tunes_backbone = True
+
+    def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.teacher: Teacher | None = None  # there while a task is being learned, from the second on
+
+    def start_task(self, task: TaskInfo) -> None:
+        if task.old_classes:
+            self.teacher = Teacher(self.vit, self.head)
+        super().start_task(task)
+
+    def end_task(self) -> None:
+        self.teacher = None
+
+    def prompting_parameters(self) -> list[nn.Parameter]:
+        return []  # the teacher is nothing that is learned
+
+    def losses(self, view: View) -> Losses:
+        logits = self.logits(view)
+        losses = {"task": self.task_loss(logits, view.labels)}
+        if self.teacher is not None:
+            losses["distillation"] = self.options.distillation_weight * self.distillation(logits, view)
+        return losses
+
+    def distillation(self, logits: Tensor, view: View) -> Tensor:
+        target = self.target(view)
+        return distillation(logits[:, : target.shape[1]], target, self.options.temperature)
+
+    def target(self, view: View) -> Tensor:
+        """What the old network says of these images [B, old classes]."""
+        assert self.teacher is not None
+        return self.teacher(view.images)

@@ -1,0 +1,62 @@
+"""SLCA, slow learner with classifier alignment (Zhang et al. 2023).
+
+The whole network is tuned, the backbone a hundred times slower than the classifier, so that it drifts little; after
+each task the classifier is aligned on pseudo-features from one full covariance a class. The next task goes on from
+the classifier as it was before its alignment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vqprompt.methods.base import Finish, Method, TaskInfo
+from vqprompt.methods.finetuning import TuningOptions
+from vqprompt.statistics import ClassStatistics, Rebalancing
+from vqprompt.vit import ViT
+
+
+class SLCAOptions(TuningOptions):
+    backbone_lr_scale: float = Field(0.01, gt=0, description="the backbone's rate, relative to the classifier's")
+    rebalancing: Rebalancing = Rebalancing(
+        covariance="full",
+        epochs=5,
+        lr=0.01,
+        optimizer="sgd",
+        ratio=2,
+        logit_norm=0.1,
+        norm_by_task=True,
+        mean_decay=0.1,
+    )
+
+
+class SLCA(Method):
+    title = "SLCA"
+    year = 2023
+    summary = "a slowly tuned backbone, the classifier aligned on pseudo-features with full covariances"
+    Options: ClassVar[Any] = SLCAOptions
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd"}
+    presets = {"released": {"epochs": 50}}  # CUB-200 and ImageNet-R
+    tunes_backbone = True
+    unaligned: Tensor  # [C, D + 1], weights and biases as training left them
+
+    def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.statistics = ClassStatistics(
+            vit.config.width, options.rebalancing.covariance, options.rebalancing.centroids
+        )
+        self.register_buffer("unaligned", torch.zeros(0, vit.config.width + 1))
+
+    @torch.no_grad()
+    def start_task(self, task: TaskInfo) -> None:
+        if len(self.unaligned):
+            self.head.weight.copy_(self.unaligned[:, :-1])
+            self.head.bias.copy_(self.unaligned[:, -1])
+        super().start_task(task)
+
+    def finish_task(self, finish: Finish) -> None:
+        self.unaligned = torch.cat([self.head.weight, self.head.bias[:, None]], dim=1).detach()
+        self.remember_and_rebalance(finish, self.options.rebalancing)
