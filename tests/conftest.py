@@ -24,8 +24,12 @@ settings.load_profile("vqprompt")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def two_threads():
+def whole_session(tmp_path_factory):
+    """Two threads, unless told otherwise; and a home for fixtures that outlive a test."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VQPROMPT_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -207,7 +207,7 @@ class TestRun:
         assert status == 0, err
         assert "VQ-Prompt" in out
         after = json.loads((folder / "metrics.json").read_text())
-        assert after == before
+        assert {**after, "hardware": ""} == {**before, "hardware": ""}
         assert (folder / "state-3.safetensors").read_bytes() == tensors
 
     def test_resuming_with_other_settings_is_refused(self, finished, command, no_training):

@@ -31,6 +31,8 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+    for stale in path.parent.glob(f".{path.name}.*.partial"):  # of one that was killed
+        stale.unlink(missing_ok=True)
 
 
 def _checksum(path: Path) -> str:

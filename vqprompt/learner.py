@@ -231,8 +231,8 @@ class Learner:
         """Percent right on each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
-        right = (self.logits(Images.concatenate([t.test for t in tasks]), progress).argmax(1).cpu() == truth).float()
-        return [100 * float(part.mean()) for part in right.split([len(t.test) for t in tasks])]
+        right = self.logits(Images.concatenate([t.test for t in tasks]), progress).argmax(1).cpu() == truth
+        return [100 * int(part.sum()) / len(part) for part in right.split([len(t.test) for t in tasks])]
 
     def prompt_use(self, task: Task) -> list[list[int]] | None:
         """How many of a task's training images choose each prompt, block by block; None if the method chooses none."""
@@ -252,6 +252,8 @@ class Learner:
             raise UserError("nothing has been learned yet; learn a task first")
         side = round(self.vit.config.image_size * 8 / 7)
         opened = [_open(image) for image in images]
+        if not opened:
+            return torch.zeros(0, len(self.classes))
         pixels = np.stack([to_pixels(image, side) for image in opened])
         store = Store(pixels, np.array([i.width / i.height for i in opened]), fingerprint="")
         known, self._queries = self._queries, {}  # nameless pixels: what is computed for them is not kept
@@ -299,7 +301,10 @@ class Learner:
                 "task": [task.number, task.old_classes, task.new_classes],
                 "classes": names,
                 "epoch": epoch,
-                "groups": optimizer["param_groups"],
+                "groups": [
+                    {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items()}
+                    for group in optimizer["param_groups"]
+                ],
                 "scalars": scalars,
             }
         write_checkpoint(Path(folder), tensors, {**info, **extra})
@@ -369,8 +374,8 @@ def _open(image: str | Path | Image.Image | np.ndarray) -> Image.Image:
             raise UserError(f"{image}: no such image file")
         return decode(path.read_bytes(), str(image))
     if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim not in (2, 3):
-            raise UserError(f"image arrays must be uint8 [H, W] or [H, W, 3], not {image.dtype} {list(image.shape)}")
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
+            raise UserError(f"image arrays must be uint8 [H, W], [H, W, 3] or [H, W, 4], not {image.dtype} {list(image.shape)}")
         image = Image.fromarray(image)
     return to_rgb(image)
 

@@ -53,7 +53,7 @@ class PromptPool(nn.Module):
     def quantize(self, soft: Tensor, gradient: Gradient = "straight-through", reduction: str = "mean") -> Quantized:
         """Replace soft prompts by their nearest elements; the gradient of the result passes on to the soft prompts."""
         choice = self.nearest(soft)
-        hard = self.prompts[torch.arange(len(self.prompts), device=choice.device), choice]
+        hard = chosen(self.prompts, choice[..., None]).squeeze(2)
         estimator = _rotate if gradient == "rotation" else _straight_through
         return Quantized(
             prompt=estimator(soft, hard.detach()),
@@ -61,6 +61,15 @@ class PromptPool(nn.Module):
             vq=_distance(soft.detach(), hard, reduction),
             commitment=_distance(soft, hard.detach(), reduction),
         )
+
+
+def chosen(prompts: Tensor, choice: Tensor) -> Tensor:
+    """Elements [B, M, k, L_p, D] of each block's pool [M, N, L_p, D] by index [B, M, k].
+
+    As a product with one-hot rows: the gradient of indexing adds up in an order that varies from run to run.
+    """
+    one_hot = F.one_hot(choice, prompts.shape[1]).to(prompts.dtype)
+    return torch.einsum("bmkn,mnld->bmkld", one_hot, prompts)
 
 
 def _straight_through(soft: Tensor, hard: Tensor) -> Tensor:
@@ -101,8 +110,7 @@ def cosine(query: Tensor, keys: Tensor) -> Tensor:
 def pick(prompts: Tensor, choice: Tensor) -> Tensor:
     """The chosen prompts [B, M, k] of each block's pool [M, N, L_p, D] as one prompt [B, M, k * L_p, D]: first the
     halves that join the keys, then those that join the values."""
-    chosen = prompts[torch.arange(len(prompts), device=choice.device)[:, None], choice]
-    return chosen.unflatten(3, (2, -1)).transpose(2, 3).flatten(2, 4)
+    return chosen(prompts, choice).unflatten(3, (2, -1)).transpose(2, 3).flatten(2, 4)
 
 
 def train_only(parts: Iterable[nn.Module | nn.Parameter], number: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -68,19 +69,16 @@ def learning_rate(peak: float, low: float, step: int, steps: int) -> float:
 
 def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
     """Images without augmentation, rendered when asked for."""
-    return lambda: render(pixels, central_boxes(aspect, test_crop), None, vit.config, vit.dtype)
+    boxes = central_boxes(aspect, test_crop).to(pixels.device)
+    return lambda: render(pixels, boxes, None, vit.config, vit.dtype)
 
 
-def augmented_images(
-    vit: ViT, pixels: Tensor, aspect: Tensor, settings: Training, generator: torch.Generator
-) -> tuple[Callable[[], Tensor], Tensor | None]:
-    """Augmented images, rendered when asked for, and which of them are flipped."""
+def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """Boxes to crop, and which images to flip."""
     flips = torch.rand(len(aspect), generator=generator) < 0.5 if settings.augment != "none" else None
     if settings.augment == "crop":
-        boxes = random_boxes(aspect, generator)
-    else:
-        boxes = central_boxes(aspect, settings.test_crop)
-    return lambda: render(pixels, boxes, flips, vit.config, vit.dtype), flips
+        return random_boxes(aspect, generator), flips
+    return central_boxes(aspect, settings.test_crop), flips
 
 
 def make_optimizer(groups: Sequence[dict[str, Any]], settings: Training) -> torch.optim.Optimizer:
@@ -88,8 +86,64 @@ def make_optimizer(groups: Sequence[dict[str, Any]], settings: Training) -> torc
     prepared = [{**g, "lr": settings.lr * g.get("scale", 1.0)} for g in groups]
     on_gpu = any(p.is_cuda for g in groups for p in g["params"])
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(prepared, momentum=0.9, weight_decay=settings.weight_decay)
-    return torch.optim.AdamW(prepared, betas=(0.9, 0.999), weight_decay=settings.weight_decay, fused=on_gpu)
+        return torch.optim.SGD(prepared, momentum=0.9, weight_decay=settings.weight_decay, fused=on_gpu)
+    return torch.optim.AdamW(
+        prepared, betas=(0.9, 0.999), weight_decay=settings.weight_decay, fused=on_gpu, capturable=on_gpu
+    )
+
+
+def set_rate(group: dict[str, Any], rate: float) -> None:
+    """A recorded step reads the rate from device memory; elsewhere it is a number."""
+    if not group["params"][0].is_cuda:
+        group["lr"] = rate
+    elif isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = torch.tensor(rate, device=group["params"][0].device)
+
+
+Inputs = dict[str, Tensor]
+
+
+class Recorded:
+    """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
+
+    The first steps run as they are (compilers and allocators settle then); so do batches of another shape, and every
+    step if the recording fails.
+    """
+
+    EAGER_STEPS = 3
+
+    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device) -> None:
+        self.step, self.eager_left = step, self.EAGER_STEPS
+        self.enabled = device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, inputs: Inputs) -> Losses:
+        if not self.enabled or (self.graph and any(t.shape != self.inputs[n].shape for n, t in inputs.items())):
+            return self.step(inputs)
+        if self.eager_left:
+            self.eager_left -= 1
+            side = torch.cuda.Stream()  # graphs want their warm-up on a stream of its own
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                losses = self.step(inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            return losses
+        if self.graph is None:
+            self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph):
+                    self.losses = self.step(self.inputs)
+            except RuntimeError as error:
+                self.enabled = False
+                warnings.warn(f"training runs unrecorded, and slower: {error}", stacklevel=2)
+                return self.step(inputs)
+            self.graph = graph
+        for name, tensor in inputs.items():
+            self.inputs[name].copy_(tensor)
+        self.graph.replay()
+        return self.losses
 
 
 def fit(
@@ -121,6 +175,19 @@ def fit(
     if resume is not None:
         first_epoch = resume[0]
         optimizer.load_state_dict(resume[1])
+
+    def take_step(inputs: Inputs) -> Losses:
+        def rendered() -> Tensor:
+            return render(inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype)
+
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            losses = losses_of(View(vit, rendered, inputs.get("query"), inputs["labels"], task))
+        torch.stack(list(losses.values())).sum().backward()
+        optimizer.step()
+        return {name: value.detach() for name, value in losses.items()}
+
+    recorded = Recorded(take_step, device)
     step = sum(len(batches) for batches in schedule[:first_epoch])
     aspect = images.aspect
     seen, started = 0, time.perf_counter()
@@ -130,26 +197,23 @@ def fit(
         for index, pixels in images.batches(batches, device):
             for group in optimizer.param_groups:
                 scale = group.get("scale", 1.0)
-                group["lr"] = learning_rate(settings.lr * scale, settings.min_lr * scale, step, steps)
-            rendered, flips = augmented_images(vit, pixels, aspect[index], settings, generator)
+                set_rate(group, learning_rate(settings.lr * scale, settings.min_lr * scale, step, steps))
+            boxes, flips = draw_augmentation(aspect[index], settings, generator)
             where = index.to(device, non_blocking=True)
-            query = None
+            inputs = {"pixels": pixels, "labels": labels[where], "boxes": boxes.to(device, non_blocking=True)}
+            if flips is not None:
+                inputs["flips"] = flips.to(device, non_blocking=True)
             if queries is not None:
-                query = queries[0][where]
+                inputs["query"] = queries[0][where]
                 if flips is not None:
-                    query = torch.where(flips.to(device)[:, None], queries[1][where], query)
-            view = View(vit, rendered, query, labels[where], task)
-            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                losses = losses_of(view)
-            optimizer.zero_grad(set_to_none=True)
-            torch.stack(list(losses.values())).sum().backward()
-            optimizer.step()
-            for name, value in losses.items():  # summed on the device: reading a value would make it wait
-                sums[name] = sums.get(name, 0) + value.detach()
+                    inputs["query"] = torch.where(inputs["flips"][:, None], queries[1][where], inputs["query"])
+            for name, value in recorded(inputs).items():  # summed on the device: reading a value would make it wait
+                sums[name] = sums.get(name, 0) + value
             step += 1
             seen += len(index)
             on_batch(len(index))
         on_epoch(epoch, {name: value / max(len(batches), 1) for name, value in sums.items()}, optimizer)
+    optimizer.zero_grad(set_to_none=True)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return seen, time.perf_counter() - started

@@ -9,6 +9,7 @@ widening when it shrinks (as Pillow's bilinear does). It is deterministic and ru
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,18 +67,24 @@ def _resampling(low: Tensor, high: Tensor, source: int, target: int) -> Tensor:
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
+@lru_cache
+def _normalization(config: ViTConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept, because making them anew means a copy to the device, which a recorded step may not contain."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) * 255 for values in (config.mean, config.std))
+    return mean, std
+
+
 def render(pixels: Tensor, boxes: Tensor, flips: Tensor | None, config: ViTConfig, dtype: torch.dtype) -> Tensor:
-    """uint8 pixels [B, 1 or 3, S, S] to normalized images [B, 3, size, size] on the same device.
+    """uint8 pixels [B, 1 or 3, S, S] to normalized images [B, 3, size, size], all on one device.
 
     flips: bool [B] or None; a flip reads the box from right to left.
     """
-    x0, y0, x1, y1 = boxes.to(pixels.device).unbind(1)
+    x0, y0, x1, y1 = boxes.unbind(1)
     if flips is not None:
-        flips = flips.to(pixels.device)
         x0, x1 = torch.where(flips, x1, x0), torch.where(flips, x0, x1)
     source, target = pixels.shape[-1], config.image_size
-    across = _resampling(x0, x1, source, target).to(dtype)[:, None]
+    across = _resampling(x0, x1, source, target).to(dtype)
     down = _resampling(y0, y1, source, target).to(dtype)[:, None]
-    images = down @ (pixels.to(dtype) @ across.mT)
-    mean, std = (torch.tensor(t, device=pixels.device).view(3, 1, 1) * 255 for t in (config.mean, config.std))
+    images = down @ (pixels.to(dtype).flatten(1, 2) @ across.mT).unflatten(1, (-1, source))
+    mean, std = _normalization(config, pixels.device)
     return ((images - mean) / std).to(dtype)

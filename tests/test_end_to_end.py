@@ -1,0 +1,76 @@
+"""The quality gate: real drawings, the embedded ViT-S/14 at 70 px, the few lines of Python from the documentation.
+
+Measured over seeds 1–3: VQ-Prompt 59, 68 and 73 % after four tasks of five classes, 8 drawings each, 2 epochs
+(chance: 5 %); fine-tuning 4–12 %, which knows its last task and nothing else.
+"""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vqprompt import Learner, Stream, Training, open_dataset
+from vqprompt.images import Images
+from vqprompt.metrics import final_average_accuracy, forgetting
+
+TASKS, CLASSES, SEED = 4, 5, 1
+
+
+def make_stream() -> Stream:
+    drawings = open_dataset("quickdraw50", size=70)
+    return Stream(drawings, tasks=[CLASSES] * TASKS, seed=SEED, train_per_class=8, test_per_class=6)
+
+
+def learn(method: str, **training) -> tuple[Learner, list[list[float | None]]]:
+    """The learner after the stream, and its accuracy matrix."""
+    settings = Training(augment="none", test_crop=0, **training)
+    learner = Learner(backbone="vit-s14", method=method, size=70, tasks=TASKS, seed=SEED, training=settings)
+    columns, stream = [], make_stream()
+    for task in stream:
+        learner.learn(task)
+        columns.append(learner.accuracies(stream.seen(task.number)))
+    return learner, [[columns[j][i] if j >= i else None for j in range(TASKS)] for i in range(TASKS)]
+
+
+@pytest.fixture(scope="module")
+def vq_prompt():
+    return learn("vq-prompt", epochs=2, batch_size=16)
+
+
+def test_vq_prompt_learns_and_remembers(vq_prompt):
+    _, accuracy = vq_prompt
+    assert final_average_accuracy(accuracy) > 48
+    assert min(row[-1] for row in accuracy) > 30, "no task is lost"
+    assert forgetting(accuracy) < 30
+
+
+def test_fine_tuning_forgets_what_vq_prompt_keeps(vq_prompt):
+    _, tuned = learn("ft", epochs=1, batch_size=4, lr=1e-5)
+    fresh = np.mean([tuned[i][i] for i in range(TASKS)])
+    assert fresh > 40, "it does learn each task …"
+    assert max(row[-1] for row in tuned[:-1]) < 15, "… and loses it with the next"
+    assert final_average_accuracy(vq_prompt[1]) > 3 * final_average_accuracy(tuned)
+
+
+def test_predicts_from_png_files(vq_prompt, tmp_path):
+    learner, accuracy = vq_prompt
+    paths, truth = [], []
+    for task in make_stream().tasks:
+        for i, (row, label) in enumerate(zip(task.test.rows, task.test.labels, strict=True)):
+            truth.append(task.classes[label])
+            paths.append(tmp_path / f"{truth[-1]} {i}.png")
+            Image.fromarray(task.test.store.pixels[row, 0]).save(paths[-1])
+    right = np.mean([a == b for a, b in zip(learner.predict(paths), truth, strict=True)])
+    assert 100 * right > 45
+    assert abs(100 * right - final_average_accuracy(accuracy)) < 12, "files go nearly the way of the stream"
+
+
+def test_saved_and_loaded_it_says_the_same(vq_prompt, tmp_path):
+    learner, _ = vq_prompt
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path)
+    some = Images.concatenate([task.test for task in make_stream().tasks[:2]])
+    assert torch.equal(learner.logits(some), again.logits(some))
+    assert again.classes == learner.classes and len(again.classes) == TASKS * CLASSES
+    size = sum(p.stat().st_size for p in tmp_path.iterdir())
+    assert size < 2_000_000, "prompts, classifier and statistics, not the backbone"
