@@ -58,7 +58,9 @@ def make_vit(config: ViTConfig = TINY, seed: int = 0) -> ViT:
     return vit.eval().requires_grad_(False)
 
 
-def make_dataset(classes: int = 6, train: int = 8, test: int = 4, side: int = 32, noise: int = 30, name="toy") -> Dataset:
+def make_dataset(
+    classes: int = 6, train: int = 8, test: int = 4, side: int = 32, noise: int = 30, name="toy"
+) -> Dataset:
     """Every class is a random texture plus noise: easy to learn, different enough to be worth it."""
     rng = np.random.default_rng(5)
     textures = rng.integers(30, 226, (classes, 1, 3, side // 4, side // 4)).repeat(4, 3).repeat(4, 4)

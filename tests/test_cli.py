@@ -48,7 +48,9 @@ def write_images(folder: Path, classes=3, count=4) -> Path:
 
 
 class TestLists:
-    @pytest.mark.parametrize(("name", "known"), [("methods", METHODS), ("backbones", BACKBONES), ("datasets", DATASETS)])
+    @pytest.mark.parametrize(
+        ("name", "known"), [("methods", METHODS), ("backbones", BACKBONES), ("datasets", DATASETS)]
+    )
     def test_one_line_each(self, command, name, known):
         status, out, _ = command(name)
         assert status == 0
@@ -112,7 +114,9 @@ class TestRefusals:
         assert "class 1/broken [1].jpg: not an image; replace the file or take it out" in err
         assert "my [old] images" in err, "brackets are not markup"
 
-    @pytest.mark.parametrize(("tasks", "word"), [(4, "cannot make 4 tasks of 3 classes"), ("2,2", "do not fit 3 classes")])
+    @pytest.mark.parametrize(
+        ("tasks", "word"), [(4, "cannot make 4 tasks of 3 classes"), ("2,2", "do not fit 3 classes")]
+    )
     def test_more_tasks_than_classes(self, command, no_training, tmp_path, tasks, word):
         folder = write_images(tmp_path / "images")
         status, _, err = command("run", "--data", folder, "--tasks", tasks, "--out", tmp_path / "out", "--size", 28)
@@ -183,7 +187,11 @@ class TestRun:
         assert metrics["forgetting"] == pytest.approx(sum(drops) / 2)
         assert [len(names) for names in metrics["tasks"]] == [3, 2, 2]
         assert metrics["parameters"]["prompting"] == 172_800
-        assert [[sum(block) for block in use] for use in metrics["prompt_use"]["counts"]] == [[18] * 5, [12] * 5, [12] * 5]
+        assert [[sum(block) for block in use] for use in metrics["prompt_use"]["counts"]] == [
+            [18] * 5,
+            [12] * 5,
+            [12] * 5,
+        ]
 
     def test_config_repeats_the_run(self, finished):
         config = json.loads((finished[0] / "config.json").read_text())
@@ -249,11 +257,10 @@ def test_a_folder_of_one_s_own(command, tmp_path):
     """Split 80/20, said so, and learned: the whole way from PNG files to a report."""
     folder = write_images(tmp_path / "meine Bilder")
     (folder / "notes.txt").write_text("where they come from")
-    status, out, err = command(
-        "run", "--data", folder, "--tasks", 3, "--method", "linear", "--size", 28, "--epochs", 1, "--out", tmp_path / "r",
-    )  # fmt: skip
+    quick = ["--tasks", 3, "--method", "linear", "--size", 28, "--epochs", 1]
+    status, out, err = command("run", "--data", folder, "--out", tmp_path / "r", *quick)
     assert status == 0, err
     assert "20% of each class held out" in out and "notes.txt" in out
     metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
-    assert sorted(sum(metrics["tasks"], [])) == ["class 0", "class 1", "class 2"]
+    assert sorted(name for task in metrics["tasks"] for name in task) == ["class 0", "class 1", "class 2"]
     assert (tmp_path / "r" / "report.html").exists()

@@ -33,8 +33,12 @@ class TestPrecedence:
         assert resolve({"method": "ft", "lr": 0.1}).lr == 0.1
 
     def test_options_beside_run_settings_or_in_their_group(self):
-        for given in ({"tau": 5, "rebalancing.lr": 0.1}, {"options": {"tau": 5, "rebalancing": {"lr": 0.1}}},
-                      {"tau": 5, "rebalancing": {"lr": 0.1}}, {"options": {"tau": 9}, "tau": 5, "rebalancing.lr": 0.1}):  # fmt: skip
+        for given in (
+            {"tau": 5, "rebalancing.lr": 0.1},
+            {"tau": 5, "rebalancing": {"lr": 0.1}},
+            {"options": {"tau": 5, "rebalancing": {"lr": 0.1}}},
+            {"options": {"tau": 9}, "tau": 5, "rebalancing.lr": 0.1},
+        ):
             options = resolve(given).options
             assert options["tau"] == 5 and options["rebalancing"]["lr"] == 0.1
             assert options["rebalancing"]["epochs"] == 10, "the rest of the group stays"
@@ -102,7 +106,8 @@ class TestAssignments:
         ("text", "expected"),
         [
             ("tau=5", ("tau", 5)), ("lr=1e-4", ("lr", 1e-4)), ("augment=flip", ("augment", "flip")),
-            ("quantize=false", ("quantize", False)), ("blocks=[0, 2]", ("blocks", [0, 2])), ("data=a=b", ("data", "a=b")),
+            ("quantize=false", ("quantize", False)), ("blocks=[0, 2]", ("blocks", [0, 2])),
+            ("data=a=b", ("data", "a=b")),
             (" tau =5", ("tau", 5)), ('data="5"', ("data", "5")), ("data=", ("data", "")),
             ("train_per_class=null", ("train_per_class", None)),
         ],

@@ -17,8 +17,8 @@ from vqprompt.config import resolve
 from vqprompt.weights import save_backbone
 
 TIMES = {"seconds", "task_seconds", "images_per_second"}
-RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12", "--seed", "2",
-       "--set", "train_per_class=12", "--set", "test_per_class=5"]  # fmt: skip
+RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12",
+       "--seed", "2", "--set", "train_per_class=12", "--set", "test_per_class=5"]  # fmt: skip
 
 
 def outcome(folder: Path):
@@ -52,9 +52,10 @@ MOMENTS = {
     "begun, nothing saved yet": lambda folder: (folder / "config.json").exists(),
     "in the middle of the first task": lambda folder: checkpoint_of(folder)["unfinished"] is not None,
     "between tasks": lambda folder: (folder / "metrics.json").exists(),
-    "while a checkpoint is being written": lambda folder: any(n.endswith(".partial") for n in os.listdir(folder)),
-    "late in the last task": lambda folder: (c := checkpoint_of(folder))["unfinished"]
-    and (len(c["tasks"]), c["unfinished"]["epoch"]) == (2, 2),
+    "while a checkpoint is being written": lambda folder: any(folder.glob(".*.partial")),
+    "late in the last task": lambda folder: (
+        (c := checkpoint_of(folder))["unfinished"] and (len(c["tasks"]), c["unfinished"]["epoch"]) == (2, 2)
+    ),
 }
 
 

@@ -46,7 +46,9 @@ class TestPredict:
     def test_unusual_images_are_read_alike_from_file_and_memory(self, learner, tmp_path, mode):
         rng = np.random.default_rng(2)
         channels = {"RGBA": (4, np.uint8), "LA": (2, np.uint8), "I;16": (1, np.uint16)}[mode]
-        image = Image.fromarray(rng.integers(0, np.iinfo(channels[1]).max, (20, 20, channels[0]), channels[1]).squeeze())
+        image = Image.fromarray(
+            rng.integers(0, np.iinfo(channels[1]).max, (20, 20, channels[0]), channels[1]).squeeze()
+        )
         assert image.mode == mode
         image.save(tmp_path / "x.png")
         assert torch.equal(learner.scores([image]), learner.scores([tmp_path / "x.png"]))
@@ -67,12 +69,11 @@ class TestPredict:
         assert learner._queries == before and not list(home.rglob("*.npy"))
 
     @pytest.mark.parametrize(
-        "array", [np.zeros((8, 8, 3), np.float32), np.zeros((8,), np.uint8), np.zeros((8, 8, 2), np.uint8), np.zeros((1, 8, 8, 3), np.uint8)],
-        ids=lambda a: f"{a.dtype}{list(a.shape)}",
-    )  # fmt: skip
-    def test_impossible_arrays(self, learner, array):
+        ("shape", "dtype"), [((8, 8, 3), "float32"), ((8,), "uint8"), ((8, 8, 2), "uint8"), ((1, 8, 8, 3), "uint8")]
+    )
+    def test_impossible_arrays(self, learner, shape, dtype):
         with pytest.raises(UserError, match=r"must be uint8 .*, not "):
-            learner.predict([array])
+            learner.predict([np.zeros(shape, dtype)])
 
     def test_files_that_are_not_there_or_no_images(self, learner, tmp_path):
         with pytest.raises(UserError, match=r"nowhere\.png: no such image file"):
@@ -116,7 +117,7 @@ class TestHardware:
 
     @pytest.mark.parametrize("name", ["abacus", "cuda:99", ""])
     def test_a_device_that_is_not(self, name):
-        with pytest.raises(UserError, match="cannot be used here .*try auto, cpu or cuda"):
+        with pytest.raises(UserError, match=r"cannot be used here .*try auto, cpu or cuda"):
             pick_device(name)
 
     def test_precision(self):

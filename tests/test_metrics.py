@@ -53,7 +53,11 @@ def test_forgetting_needs_the_last_column():
         m.forgetting([[90.0, None], [None, 80.0]])
 
 
-@given(st.integers(1, 7).flatmap(lambda n: st.lists(st.lists(st.floats(0, 100), min_size=n, max_size=n), min_size=n, max_size=n)))
+@given(
+    st.integers(1, 7).flatmap(
+        lambda n: st.lists(st.lists(st.floats(0, 100), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
 def test_bounds_hold_for_any_matrix(full):
     n = len(full)
     matrix = [[full[i][j] if j >= i else None for j in range(n)] for i in range(n)]

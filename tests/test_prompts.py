@@ -60,7 +60,7 @@ class TestSoftSelection:
     def test_pool_and_keys_start_uniform(self):
         pool = PromptPool(blocks=5, size=10, length=8, width=64)
         for values in (pool.keys.detach(), pool.prompts.detach()):
-            assert 0 <= values.min() and values.max() < 1
+            assert values.min() >= 0 and values.max() < 1
             assert abs(float(values.mean()) - 1 / 2) < 0.02 and abs(float(values.var()) - 1 / 12) < 0.01
 
 
@@ -182,7 +182,9 @@ class TestRotation:
         gradient, upstream, start = soft.grad.flatten(2), weight.flatten(2), soft.detach().flatten(2)
         cosine = torch.nn.functional.cosine_similarity
         torch.testing.assert_close(cosine(gradient, start, -1), cosine(upstream, hard, -1))
-        torch.testing.assert_close(gradient.norm(dim=-1) / upstream.norm(dim=-1), hard.norm(dim=-1) / start.norm(dim=-1))
+        torch.testing.assert_close(
+            gradient.norm(dim=-1) / upstream.norm(dim=-1), hard.norm(dim=-1) / start.norm(dim=-1)
+        )
         assert not torch.allclose(gradient, upstream, atol=1e-2), "it is not straight-through"
 
     def test_nothing_else_gets_a_gradient(self):
@@ -209,7 +211,11 @@ def test_defaults_are_the_paper_s():
     assert (options.tau, options.normalize_keys, options.normalize_query) == (1, True, False)
     assert (options.placement, options.gradient, options.loss_reduction) == ("after", "straight-through", "mean")
     assert (options.prompt_lr_scale, options.quantize, options.statistics) == (5, True, True)
-    assert (options.rebalancing.epochs, options.rebalancing.ratio, options.rebalancing.covariance) == (10, 4, "diagonal")
+    assert (options.rebalancing.epochs, options.rebalancing.ratio, options.rebalancing.covariance) == (
+        10,
+        4,
+        "diagonal",
+    )
 
 
 def test_prompting_parameters_are_counted():

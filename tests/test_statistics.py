@@ -18,7 +18,9 @@ def draw_classes(classes=3, count=40, width=WIDTH, seed=0):
     """Correlated Gaussians, a different one for each class: features [n, D] and labels [n], shuffled."""
     rng = np.random.default_rng(seed)
     mixing = rng.normal(size=(classes, width, width))
-    x = np.concatenate([rng.normal(size=(count, width)) @ mixing[c] + 3 * rng.normal(size=width) for c in range(classes)])
+    x = np.concatenate(
+        [rng.normal(size=(count, width)) @ mixing[c] + 3 * rng.normal(size=width) for c in range(classes)]
+    )
     y = np.arange(classes).repeat(count)
     order = rng.permutation(len(y))
     return torch.tensor(x[order], dtype=torch.float32), torch.tensor(y[order])
@@ -47,7 +49,9 @@ class TestMoments:
     def test_full_against_numpy(self):
         statistics, features, labels = filled("full")
         for c in range(3):
-            np.testing.assert_allclose(statistics.spread[c], np.cov(features[labels == c].numpy().T), rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                statistics.spread[c], np.cov(features[labels == c].numpy().T), rtol=1e-3, atol=1e-4
+            )
 
     def test_shared_against_numpy_however_the_classes_come(self):
         at_once, features, labels = filled("shared")
@@ -65,7 +69,9 @@ class TestMoments:
         features, labels = draw_classes(classes=2, seed=9)
         statistics.add(features, labels + 3)
         assert statistics.means.shape == (5, 1, WIDTH)
-        assert torch.equal(statistics.means[:3], before["means"]) and torch.equal(statistics.spread[:3], before["spread"])
+        assert torch.equal(statistics.means[:3], before["means"]) and torch.equal(
+            statistics.spread[:3], before["spread"]
+        )
 
     def test_a_class_without_features_is_an_error(self):
         with pytest.raises(ValueError, match="class 1 has no features"):
@@ -125,7 +131,9 @@ class TestFewImages:
         head = Head(WIDTH)
         head.grow(4)
         for how in ("train", "closed-form"):
-            rebalance(head, statistics, 2, 8, Rebalancing(how=how, covariance=kind, centroids=centroids, lr=0.1), seed=0)
+            rebalance(
+                head, statistics, 2, 8, Rebalancing(how=how, covariance=kind, centroids=centroids, lr=0.1), seed=0
+            )
             assert head.weight.isfinite().all() and head.bias.isfinite().all()
             assert torch.equal(head(features).argmax(1), torch.arange(4))
 
@@ -188,7 +196,10 @@ class TestRebalancing:
         entropy = normalized_cross_entropy
         monkeypatch.setattr(
             "vqprompt.statistics.normalized_cross_entropy",
-            lambda logits, labels, *rest: (seen.append(torch.bincount(labels, minlength=4)), entropy(logits, labels, *rest))[1],
+            lambda logits, labels, *rest: (
+                seen.append(torch.bincount(labels, minlength=4)),
+                entropy(logits, labels, *rest),
+            )[1],
         )
         rebalance(head, statistics, 2, 32, Rebalancing(epochs=2), seed=0)
         assert len(seen) == 4 and all((counts > 0).all() for counts in seen)
@@ -274,7 +285,9 @@ def test_only_the_head_is_touched():
         learner.method.finish_task = spy
         learner.learn(task)
         learner.method.finish_task = finish
-    assert seen == [set(), {"head.weight", "head.bias"}], "nothing after the first task, the classifier after the second"
+    assert seen == [set(), {"head.weight", "head.bias"}], (
+        "nothing after the first task, the classifier after the second"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -177,7 +177,7 @@ class TestWhatMayBeRead:
         return images.read(torch.arange(2), CPU)
 
     def test_nothing_before_the_stream_starts(self):
-        with pytest.raises(PastImagesError, match="task 1 .*while no task is being learned"):
+        with pytest.raises(PastImagesError, match=r"task 1 .*while no task is being learned"):
             self.read(make_stream().tasks[0].train)
 
     def test_only_the_open_task(self):
@@ -187,7 +187,9 @@ class TestWhatMayBeRead:
                 if other is task:
                     assert self.read(other.train).shape == (2, 3, 32, 32)
                 else:
-                    with pytest.raises(PastImagesError, match=f"task {other.number + 1} .*while task {task.number + 1} is"):
+                    with pytest.raises(
+                        PastImagesError, match=f"task {other.number + 1} .*while task {task.number + 1} is"
+                    ):
                         self.read(other.train)
 
     def test_nothing_after_the_stream_ends(self):

@@ -44,7 +44,10 @@ class TestRender:
         assert abs(found - expected).max() <= 1.01  # Pillow rounds twice, after each direction
 
     def test_any_box_is_pillow_s(self):
-        pixels, boxes = noise(40, count=3), torch.tensor([[0.1, 0.2, 0.8, 0.9], [0.0, 0.5, 0.3, 1.0], [0.25, 0.25, 0.75, 0.75]])
+        pixels, boxes = (
+            noise(40, count=3),
+            torch.tensor([[0.1, 0.2, 0.8, 0.9], [0.0, 0.5, 0.3, 1.0], [0.25, 0.25, 0.75, 0.75]]),
+        )
         found = render(pixels, boxes, None, config(12), torch.float32).numpy()
         for i, box in enumerate(boxes):
             cut = as_image(pixels[i]).resize((12, 12), Image.Resampling.BILINEAR, box=tuple((box * 40).tolist()))
@@ -88,7 +91,9 @@ class TestCentralBoxes:
     @pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 60), (50, 50)])
     def test_is_a_square_of_the_original_image(self, width, height):
         """Squashed to a square, cropped by the box: what cropping the original by hand gives."""
-        ramp = np.stack(np.broadcast_arrays(np.linspace(20, 230, width), np.linspace(20, 230, height)[:, None], 128), -1)
+        ramp = np.stack(
+            np.broadcast_arrays(np.linspace(20, 230, width), np.linspace(20, 230, height)[:, None], 128), -1
+        )
         image = Image.fromarray(ramp.astype(np.uint8))
         box = central_boxes(torch.tensor([width / height]), 0.875)
         pixels = torch.from_numpy(to_pixels(image, 64).copy())[None]

@@ -191,7 +191,7 @@ class TestResize:
 
 
 def test_width_that_heads_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="33.*2 heads"):
+    with pytest.raises(ValueError, match=r"33.*2 heads"):
         ViTConfig(width=33, heads=2)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -21,6 +22,7 @@ from vqprompt.datasets import DATASETS
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
 from vqprompt.report import write_comparison
+from vqprompt.vit import ViT
 from vqprompt.weights import BACKBONES, WeightsError, load_backbone
 
 app = typer.Typer(
@@ -37,7 +39,7 @@ DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"e
 
 
 @contextmanager
-def progress_bar() -> Iterator[runs.Progress]:
+def progress_bar(title: str = "") -> Iterator[runs.Progress]:
     """One live line: what, how far, how long, how long still."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
@@ -47,7 +49,7 @@ def progress_bar() -> Iterator[runs.Progress]:
         line = bar.add_task("starting", total=None)
 
         def report(done: float, total: float, what: str) -> None:
-            bar.update(line, completed=done, total=total or None, description=what)
+            bar.update(line, completed=done, total=total or None, description=title + what)
 
         yield report
 
@@ -79,10 +81,8 @@ def demo(
     results = {}
     for method, settings in DEMO_METHODS.items():
         config = resolve({**DEMO, **settings, "method": method, "seed": seed, "device": device})
-        with progress_bar() as progress:
-            results[method] = runs.run(
-                config, out / method, resume, lambda d, t, w, m=method: progress(d, t, f"{METHODS[m].title}: {w}")
-            )
+        with progress_bar(f"{METHODS[method].title}: ") as progress:
+            results[method] = runs.run(config, out / method, resume, progress)
         last = results[method]
         console.print(f"{last['title']}: {last['faa']:.1f} % right after 10 tasks ({last['seconds']:.0f} s)")
     page = write_comparison([out / method for method in results], out / "report.html")
@@ -143,18 +143,26 @@ def parse_tasks(text: str | None) -> int | list[int] | None:
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="Show one method's settings.")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method's settings.")] = None,
+    backbone: Annotated[str, typer.Option(help="Count parameters for it; see `vqprompt backbones`.")] = "vit-s14",
+    tasks: Annotated[int, typer.Option(min=1, help="Count parameters for so many.")] = 10,
+) -> None:
     """List the methods; with a name, its settings."""
     if name is None:
         table = Table(show_edge=False, header_style="bold")
-        for heading in ("name", "year", "prompting params", "what it does"):
-            table.add_column(heading, justify="right" if heading == "prompting params" else "left", no_wrap=heading == "name")
-        vit = load_backbone("vit-s14")
-        for key, method in METHODS.items():
-            count = method(vit, method.Options(), 10).parameter_counts()["prompting"]
-            table.add_row(key, str(method.year), f"{count:,}", method.summary)
+        for heading in ("name", "year", "params"):
+            table.add_column(heading, justify="right" if heading == "params" else "left", no_wrap=True)
+        table.add_column("what it does")
+        config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
+        with torch.device("meta"):  # shapes are enough to count
+            vit = ViT(config)
+            for key, method in METHODS.items():
+                count = method(vit, method.Options(), tasks).parameter_counts()["prompting"]
+                table.add_row(key, str(method.year), f"{count:,}", method.summary)
         console.print(table)
-        console.print("\nParameters for vit-s14 and 10 tasks. Settings of one: vqprompt methods NAME")
+        console.print(f"\nparams: prompting parameters for {escape(backbone)} and {tasks} tasks.", highlight=False)
+        console.print("Settings of one: vqprompt methods NAME", highlight=False)
         return
     method = find_method(name)
     console.print(f"[bold]{method.title}[/bold] ({method.year}): {method.summary}\n")

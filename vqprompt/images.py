@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import threading
 import warnings
 import zipfile
 import zlib
@@ -20,13 +19,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from vqprompt.archives import Files
 from vqprompt.errors import ImageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"}
@@ -108,55 +108,39 @@ class Entry:
     stamp: str  # changes when the content does
 
 
+class ImageSource(Protocol):
+    """What a store can be built from. key: what identifies the images besides their paths and stamps."""
+
+    path: Path
+    entries: list[Entry]
+
+    @property
+    def key(self) -> str: ...
+
+    def read(self, entry: Entry) -> bytes: ...
+
+
 class Source:
-    """A folder or a zip of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`."""
+    """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         if not self.path.exists():
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
-        self._zip: zipfile.ZipFile | None = None
-        if self.path.is_file():
-            if not zipfile.is_zipfile(self.path):
-                raise ImageError(f"{path}: neither a folder nor a zip file; give the folder that holds the class folders")
-            self._zip = zipfile.ZipFile(self.path)
-            self._lock = threading.Lock()  # one file handle, many decoding threads
+        self.files = Files(self.path, cache_folder() / "unpacked")
         self.ignored: list[str] = []
         self.entries = self._list()
 
+    @property
+    def key(self) -> str:
+        return self.files.key
+
     def read(self, entry: Entry) -> bytes:
-        if self._zip is None:
-            return (self.path / entry.path).read_bytes()
-        with self._lock:
-            return self._zip.read(entry.path)
-
-    def _files(self) -> Iterable[tuple[str, str]]:
-        """Relative path and stamp of every file, in a fixed order."""
-        if self._zip is not None:
-            for info in sorted(self._zip.infolist(), key=lambda i: i.filename):
-                if not info.is_dir():
-                    yield info.filename, f"{info.file_size}:{info.CRC}"
-            return
-        for folder, folders, names in os.walk(self.path, followlinks=True):
-            folders.sort()
-            for name in sorted(names):
-                full = Path(folder) / name
-                try:
-                    status = full.stat()
-                    stamp = f"{status.st_size}:{status.st_mtime_ns}"
-                except OSError:  # a link to nowhere: refused when it is read, if it is an image at all
-                    stamp = "missing"
-                yield full.relative_to(self.path).as_posix(), stamp
-
-    def _folders(self) -> list[str]:
-        """Class folders may be empty, and then no file names them."""
-        if self._zip is not None:
-            return [i.filename.rstrip("/") for i in self._zip.infolist() if i.is_dir()]
-        return [p.relative_to(self.path).as_posix() for p in sorted(self.path.glob("**/")) if p != self.path]
+        return self.files.read(entry.path)
 
     def _list(self) -> list[Entry]:
-        files = [(p, s) for p, s in self._files() if not any(part.startswith((".", "__MACOSX")) for part in p.split("/"))]
-        folders = [f for f in self._folders() if not any(part.startswith((".", "__MACOSX")) for part in f.split("/"))]
+        files = [(p, s) for p, s in self.files.stamps.items() if not hidden(p)]
+        folders = [f for f in self.files.folders if not hidden(f)]
         images = [p for p, _ in files if Path(p).suffix.lower() in SUFFIXES]
         prefix = _common_folder(images, folders)
         splits = {p[len(prefix) :].split("/")[0] for p, _ in files} | {f[len(prefix) :].split("/")[0] for f in folders}
@@ -197,6 +181,11 @@ class Source:
                 if (split is None or split in ("train", "test")) and (split, parts[-1]) not in filled:
                     raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
         return entries
+
+
+def hidden(path: str) -> bool:
+    """What systems leave behind, not people."""
+    return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
 
 
 def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:
@@ -240,12 +229,10 @@ class Store:
         return self._resident[device]
 
 
-def build_store(source: Source, side: int, progress: Progress = no_progress) -> Store:
+def build_store(source: ImageSource, side: int, progress: Progress = no_progress) -> Store:
     """The decoded store of a source: from the cache when the listing is unchanged, else decoded now."""
     listing = json.dumps([side, [(e.path, e.stamp) for e in source.entries]])
-    if source._zip is None:
-        listing += str(source.path.resolve())  # sizes and times identify files only within one folder
-    fingerprint = hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    fingerprint = hashlib.sha256((listing + source.key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     folder = cache_folder() / "images"
     target, aspects = folder / f"{fingerprint}.npy", folder / f"{fingerprint}.aspect.npy"
     if not (target.exists() and aspects.exists()):
@@ -254,7 +241,7 @@ def build_store(source: Source, side: int, progress: Progress = no_progress) -> 
     return Store(np.load(target, mmap_mode="r"), np.load(aspects), fingerprint)
 
 
-def _decode_all(source: Source, side: int, target: Path, aspects: Path, progress: Progress) -> None:
+def _decode_all(source: ImageSource, side: int, target: Path, aspects: Path, progress: Progress) -> None:
     entries = source.entries
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial.npy")
     pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(len(entries), 3, side, side))

@@ -88,6 +88,7 @@ class Learner:
         self.classes: list[str] = []
         self.history: list[TaskInfo] = []
         self._queries: dict[str, Tensor] = {}
+        self._passing: list[str] = []  # those of them that go when the next task comes
         self._unfinished: tuple[TaskInfo, list[str], int, dict[str, Any]] | None = None
         self.images_seen, self.seconds_training = 0, 0.0
 
@@ -108,11 +109,14 @@ class Learner:
 
         checkpoint: called after an epoch, when `self` can be saved in the middle of the task.
         """
-        twice = [name for name in task.classes if name in self.classes]
+        twice = sorted(set(task.classes) & set(self.classes))
         if twice:
             raise UserError(f"the class {twice[0]!r} was learned before; tasks must have classes of their own")
         images, seed = task.train, derive_seed(self.seed, "task", len(self.history))
         resume = None
+        for key in self._passing:  # queries of the last task's images: nothing asks for them again
+            self._queries.pop(key, None)
+        self._passing = [self._query_key(images, mirrored) for mirrored in (False, True)]
         if self._unfinished is None:
             info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
             with seeded(derive_seed(seed, "start")):
@@ -135,23 +139,24 @@ class Learner:
                 checkpoint()
 
         self.method.train()
-        seen, seconds = fit(
-            self.method.losses,
-            self.method.parameter_groups(),
-            self.vit,
-            shown,
-            shown_labels,
-            self.settings,
-            seed,
-            self.device,
-            task=info.number,
-            queries=self._training_queries(shown),
-            autocast=self.autocast,
-            on_batch=lambda count: progress(count, "learning"),
-            on_epoch=after_epoch,
-            resume=resume,
-        )
-        self.images_seen, self.seconds_training = self.images_seen + seen, self.seconds_training + seconds
+        if groups := self.method.parameter_groups():
+            seen, seconds = fit(
+                self.method.losses,
+                groups,
+                self.vit,
+                shown,
+                shown_labels,
+                self.settings,
+                seed,
+                self.device,
+                task=info.number,
+                queries=self._training_queries(shown),
+                autocast=self.autocast,
+                on_batch=lambda count: progress(count, "learning"),
+                on_epoch=after_epoch,
+                resume=resume,
+            )
+            self.images_seen, self.seconds_training = self.images_seen + seen, self.seconds_training + seconds
         self.method.eval()
         self.method.finish_task(
             Finish(
@@ -173,12 +178,15 @@ class Learner:
 
     @torch.no_grad()
     def _over(
-        self, images: Images, compute: Callable[[View], Tensor], progress: Progress, what: str, task: int | None = None
-    ) -> Tensor:
-        """`compute` over clean views of all images, in order, in batches of one size. task: where it is known."""
+        self, images: Images, compute: Callable[[View], Tensor], progress: Progress, what: str, task: int | None = None,
+        known: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`compute` over clean views of all images, in order, in batches of one size. task: where it is known; known:
+        queries, from who has them."""
         self.method.eval()
         size = 256 if self.device.type == "cuda" else 64
-        known = self.queries(images) if self.method.uses_query and compute is not _query_of else None
+        if known is None and self.method.uses_query and compute is not _query_of:
+            known = self.queries(images)
         order = torch.arange(len(images))
         if self.device.type == "cuda" and len(order) > size:  # compiled code wants one shape: repeat the last image
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
@@ -207,8 +215,7 @@ class Learner:
         images.check()  # known queries do not open a closed task
         if self.method.tunes_backbone:
             raise RuntimeError("the queries of a backbone that learns do not stay the same")
-        key = json.dumps([self.fingerprint, images.key, self.vit.config.image_size, self.settings.test_crop, mirrored,
-                          str(self.vit.dtype), self.device.type])  # fmt: skip
+        key = self._query_key(images, mirrored)
         if key not in self._queries:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.store.fingerprint else None
@@ -221,6 +228,10 @@ class Learner:
                 self._queries[key] = found
         return self._queries[key]
 
+    def _query_key(self, images: Images, mirrored: bool) -> str:
+        return json.dumps([self.fingerprint, images.key, self.vit.config.image_size, self.settings.test_crop, mirrored,
+                           str(self.vit.dtype), self.device.type])  # fmt: skip
+
     def _training_queries(self, images: Images) -> list[Tensor] | None:
         """Queries known before training: of un-augmented images, and of mirrored ones where there are flips."""
         if not self.method.uses_query or self.settings.augment == "crop":
@@ -231,17 +242,21 @@ class Learner:
         """Percent right on each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
-        right = self.logits(Images.concatenate([t.test for t in tasks]), progress).argmax(1).cpu() == truth
+        # queries task by task, as they were kept; and of scores, [images, classes], no more than a batch at a time
+        known = torch.cat([self.queries(t.test) for t in tasks]) if self.method.uses_query else None
+        tests = Images.concatenate([t.test for t in tasks])
+        guesses = self._over(tests, lambda view: self.method.logits(view).argmax(1), progress, "testing", known=known)
+        right = guesses.cpu() == truth
         return [100 * int(part.sum()) / len(part) for part in right.split([len(t.test) for t in tasks])]
 
     def prompt_use(self, task: Task) -> list[list[int]] | None:
         """How many of a task's training images choose each prompt, block by block; None if the method chooses none."""
-        if not self.method.uses_query or not hasattr(self.method.options, "pool"):
+        if not self.method.uses_query:
             return None
         chosen = self.method.choices(self.queries(task.train))
         if chosen is None:
             return None
-        size = self.method.options.pool
+        size = self.method.choosable
         return [torch.bincount(column.flatten().cpu(), minlength=size).tolist() for column in chosen.unbind(1)]
 
     # ------------------------------------------------------------------ predict

@@ -85,12 +85,11 @@ def run(
         task_started = time.perf_counter()
         number = task.number
         work.begin(task)
-        learner.learn(
-            task,
-            work.step,
-            lambda epoch, losses, n=number: state["losses"].append({"task": n, "epoch": epoch, "losses": losses}),
-            checkpoint,
-        )
+
+        def on_epoch(epoch: int, losses: dict[str, float], number: int = number) -> None:
+            state["losses"].append({"task": number, "epoch": epoch, "losses": losses})
+
+        learner.learn(task, work.step, on_epoch, checkpoint)
         state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
         state["prompt_use"].append(learner.prompt_use(task))
         state["task_seconds"].append(time.perf_counter() - task_started)
@@ -159,8 +158,8 @@ def _metrics(config: RunConfig, stream: Stream, learner: Learner, state: dict[st
     # state has a list a column (after task j, on tasks 0..j); the matrix has a row a task
     accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
     square = [row[:learned] for row in accuracy[:learned]]
-    statistics = learner.method.statistics
     uses = [use for use in state["prompt_use"] if use]
+    blocks = getattr(learner.method.options, "blocks", list(range(len(uses[0]) if uses else 0)))
     return {
         "method": config.method,
         "title": learner.method.title,
@@ -179,9 +178,9 @@ def _metrics(config: RunConfig, stream: Stream, learner: Learner, state: dict[st
         "task_seconds": state["task_seconds"],
         "images_per_second": learner.images_seen / max(learner.seconds_training, 1e-9),
         "parameters": learner.method.parameter_counts(),
-        "bytes_per_class": statistics.bytes_per_class if statistics else 0,
+        "bytes_per_class": learner.method.bytes_per_class(),
         "exemplars": learner.method.exemplar_count(),
-        "prompt_use": {"blocks": learner.method.options.blocks, "counts": uses} if uses else None,
+        "prompt_use": {"blocks": blocks, "counts": uses} if uses else None,
         "losses": state["losses"],
         "validation": config.validation,
         "notes": list(stream.dataset.notes),

@@ -65,28 +65,27 @@ class ClassStatistics(nn.Module):
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Take in the features [n, D] of new classes; labels run on from the classes already here."""
-        features = features.float()
-        for label in range(len(self.means), int(labels.max()) + 1):
-            own = features[labels == label]
-            if not len(own):
-                raise ValueError(f"class {label} has no features to take statistics of")
+        start, counts = len(self.means), torch.bincount(labels).tolist()
+        if 0 in counts[start:]:
+            raise ValueError(f"class {counts.index(0, start)} has no features to take statistics of")
+        means, shares, spread = [self.means], [self.shares], [self.spread]  # joined once, not class by class
+        for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
             member = self._assign(own)
-            counts = torch.bincount(member, minlength=self.centroids).to(own)
-            means = torch.zeros(self.centroids, own.shape[1]).to(own).index_add_(0, member, own)
-            means = means / counts.clamp(min=1)[:, None]
-            rest = own - means[member]
-            self.means = torch.cat([self.means, means[None]])
-            self.shares = torch.cat([self.shares, (counts / counts.sum())[None]])
+            held = torch.bincount(member, minlength=self.centroids).to(own)
+            mean = torch.zeros(self.centroids, own.shape[1]).to(own).index_add_(0, member, own)
+            mean = mean / held.clamp(min=1)[:, None]
+            rest = own - mean[member]
+            means.append(mean[None])
+            shares.append((held / held.sum())[None])
             if self.covariance == "diagonal":
-                variances = torch.zeros_like(means).index_add_(0, member, rest.square())
-                variances = variances / (counts - 1).clamp(min=1)[:, None] + JITTER
-                self.spread = torch.cat([self.spread, variances[None]])
+                variance = torch.zeros_like(mean).index_add_(0, member, rest.square())
+                spread.append((variance / (held - 1).clamp(min=1)[:, None] + JITTER)[None])
             elif self.covariance == "full":
-                matrix = rest.T @ rest / max(len(own) - 1, 1)
-                self.spread = torch.cat([self.spread, matrix[None]])
+                spread.append((rest.T @ rest / max(len(own) - 1, 1))[None])
             else:
-                self.spread = self.spread + rest.T @ rest
+                spread[0] = spread[0] + rest.T @ rest
                 self.seen = self.seen + max(len(own) - self.centroids, 1)
+        self.means, self.shares, self.spread = torch.cat(means), torch.cat(shares), torch.cat(spread)
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""

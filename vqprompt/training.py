@@ -44,19 +44,22 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[list[Tensor]]:
-    """Shuffled index batches of every epoch, all of one size (what compiled code and fused kernels want).
+    """Shuffled index batches of every epoch, all of one size (what compiled and recorded code wants).
 
-    What is left over in an epoch comes first in the next, so no image goes unseen; only the last epoch's rest is
-    dropped, and not even that when it is the only epoch or the whole task is smaller than a batch.
+    What does not fill a batch is left out of the epoch and comes first in the next one, so no image goes unseen. With
+    fewer than four batches an epoch that would leave out much: there the next epoch takes the rest in addition. A
+    single epoch, or a task smaller than a batch, leaves out nothing.
     """
     schedule, rest = [], torch.empty(0, dtype=torch.long)
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
-        order = torch.cat([rest, torch.randperm(count, generator=generator)])
+        order = torch.randperm(count, generator=generator)
         if count < batch_size:
             schedule.append([order])
             continue
-        batches = list(order.split(batch_size))
+        if count >= 4 * batch_size:
+            order = order[~torch.isin(order, rest)]
+        batches = list(torch.cat([rest, order]).split(batch_size))
         rest = batches.pop() if len(batches[-1]) < batch_size and epochs > 1 else rest[:0]
         schedule.append(batches)
     return schedule
@@ -70,7 +73,7 @@ def learning_rate(peak: float, low: float, step: int, steps: int) -> float:
 def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
     """Images without augmentation, rendered when asked for."""
     boxes = central_boxes(aspect, test_crop).to(pixels.device)
-    return lambda: render(pixels, boxes, None, vit.config, vit.dtype)
+    return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
 
 
 def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
@@ -108,11 +111,11 @@ Inputs = dict[str, Tensor]
 class Recorded:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
 
-    The first steps run as they are (compilers and allocators settle then); so do batches of another shape, and every
-    step if the recording fails.
+    The first step runs as it is (compilers, allocators and the optimizer's state settle then); so do batches of
+    another shape, and every step if the recording fails.
     """
 
-    EAGER_STEPS = 3
+    EAGER_STEPS = 1
 
     def __init__(self, step: Callable[[Inputs], Losses], device: torch.device) -> None:
         self.step, self.eager_left = step, self.EAGER_STEPS
@@ -178,7 +181,8 @@ def fit(
 
     def take_step(inputs: Inputs) -> Losses:
         def rendered() -> Tensor:
-            return render(inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype)
+            pixels, boxes, flips = inputs["pixels"], inputs["boxes"], inputs.get("flips")
+            return render(pixels, boxes, flips, vit.config, vit.dtype, vit.compiled)
 
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):

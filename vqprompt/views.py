@@ -74,17 +74,33 @@ def _normalization(config: ViTConfig, device: torch.device) -> tuple[Tensor, Ten
     return mean, std
 
 
-def render(pixels: Tensor, boxes: Tensor, flips: Tensor | None, config: ViTConfig, dtype: torch.dtype) -> Tensor:
+def _draw(
+    pixels: Tensor, boxes: Tensor, flips: Tensor | None, size: int, mean: Tensor, std: Tensor, dtype: torch.dtype
+) -> Tensor:
+    x0, y0, x1, y1 = boxes.unbind(1)
+    if flips is not None:  # read the box from right to left
+        x0, x1 = torch.where(flips, x1, x0), torch.where(flips, x0, x1)
+    source = pixels.shape[-1]
+    across = _resampling(x0, x1, source, size).to(dtype)
+    down = _resampling(y0, y1, source, size).to(dtype)[:, None]
+    images = down @ (pixels.to(dtype).flatten(1, 2) @ across.mT).unflatten(1, (-1, source))
+    return ((images - mean) / std).to(dtype)
+
+
+_compiled_draw = torch.compile(_draw, dynamic=False)
+
+
+def render(
+    pixels: Tensor,
+    boxes: Tensor,
+    flips: Tensor | None,
+    config: ViTConfig,
+    dtype: torch.dtype = torch.float32,
+    compiled: bool = False,
+) -> Tensor:
     """uint8 pixels [B, 1 or 3, S, S] to normalized images [B, 3, size, size], all on one device.
 
-    flips: bool [B] or None; a flip reads the box from right to left.
+    boxes: [B, 4]. flips: bool [B] or None. compiled: fuse what surrounds the two matrix products.
     """
-    x0, y0, x1, y1 = boxes.unbind(1)
-    if flips is not None:
-        x0, x1 = torch.where(flips, x1, x0), torch.where(flips, x0, x1)
-    source, target = pixels.shape[-1], config.image_size
-    across = _resampling(x0, x1, source, target).to(dtype)
-    down = _resampling(y0, y1, source, target).to(dtype)[:, None]
-    images = down @ (pixels.to(dtype).flatten(1, 2) @ across.mT).unflatten(1, (-1, source))
     mean, std = _normalization(config, pixels.device)
-    return ((images - mean) / std).to(dtype)
+    return (_compiled_draw if compiled else _draw)(pixels, boxes, flips, config.image_size, mean, std, dtype)

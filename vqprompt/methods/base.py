@@ -119,7 +119,7 @@ class Method(nn.Module):
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
 
-    def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
+    def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
         super().__init__()
         self.options: Any = options
@@ -142,13 +142,14 @@ class Method(nn.Module):
         labels [n]."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Groups for the optimizer; `scale` multiplies the learning rate."""
+        """Groups for the optimizer; `scale` multiplies the learning rate. None: there is nothing to train."""
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         own = [p for p in self.prompting_parameters() if p.requires_grad]
         if own:
             groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
         if self.tunes_backbone:
-            groups.append({"params": list(self.vit.parameters()), "scale": getattr(self.options, "backbone_lr_scale", 1.0)})
+            scale = getattr(self.options, "backbone_lr_scale", 1.0)
+            groups.append({"params": list(self.vit.parameters()), "scale": scale})
         return groups
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
@@ -159,8 +160,10 @@ class Method(nn.Module):
         features, own = self.features(view)
         return {"task": self.task_loss(self.head(features), view.labels), **own}
 
-    def task_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
         """Cross-entropy. Masked, it sees the new classes alone: −inf for the old ones, so no gradient reaches them."""
+        if labels is None:
+            raise RuntimeError("a loss needs labels, and only views in training have them")
         if self.masks_old_logits:
             return F.cross_entropy(logits[:, self.task.old_classes :], labels - self.task.old_classes)
         return F.cross_entropy(logits, labels)
@@ -187,6 +190,15 @@ class Method(nn.Module):
         """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
         return None
 
+    @property
+    def choosable(self) -> int:
+        """How many prompts a block has to choose from, for methods that choose."""
+        return 0
+
+    def bytes_per_class(self) -> int:
+        """What is kept of each class learned, besides its row in a classifier."""
+        return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
+
     # ------------------------------------------------------------------ shared services
 
     def classifiers(self) -> list[nn.Linear]:
@@ -199,7 +211,7 @@ class Method(nn.Module):
 
     def prompting_parameters(self) -> list[nn.Parameter]:
         """The method's own parameters: not the backbone's, not a classifier's."""
-        return [p for _, module in self.own_modules() for p in module.parameters()]
+        return [*self.parameters(recurse=False), *(p for _, module in self.own_modules() for p in module.parameters())]
 
     def parameter_counts(self) -> dict[str, int]:
         return {

@@ -33,7 +33,7 @@ class BiCOptions(TuningOptions):
 class BiC(LwF):
     title = "BiC"
     year = 2019
-    summary = "rehearses kept images with distillation, then corrects the bias to new classes with two numbers"
+    summary = "rehearses kept images; two numbers undo the bias to new classes"
     Options: ClassVar[Any] = BiCOptions
     masks_old_logits = False
     correction: Tensor  # [2, C], α and β of each class: the same for all classes of a task
@@ -55,6 +55,10 @@ class BiC(LwF):
 
     def exemplar_count(self) -> int:
         return len(self.memory)
+
+    def bytes_per_class(self) -> int:
+        """The images kept, shared among the classes: the more classes, the fewer of each."""
+        return sum(t.nbytes for t in (*self.memory.buffers(), self.correction)) // max(self.task.all_classes, 1)
 
     # ------------------------------------------------------------------ stage 1: rehearse
 

@@ -43,7 +43,7 @@ class Components(nn.Module):
 class CodaPrompt(Method):
     title = "CODA-P"
     year = 2023
-    summary = "a weighted sum of components, N/T new ones a task, the earlier ones frozen"
+    summary = "a weighted sum of components: new ones a task, old ones frozen"
     Options = CodaOptions
     training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True

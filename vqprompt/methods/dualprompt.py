@@ -73,6 +73,10 @@ class DualPrompt(Method):
     def choices(self, query: Tensor) -> Tensor:
         return cosine(query, self._of_all("keys")).argmax(dim=-1)
 
+    @property
+    def choosable(self) -> int:
+        return len(self.experts)
+
     def _of_all(self, what: str) -> Tensor:
         """Keys [M, N, D] or prompts [M, N, L_p, D] of all experts that may be chosen."""
         count = len(self.experts) if self.options.unlearned_experts else self.task.number + 1

@@ -100,7 +100,7 @@ class PromptMemory(nn.Module):
 class EvoPrompt(Method):
     title = "EvoPrompt"
     year = 2024
-    summary = "tokens made from the query by a small network in every block, merged with its past after each task"
+    summary = "small networks turn the query into tokens; merged after each task"
     Options = EvoOptions
     uses_query = True
     prompts_stay = True
@@ -149,6 +149,9 @@ class EvoPrompt(Method):
             memory.merge(hidden, outputs, self.options.merge_rate)
         memory.hidden_credit = torch.maximum(memory.hidden_credit, hidden)
         memory.output_credit = torch.maximum(memory.output_credit, outputs)
+
+    def bytes_per_class(self) -> int:
+        return self.prototypes.nbytes // max(len(self.prototypes), 1)
 
 
 def match(rows: Tensor, others: Tensor) -> Tensor:

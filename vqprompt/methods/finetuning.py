@@ -15,7 +15,7 @@ from vqprompt.methods.base import Options as BaseOptions
 class LinearProbe(Method):
     title = "Linear"
     year = 2022
-    summary = "a linear classifier on frozen features, old logits masked; no prompts, no statistics"
+    summary = "a linear classifier on frozen features, old logits masked"
     uses_query = True
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
@@ -29,7 +29,7 @@ class TuningOptions(BaseOptions):
 class FT(Method):
     title = "FT"
     year = 1989
-    summary = "plain sequential fine-tuning of backbone and classifier: what forgetting looks like"
+    summary = "plain fine-tuning, task by task: what forgetting looks like"
     Options = TuningOptions
     training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True
@@ -46,5 +46,5 @@ class FTPlusPlus(FT):
 class Joint(FT):
     title = "Joint"
     year = 1989
-    summary = "fine-tuning on all classes at once: what could be had without tasks"
+    summary = "fine-tuning on all classes at once: what there is to be had"
     joint = True

@@ -28,7 +28,7 @@ class Replay(Rebalancing):
     epochs: int = Field(30, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(0.005, gt=0, description="learning rate, cosine to zero")
     optimizer: Literal["adamw", "sgd"] = Field("sgd", description="AdamW, or SGD with momentum 0.9")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
 
 
 class IdentityReplay(Replay):
@@ -74,7 +74,7 @@ class IdentityHead(Head):
 class HidePrompt(Method):
     title = "HiDe-Prompt"
     year = 2023
-    summary = "a prompt a task, chosen by a classifier of unprompted features; both classifiers replay statistics"
+    summary = "a prompt a task, picked by a prompt-free classifier; statistics"
     Options = HideOptions
     uses_query = True
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028}  # CUB-200, as are the options' defaults
@@ -142,6 +142,14 @@ class HidePrompt(Method):
         """The task of the class that each query looks like [B]."""
         ends = torch.tensor(self.task_sizes, device=query.device).cumsum(0)
         return torch.bucketize(self.identity(query).argmax(dim=1), ends, right=True)
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor:
+        return self.infer_task(query)[:, None].expand(-1, len(self.options.blocks))  # one prompt for all blocks
+
+    @property
+    def choosable(self) -> int:
+        return len(self.prompts)
 
     def blended_prompt(self) -> Tensor:
         """The task's prompt with a little of those before it, which do not learn any more."""

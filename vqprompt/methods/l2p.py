@@ -68,6 +68,10 @@ class L2P(Method):
         """The `top` prompts of each image and block [B, M, top], nearest first."""
         return cosine(query, self.pool.keys).topk(self.options.top, dim=-1).indices
 
+    @property
+    def choosable(self) -> int:
+        return self.options.pool
+
 
 class DeepL2P(L2P):
     title = "Deep L2P++"

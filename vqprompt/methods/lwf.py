@@ -47,7 +47,7 @@ class LwFOptions(TuningOptions):
 class LwF(Method):
     title = "LwF"
     year = 2017
-    summary = "fine-tuning held to the old network's answers on the new images; no old images"
+    summary = "fine-tuning held to the old network's answers on new images"
     Options: ClassVar[Any] = LwFOptions
     training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True

@@ -36,7 +36,7 @@ class SLCAOptions(TuningOptions):
 class SLCA(Method):
     title = "SLCA"
     year = 2023
-    summary = "a slowly tuned backbone, the classifier aligned on pseudo-features with full covariances"
+    summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd"}
     presets = {"released": {"epochs": 50}}  # CUB-200 and ImageNet-R
@@ -60,3 +60,6 @@ class SLCA(Method):
     def finish_task(self, finish: Finish) -> None:
         self.unaligned = torch.cat([self.head.weight, self.head.bias[:, None]], dim=1).detach()
         self.remember_and_rebalance(finish, self.options.rebalancing)
+
+    def bytes_per_class(self) -> int:
+        return super().bytes_per_class() + self.unaligned.nbytes // max(len(self.unaligned), 1)

@@ -19,6 +19,9 @@ from vqprompt.prompts import PromptPool, check_blocks
 from vqprompt.statistics import ClassStatistics, Rebalancing
 from vqprompt.vit import ViT
 
+QUANTIZE = "replace the soft prompt by its nearest pool element"
+STATISTICS = "rebalance the classifier from class statistics after each task"
+
 
 class VQOptions(BaseOptions):
     pool: int = Field(10, ge=1, description="prompts in a block's pool (N)")
@@ -28,13 +31,13 @@ class VQOptions(BaseOptions):
     normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
     normalize_query: bool = Field(False, description="unit-length query")
     placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
-    quantize: bool = Field(True, description="replace the soft prompt by its nearest pool element")
+    quantize: bool = Field(True, description=QUANTIZE)
     gradient: Literal["straight-through", "rotation"] = Field("straight-through", description="gradient estimator")
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
     prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
-    statistics: bool = Field(True, description="rebalance the classifier from class statistics after each task")
+    statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing()
 
     @field_validator("length")
@@ -48,7 +51,7 @@ class VQOptions(BaseOptions):
 class VQPrompt(Method):
     title = "VQ-Prompt"
     year = 2024
-    summary = "soft selection quantized to one of N prompts, statistics rebalance the classifier"
+    summary = "soft selection, quantized to one of 10 prompts; class statistics"
     Options = VQOptions
     uses_query = True
     presets = {
@@ -87,7 +90,11 @@ class VQPrompt(Method):
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
-        return self.pool.nearest(self.soft_prompt(query))
+        return self.pool.nearest(self.soft_prompt(query)) if self.options.quantize else None
+
+    @property
+    def choosable(self) -> int:
+        return self.options.pool
 
 
 class VQPromptS(VQPrompt):
@@ -95,7 +102,7 @@ class VQPromptS(VQPrompt):
     summary = "VQ-Prompt without class statistics"
 
     class Options(VQOptions):
-        statistics: bool = False
+        statistics: bool = Field(False, description=STATISTICS)
 
 
 class SoftPrompt(VQPrompt):
@@ -103,5 +110,5 @@ class SoftPrompt(VQPrompt):
     summary = "the soft prompt itself, no quantization, no statistics"
 
     class Options(VQOptions):
-        quantize: bool = False
-        statistics: bool = False
+        quantize: bool = Field(False, description=QUANTIZE)
+        statistics: bool = Field(False, description=STATISTICS)

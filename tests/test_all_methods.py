@@ -1,0 +1,160 @@
+"""Every method there is, on real drawings, by what holds for all of them: nothing here knows which method it is.
+
+A method is covered by being registered in METHODS. What defines each one is tested in test_methods_*.py.
+"""
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_learner, make_vit, same_tensors, tensors_of
+
+from vqprompt import Learner, Stream, open_dataset, runs
+from vqprompt.checkpoint import read_checkpoint
+from vqprompt.config import resolve
+from vqprompt.errors import PastImagesError
+from vqprompt.images import Images
+from vqprompt.methods import METHODS
+from vqprompt.training import Training
+
+TASKS = [["cat", "star"], ["pizza", "ladder"], ["fish", "umbrella"]]
+TRAIN, TEST, SIZE, EXEMPLARS = 6, 3, 42, 9
+SETTINGS = {"tasks": TASKS, "train_per_class": TRAIN, "test_per_class": TEST, "size": SIZE, "epochs": 1,
+            "batch_size": 6, "seed": 3, "device": "cpu", "compile": "off"}  # fmt: skip
+CHEAP = {"rebalancing": {"epochs": 2, "ratio": 1}, "identity_rebalancing": {"epochs": 2, "ratio": 1}, "exemplars": EXEMPLARS}
+REHEARSAL = {"bic"}
+
+
+def settings(name: str) -> dict:
+    """Those of the run, and of the method's own what takes long."""
+    return {**SETTINGS, "method": name, **{k: v for k, v in CHEAP.items() if k in METHODS[name].Options.model_fields}}
+
+
+@dataclass
+class Ran:
+    folder: Path  # of a run that was left alone
+    metrics: dict
+    learner: Learner  # alive, as the run left it
+    stream: Stream
+    killed: Path  # what was on the disk when the last task had begun
+    refused: int  # reads of another task's training images that the stream refused while a task was learned
+
+    @property
+    def tasks(self) -> int:
+        return len(self.stream)  # one for a method that learns all classes at once
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def ran(request, tmp_path_factory) -> Ran:
+    """One run. At each step of the training every task's images are asked for; as the last task begins, the folder is
+    copied, which is what a kill would leave there."""
+    folder = tmp_path_factory.mktemp("run")
+    made: dict = {"refused": 0}
+    killed = folder / "killed"
+
+    def progress(done: float, total: float, what: str) -> None:
+        if not what.endswith("learning"):
+            return
+        stream = made["stream"]
+        now = next(task.number for task in stream.tasks if what.startswith(f"task {task.number + 1}/"))
+        for task in stream.tasks:
+            if task.number == now:
+                task.train.read(torch.arange(1), torch.device("cpu"))
+                continue
+            with pytest.raises(PastImagesError):
+                task.train.read(torch.arange(1), torch.device("cpu"))
+            made["refused"] += 1
+        if now == len(stream) - 1 and not killed.exists():
+            shutil.copytree(folder / "whole", killed)
+
+    def recorded(name, original):
+        def make(*args, **kwargs):
+            made[name] = original(*args, **kwargs)
+            return made[name]
+
+        return make
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "Learner", recorded("learner", Learner))
+        patch.setattr(runs, "Stream", recorded("stream", Stream))
+        metrics = runs.run(resolve(settings(request.param)), folder / "whole", progress=progress)
+    yield Ran(folder / "whole", metrics, made["learner"], made["stream"], killed, made["refused"])
+    shutil.rmtree(folder)  # a tuned backbone takes room
+
+
+def test_metrics(ran):
+    n, found = ran.tasks, ran.metrics
+    assert found["done"] and [name for task in found["tasks"] for name in task] == sum(TASKS, [])
+    assert all(math.isfinite(found[key]) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second"))
+    for i, row in enumerate(found["accuracy"]):
+        assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
+        assert all(0 <= value <= 100 for value in row[i:])
+    assert found["faa"] == pytest.approx(sum(row[-1] for row in found["accuracy"]) / n)
+    assert len(found["average_accuracy"]) == len(found["task_seconds"]) == n
+    assert len(found["losses"]) == n, "one epoch a task"
+    assert all(math.isfinite(v) for entry in found["losses"] for v in entry["losses"].values())
+    assert found["parameters"]["trainable"] > 0 and found["images_per_second"] > 0
+    if found["prompt_use"]:
+        assert [len(use) for use in found["prompt_use"]["counts"]] == [len(found["prompt_use"]["blocks"])] * n
+
+
+def test_resumed_it_ends_the_same_to_the_last_bit(ran):
+    config = resolve(settings(ran.metrics["method"]))
+    resumed = runs.run(config, ran.killed, resume=True, report=False)
+    for key in ("accuracy", "losses", "prompt_use", "parameters", "bytes_per_class", "exemplars"):
+        assert resumed[key] == ran.metrics[key], key
+    one, other = read_checkpoint(ran.folder), read_checkpoint(ran.killed)
+    assert same_tensors(one[0], other[0])
+    assert one[1]["classes"] == other[1]["classes"] == sum(TASKS, [])
+
+
+def test_loaded_it_says_the_same(ran):
+    loaded = Learner.load(ran.folder, device="cpu", compile="off")
+    tests = Images.concatenate([task.test for task in ran.stream.tasks])
+    logits = ran.learner.logits(tests)
+    assert logits.shape == (len(tests), loaded.classes.__len__()) and logits.isfinite().all()
+    assert torch.equal(loaded.logits(tests), logits)
+    drawings = [tests.store.pixels[row, 0] for row in tests.rows[:4]]
+    assert loaded.predict(drawings) == ran.learner.predict(drawings)
+
+
+def test_report(ran):
+    page = (ran.folder / "report.html").read_text(encoding="utf-8")
+    assert ran.learner.method.title in page and all(name in page for name in ran.learner.classes)
+
+
+def test_images_are_kept_by_who_says_so_alone(ran):
+    kept = ran.metrics["exemplars"]
+    assert bool(kept) == (ran.metrics["method"] in REHEARSAL)
+    assert kept <= EXEMPLARS
+    pixels = [t for t in read_checkpoint(ran.folder)[0].values() if t.dtype == torch.uint8]
+    assert sum(len(t) for t in pixels) == kept, "nothing else in the checkpoint is made of pixels"
+    assert ran.metrics["bytes_per_class"] >= 28 * 28 * kept // len(ran.learner.classes)
+
+
+def test_other_tasks_images_are_refused_while_one_is_learned(ran):
+    batches = math.ceil(len(ran.stream.tasks[0].train) / SETTINGS["batch_size"])
+    assert ran.refused >= ran.tasks * batches * (ran.tasks - 1)
+    for task in ran.stream.tasks:  # and all of them, once it is over
+        with pytest.raises(PastImagesError):
+            task.train.check()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_between_two_epochs(name, tmp_path):
+    """In the middle of each task but the first, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""
+    options = {k: v for k, v in CHEAP.items() if k in METHODS[name].Options.model_fields}
+    training = Training(epochs=2, batch_size=6, augment="flip", **METHODS[name].training_defaults | {"epochs": 2, "batch_size": 6})
+    drawings = open_dataset("quickdraw50", size=28)
+    stream = Stream(drawings, [sum(TASKS, [])] if METHODS[name].joint else TASKS, 3, 0.0, TRAIN, TEST)
+    whole = make_learner(name, training=training, **options)
+    for task in stream:
+        folder = tmp_path / str(task.number)
+        whole.learn(task, checkpoint=lambda folder=folder: whole.save(folder))
+        resumed = Learner.load(folder, device="cpu", compile="off", backbone=make_vit())
+        resumed.learn(task)
+        assert same_tensors(tensors_of(whole), tensors_of(resumed))
+        assert whole.accuracies(stream.seen(task.number)) == resumed.accuracies(stream.seen(task.number))
