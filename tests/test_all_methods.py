@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_learner, make_vit, same_tensors, tensors_of
+from pydantic import BaseModel
 
 from vqprompt import Learner, Stream, open_dataset, runs
 from vqprompt.checkpoint import read_checkpoint
@@ -21,16 +22,23 @@ from vqprompt.methods import METHODS
 from vqprompt.training import Training
 
 TASKS = [["cat", "star"], ["pizza", "ladder"], ["fish", "umbrella"]]
+CLASSES = [name for task in TASKS for name in task]
 TRAIN, TEST, SIZE, EXEMPLARS = 6, 3, 42, 9
 SETTINGS = {"tasks": TASKS, "train_per_class": TRAIN, "test_per_class": TEST, "size": SIZE, "epochs": 1,
-            "batch_size": 6, "seed": 3, "device": "cpu", "compile": "off"}  # fmt: skip
-CHEAP = {"rebalancing": {"epochs": 2, "ratio": 1}, "identity_rebalancing": {"epochs": 2, "ratio": 1}, "exemplars": EXEMPLARS}
+            "batch_size": 12, "seed": 3, "device": "cpu", "compile": "off"}  # fmt: skip
+QUICK_REPLAY = {"epochs": 2, "ratio": 1}
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS,
+         "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
 
 
+def cheap(name: str) -> dict:
+    """Of a method's options those that take long, cut down."""
+    return {key: value for key, value in CHEAP.items() if key in METHODS[name].Options.model_fields}
+
+
 def settings(name: str) -> dict:
-    """Those of the run, and of the method's own what takes long."""
-    return {**SETTINGS, "method": name, **{k: v for k, v in CHEAP.items() if k in METHODS[name].Options.model_fields}}
+    return {**SETTINGS, "method": name, **cheap(name)}
 
 
 @dataclass
@@ -59,6 +67,7 @@ def ran(request, tmp_path_factory) -> Ran:
         if not what.endswith("learning"):
             return
         stream = made["stream"]
+        assert made["learner"].method.training
         now = next(task.number for task in stream.tasks if what.startswith(f"task {task.number + 1}/"))
         for task in stream.tasks:
             if task.number == now:
@@ -87,7 +96,7 @@ def ran(request, tmp_path_factory) -> Ran:
 
 def test_metrics(ran):
     n, found = ran.tasks, ran.metrics
-    assert found["done"] and [name for task in found["tasks"] for name in task] == sum(TASKS, [])
+    assert found["done"] and [name for task in found["tasks"] for name in task] == CLASSES
     assert all(math.isfinite(found[key]) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second"))
     for i, row in enumerate(found["accuracy"]):
         assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
@@ -97,8 +106,19 @@ def test_metrics(ran):
     assert len(found["losses"]) == n, "one epoch a task"
     assert all(math.isfinite(v) for entry in found["losses"] for v in entry["losses"].values())
     assert found["parameters"]["trainable"] > 0 and found["images_per_second"] > 0
-    if found["prompt_use"]:
-        assert [len(use) for use in found["prompt_use"]["counts"]] == [len(found["prompt_use"]["blocks"])] * n
+
+
+def test_prompt_use(ran):
+    """Whoever chooses among prompts says which; every training image counts, as often as it chooses."""
+    method, use = ran.learner.method, ran.metrics["prompt_use"]
+    chosen = method.choices(torch.randn(2, method.vit.config.width))
+    if chosen is None:
+        assert use is None
+        return
+    assert len(use["blocks"]) == chosen.shape[1] and len(use["counts"]) == ran.tasks
+    for task, blocks in zip(ran.stream.tasks, use["counts"], strict=True):
+        assert [len(counts) for counts in blocks] == [method.choosable] * len(use["blocks"])
+        assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
 
 
 def test_resumed_it_ends_the_same_to_the_last_bit(ran):
@@ -108,14 +128,14 @@ def test_resumed_it_ends_the_same_to_the_last_bit(ran):
         assert resumed[key] == ran.metrics[key], key
     one, other = read_checkpoint(ran.folder), read_checkpoint(ran.killed)
     assert same_tensors(one[0], other[0])
-    assert one[1]["classes"] == other[1]["classes"] == sum(TASKS, [])
+    assert one[1]["classes"] == other[1]["classes"] == CLASSES
 
 
 def test_loaded_it_says_the_same(ran):
     loaded = Learner.load(ran.folder, device="cpu", compile="off")
     tests = Images.concatenate([task.test for task in ran.stream.tasks])
     logits = ran.learner.logits(tests)
-    assert logits.shape == (len(tests), loaded.classes.__len__()) and logits.isfinite().all()
+    assert logits.shape == (len(tests), len(loaded.classes)) and logits.isfinite().all()
     assert torch.equal(loaded.logits(tests), logits)
     drawings = [tests.store.pixels[row, 0] for row in tests.rows[:4]]
     assert loaded.predict(drawings) == ran.learner.predict(drawings)
@@ -144,13 +164,24 @@ def test_other_tasks_images_are_refused_while_one_is_learned(ran):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_options(name):
+    options = METHODS[name].Options
+    assert len(METHODS[name].summary) <= 65, "`vqprompt methods` has one line of 100 columns for each"
+    for key, field in options.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            given = options(**{key: {"lr": 0.123}})
+            assert getattr(given, key) == field.default.model_copy(update={"lr": 0.123}), "the rest stays as it was"
+        else:
+            assert field.description, f"{key} is shown to users without a word"
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_killed_between_two_epochs(name, tmp_path):
-    """In the middle of each task but the first, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""
-    options = {k: v for k, v in CHEAP.items() if k in METHODS[name].Options.model_fields}
-    training = Training(epochs=2, batch_size=6, augment="flip", **METHODS[name].training_defaults | {"epochs": 2, "batch_size": 6})
+    """In the middle of each task, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""
+    training = Training(**{**METHODS[name].training_defaults, "epochs": 2, "batch_size": 6, "augment": "flip"})
     drawings = open_dataset("quickdraw50", size=28)
-    stream = Stream(drawings, [sum(TASKS, [])] if METHODS[name].joint else TASKS, 3, 0.0, TRAIN, TEST)
-    whole = make_learner(name, training=training, **options)
+    stream = Stream(drawings, [CLASSES] if METHODS[name].joint else TASKS, 3, 0.0, TRAIN, TEST)
+    whole = make_learner(name, training=training, **cheap(name))
     for task in stream:
         folder = tmp_path / str(task.number)
         whole.learn(task, checkpoint=lambda folder=folder: whole.save(folder))

@@ -77,7 +77,7 @@ class TestNearest:
         assert found.shape == (batch, blocks)
         for b in range(batch):
             for m in range(blocks):
-                distances = [float((soft[b, m] - pool.prompts[m, j]).norm()) for j in range(size)]
+                distances = [float((soft[b, m] - pool.prompts[m, j].detach()).norm()) for j in range(size)]
                 assert distances[found[b, m]] <= min(distances) + 1e-9
 
     def test_an_element_is_nearest_to_itself(self):

@@ -9,6 +9,7 @@ from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, t
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from vqprompt import training as training_module
 from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import Learner
 from vqprompt.methods.base import TaskInfo
@@ -151,15 +152,15 @@ class TestLearning:
             by_hand.append(100 * sum(a == b for a, b in zip(guesses, truth, strict=True)) / len(truth))
         assert learner.accuracies(stream.tasks) == pytest.approx(by_hand)
 
-    @pytest.mark.parametrize("augment", ["crop", "flip"])
-    def test_every_epoch_shows_an_image_differently(self, augment):
-        training = Training(epochs=4, batch_size=16, augment=augment)
-        learner, shown = make_learner("linear", training=training), []
-        losses = learner.method.losses
-        learner.method.losses = lambda view: (shown.append(view.images[view.labels == 0].mean(0)), losses(view))[1]
-        learner.learn(next(iter(make_stream())))
-        assert len(shown) == 4
-        assert all(not torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(shown, 2))
+    @pytest.mark.parametrize(("augment", "drawn"), [("crop", 0), ("flip", 1)])
+    def test_every_epoch_draws_its_own_crops_and_flips(self, monkeypatch, augment, drawn):
+        plain, seen = training_module.draw_augmentation, []
+        spy = lambda *given: (seen.append(found := plain(*given)), found)[1]  # noqa: E731
+        monkeypatch.setattr(training_module, "draw_augmentation", spy)
+        learner = make_learner("linear", training=Training(epochs=4, batch_size=16, augment=augment))
+        learner.learn(next(iter(make_stream())))  # 16 images: one batch an epoch
+        assert len(seen) == 4
+        assert not any(torch.equal(a[drawn], b[drawn]) for a, b in itertools.combinations(seen, 2))
 
     def test_progress_and_losses_are_reported(self):
         seen, epochs = [], []

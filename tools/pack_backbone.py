@@ -10,6 +10,7 @@ becomes int8 under its own key, symmetric, with one scale a row (output channel)
 A row's scale is the one, of a few clipping ratios of its largest magnitude, with the least squared error. Biases,
 norms, class token and position embedding stay fp16. The metadata holds `format` and the model's `config` as JSON.
 """
+
 import argparse
 import json
 from pathlib import Path
@@ -17,8 +18,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-CONFIG = {"width": 384, "depth": 12, "heads": 6, "patch": 14, "image_size": 224, "mlp_ratio": 4.0, "eps": 1e-6,
-          "mean": [.485, .456, .406], "std": [.229, .224, .225]}
+CONFIG = {
+    "width": 384,
+    "depth": 12,
+    "heads": 6,
+    "patch": 14,
+    "image_size": 224,
+    "mlp_ratio": 4.0,
+    "eps": 1e-6,
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+}
 KEPT = ("cls_token", "pos_embed")
 RATIOS = torch.linspace(0.7, 1.0, 31)
 
@@ -41,8 +51,9 @@ def quantize(weight):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weights", type=Path, help="fp16 safetensors file with timm's key names")
-    parser.add_argument("output", type=Path, nargs="?",
-                        default=Path(__file__).parents[1] / "vqprompt/assets/vit_s14.safetensors")
+    parser.add_argument(
+        "output", type=Path, nargs="?", default=Path(__file__).parents[1] / "vqprompt/assets/vit_s14.safetensors"
+    )
     args = parser.parse_args()
     packed = {}
     for key, value in load_file(args.weights).items():

@@ -10,6 +10,7 @@ The output loads with `np.load(path, allow_pickle=False)`; no decoding step:
     classes  unicode [50]              class names, in alphabetical order
 The drawings keep their order in the package; the first 80 of a class are meant for training, the last 20 for testing.
 """
+
 import argparse
 import gzip
 import json
@@ -41,8 +42,9 @@ def read_class(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("package", type=Path, help="folder of the extracted npm package")
-    parser.add_argument("output", type=Path, nargs="?",
-                        default=Path(__file__).parents[1] / "vqprompt/assets/quickdraw50.npz")
+    parser.add_argument(
+        "output", type=Path, nargs="?", default=Path(__file__).parents[1] / "vqprompt/assets/quickdraw50.npz"
+    )
     args = parser.parse_args()
     ink = np.stack([read_class(args.package / f"src/drawings/{name}.ndjson.gz") for name in CLASSES])
     images = np.rint(255 * (1 - ink)).astype(np.uint8)

@@ -12,12 +12,18 @@ import shutil
 import tarfile
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from vqprompt.errors import ImageError
 
 SUFFIXES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-OPENERS = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}  # by a file's first two bytes
+OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZ": bz2.open,
+    b"\xfd7": lzma.open,
+}  # by the first bytes
 
 
 class Files:
@@ -40,7 +46,9 @@ class Files:
         elif _is_tar(path):
             self._list_tar(cache)
         else:
-            raise ImageError(f"{path}: neither a folder nor a zip or tar file; give the folder that holds the class folders")
+            raise ImageError(
+                f"{path}: neither a folder nor a zip or tar file; give the folder that holds the class folders"
+            )
 
     def read(self, name: str) -> bytes:
         if self._zip is not None:
@@ -84,10 +92,10 @@ class Files:
         try:
             plain = _decompressed(self.path, cache / f"{hashlib.sha256(self.key.encode()).hexdigest()[:24]}.tar")
             with tarfile.open(plain) as archive:
-                members = {m.name.removeprefix("./"): m for m in archive}  # no links, no devices: see below
+                members = {m.name.removeprefix("./"): m for m in archive}
         except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
             raise ImageError(f"{self.path}: damaged archive ({error}); get it again") from None
-        self._tar = plain, {name: m for name, m in sorted(members.items()) if m.isreg()}
+        self._tar = plain, {name: m for name, m in sorted(members.items()) if m.isreg()}  # no links, no devices
         self.stamps = {name: f"{m.size}:{m.mtime}" for name, m in self._tar[1].items()}
         self.folders = sorted(name for name, m in members.items() if m.isdir())
 

@@ -67,7 +67,9 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
     if info.get("version") != VERSION:
-        raise CheckpointError(f"{path}: checkpoint version {info.get('version')}, this vqprompt reads {VERSION}; update it")
+        raise CheckpointError(
+            f"{path}: checkpoint version {info.get('version')}, this vqprompt reads {VERSION}; update it"
+        )
     state = folder / Path(str(info.get("tensors"))).name
     if not state.exists():
         raise CheckpointError(f"{state}: the checkpoint's tensors are missing; restore the file or start over")

@@ -19,11 +19,12 @@ from rich.table import Table
 from vqprompt import runs
 from vqprompt.config import parse_assignment, read_config_file, resolve
 from vqprompt.datasets import DATASETS
+from vqprompt.datasets.common import data_folder
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
 from vqprompt.report import write_comparison
 from vqprompt.vit import ViT
-from vqprompt.weights import BACKBONES, WeightsError, load_backbone
+from vqprompt.weights import BACKBONES, load_backbone
 
 app = typer.Typer(
     help="Continual learning with a frozen Vision Transformer: teach it classes as they come, forget none of them.\n\n"
@@ -68,7 +69,9 @@ def summary(results: dict[str, dict[str, Any]]) -> Table:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to put the results; one folder for each method inside.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Where to put the results; one folder for each method inside.")] = Path(
+        "demo"
+    ),
     seed: Annotated[int, typer.Option(help="Class order and everything random.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was interrupted.")] = False,
@@ -88,14 +91,14 @@ def demo(
     page = write_comparison([out / method for method in results], out / "report.html")
     console.print()
     console.print(summary(results))
-    console.print(f"\nFAA: accuracy over all 50 classes at the end; forgetting: points lost since each task was fresh.")
+    console.print("\nFAA: accuracy over all 50 classes at the end; forgetting: points lost since each task was fresh.")
     console.print(f"Look at [bold]{escape(str(page))}[/bold]")
 
 
 @app.command()
 def run(
     out: Annotated[Path, typer.Option(help="The run's folder: config, metrics, checkpoint, report.")],
-    data: Annotated[str | None, typer.Option(help="quickdraw50, or a folder or zip of train/<class>/… + test/<class>/…, or of <class>/….")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it; or a folder or zip of train/<class>/… + test/<class>/…, or of <class>/….")] = None,
     tasks: Annotated[str | None, typer.Option(help="How many tasks, or class counts: 10, or 20,10,10.")] = None,
     method: Annotated[str | None, typer.Option(help="See `vqprompt methods`.")] = None,
     backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`; or a weights file.")] = None,
@@ -193,9 +196,18 @@ def backbones() -> None:
 
 @app.command()
 def datasets() -> None:
-    """List the data sets."""
-    listing(("name", "what it is"), [(name, entry.summary) for name, entry in DATASETS.items()])
-    console.print("\nAny folder or zip of images works too: --data FOLDER, with one folder per class inside")
+    """List the data sets, and where they are looked for."""
+    listing(
+        ("name", "tasks", "what it is"),
+        [(name, str(entry.defaults.get("tasks", 10)), entry.summary) for name, entry in DATASETS.items()],
+    )
+    console.print(
+        f"\n--data NAME looks in {escape(str(data_folder()))}/NAME (set by VQPROMPT_DATA), and downloads it if need be;\n"
+        "--data NAME=PATH reads it where you have it: the original archive, its folder, or the hub's parquet files.\n"
+        "Any folder or zip of images works too: --data FOLDER, with one folder per class inside",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def listing(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -210,7 +222,7 @@ def listing(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 def main() -> None:
     try:
         app()
-    except (UserError, WeightsError) as error:
+    except UserError as error:
         Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:

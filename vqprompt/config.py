@@ -8,9 +8,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from vqprompt.datasets import DATASETS
+from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError
 from vqprompt.learner import explain
 from vqprompt.methods import find_method
@@ -18,8 +18,10 @@ from vqprompt.training import Training
 
 
 class RunConfig(Training, extra="forbid"):
-    data: str = Field("quickdraw50", description="a data set's name, or a folder or zip of images")
-    tasks: int | list[int] | list[list[str]] = Field(10, description="how many, or the classes of each by count or name")
+    data: str = Field("quickdraw50", description="a data set: NAME, NAME=PATH, or a folder or zip of images")
+    tasks: int | list[int] | list[list[str]] = Field(
+        10, description="how many, or the classes of each by count or name"
+    )
     method: str = "vq-prompt"
     backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
     seed: int = Field(1, ge=0, description="0 keeps the natural class order")
@@ -52,8 +54,11 @@ def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
             raise UserError(f"{method_name} has no preset {preset!r}; {there}")
         layers.append(method.presets[preset])
     layers.append(method.training_defaults)
-    entry = DATASETS.get(str(given.get("data", "quickdraw50")))
-    layers.append(entry.defaults if entry else {})
+    entry = DATASETS.get(parse_data(str(given.get("data", "quickdraw50")))[0] or "")
+    if entry is not None:
+        layers.append(entry.defaults)
+        if all(key.split(".")[0] in method.Options.model_fields for key in entry.options):
+            layers.append(entry.options)
     run: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for layer in reversed(layers):
@@ -116,7 +121,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})") from None
+        raise UserError(
+            f"--config {path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})"
+        ) from None
     if not isinstance(found, dict):
         raise UserError(f"--config {path}: expected an object of settings")
     return found

@@ -238,7 +238,7 @@ def build_store(source: ImageSource, side: int, progress: Progress = no_progress
     if not (target.exists() and aspects.exists()):
         folder.mkdir(parents=True, exist_ok=True)
         _decode_all(source, side, target, aspects, progress)
-    return Store(np.load(target, mmap_mode="r"), np.load(aspects), fingerprint)
+    return Store(np.load(target, mmap_mode="c"), np.load(aspects), fingerprint)
 
 
 def _decode_all(source: ImageSource, side: int, target: Path, aspects: Path, progress: Progress) -> None:
@@ -255,7 +255,12 @@ def _decode_all(source: ImageSource, side: int, target: Path, aspects: Path, pro
             pixels[i] = to_pixels(image, side)
         except ImageError as error:
             problems.append(str(error))
-        except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError: encrypted, or odd method
+        except (
+            OSError,
+            zipfile.BadZipFile,
+            zlib.error,
+            RuntimeError,
+        ) as error:  # RuntimeError: encrypted, or odd method
             problems.append(f"{entries[i].path}: cannot be read ({error}); replace the file or take it out")
 
     try:
@@ -265,7 +270,9 @@ def _decode_all(source: ImageSource, side: int, target: Path, aspects: Path, pro
         if problems:
             shown = "\n  ".join(sorted(problems)[:10])
             more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
-            raise ImageError(f"{source.path}: {len(problems)} of {len(entries)} images cannot be used:\n  {shown}{more}")
+            raise ImageError(
+                f"{source.path}: {len(problems)} of {len(entries)} images cannot be used:\n  {shown}{more}"
+            )
         pixels.flush()
         save_array(aspects, aspect)
         os.replace(partial, target)
@@ -280,7 +287,9 @@ class Images:
     `guard` is called before every read and raises when these images may not be read now (see stream.py).
     """
 
-    def __init__(self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Callable[[], None] | None = None
+    ) -> None:
         self.store, self.rows, self.labels, self._guard = store, rows, torch.from_numpy(labels.astype(np.int64)), guard
 
     def __len__(self) -> int:

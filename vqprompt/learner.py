@@ -1,9 +1,9 @@
 """The learner: a backbone, a method and the classes learned so far. Learn a task, predict, save, load.
 
-    learner = Learner(backbone="vit-s14", method="vq-prompt", size=70)
-    for task in Stream(open_dataset("quickdraw50", size=70), tasks=10, seed=1):
-        learner.learn(task)
-    learner.predict(["drawing.png"])
+learner = Learner(backbone="vit-s14", method="vq-prompt", size=70)
+for task in Stream(open_dataset("quickdraw50", size=70), tasks=10, seed=1):
+    learner.learn(task)
+learner.predict(["drawing.png"])
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from vqprompt.methods import find_method
 from vqprompt.methods.base import Finish, Method, TaskInfo, View
 from vqprompt.stream import Task
 from vqprompt.training import Training, clean_images, derive_seed, fit
-
 from vqprompt.vit import ViT
 from vqprompt.weights import fingerprint, load_backbone
 
@@ -68,12 +67,20 @@ class Learner:
         self.device = pick_device(device)
         method_class = find_method(method)
         self.settings = training or Training(**method_class.training_defaults)
-        self.seed, self.backbone, self.method_name = seed, "custom" if isinstance(backbone, ViT) else str(backbone), method
+        self.seed, self.backbone, self.method_name = (
+            seed,
+            "custom" if isinstance(backbone, ViT) else str(backbone),
+            method,
+        )
         try:
             checked = method_class.Options(**options)
         except ValidationError as error:
             raise UserError(explain(error, f"the options of {method}")) from None
-        vit = backbone.resize(size or backbone.config.image_size) if isinstance(backbone, ViT) else load_backbone(backbone, size)
+        vit = (
+            backbone.resize(size or backbone.config.image_size)
+            if isinstance(backbone, ViT)
+            else load_backbone(backbone, size)
+        )
         self.fingerprint = fingerprint(vit)
         bf16 = pick_precision(precision, self.device) == torch.bfloat16
         # a frozen backbone is simply stored in bf16; one that learns keeps fp32 weights and casts as it goes
@@ -125,7 +132,9 @@ class Learner:
         else:
             info, names, epoch, optimizer = self._unfinished
             if names != task.classes:
-                raise CheckpointError(f"the checkpoint was learning {names}, not {task.classes}; resume with the same data")
+                raise CheckpointError(
+                    f"the checkpoint was learning {names}, not {task.classes}; resume with the same data"
+                )
             resume = (epoch, optimizer)
         labels = (images.labels + info.old_classes).to(self.device)
         if resume is None:
@@ -138,7 +147,8 @@ class Learner:
                 self._unfinished = (info, task.classes, epoch + 1, optimizer.state_dict())
                 checkpoint()
 
-        self.method.train()
+        queries = self._training_queries(shown)
+        self.method.train()  # not before: taking queries puts it into evaluation
         if groups := self.method.parameter_groups():
             seen, seconds = fit(
                 self.method.losses,
@@ -150,7 +160,7 @@ class Learner:
                 seed,
                 self.device,
                 task=info.number,
-                queries=self._training_queries(shown),
+                queries=queries,
                 autocast=self.autocast,
                 on_batch=lambda count: progress(count, "learning"),
                 on_epoch=after_epoch,
@@ -188,7 +198,8 @@ class Learner:
         if known is None and self.method.uses_query and compute is not _query_of:
             known = self.queries(images)
         order = torch.arange(len(images))
-        if self.device.type == "cuda" and len(order) > size:  # compiled code wants one shape: repeat the last image
+        if self.device.type == "cuda":  # compiled code wants few shapes: fill up with the last image, to a power of two
+            size = min(size, 1 << (len(order) - 1).bit_length())
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
         results, aspect = [], images.aspect
         for index, pixels in images.batches(order.split(size), self.device):
@@ -236,7 +247,9 @@ class Learner:
         """Queries known before training: of un-augmented images, and of mirrored ones where there are flips."""
         if not self.method.uses_query or self.settings.augment == "crop":
             return None
-        return [self.queries(images)] + ([self.queries(images, mirrored=True)] if self.settings.augment == "flip" else [])
+        return [self.queries(images)] + (
+            [self.queries(images, mirrored=True)] if self.settings.augment == "flip" else []
+        )
 
     def accuracies(self, tasks: Sequence[Task], progress: Progress = no_progress) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""
@@ -390,7 +403,9 @@ def _open(image: str | Path | Image.Image | np.ndarray) -> Image.Image:
         return decode(path.read_bytes(), str(image))
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
-            raise UserError(f"image arrays must be uint8 [H, W], [H, W, 3] or [H, W, 4], not {image.dtype} {list(image.shape)}")
+            raise UserError(
+                f"image arrays must be uint8 [H, W], [H, W, 3] or [H, W, 4], not {image.dtype} {list(image.shape)}"
+            )
         image = Image.fromarray(image)
     return to_rgb(image)
 
@@ -416,7 +431,9 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto, cpu or cuda") from None
+        raise UserError(
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto, cpu or cuda"
+        ) from None
     return device
 
 

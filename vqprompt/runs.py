@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,10 @@ def run(
     dataset = open_dataset(
         config.data, config.size, config.seed, lambda done, total, what: progress(0, 0, f"{what} {done}/{total}")
     )
-    stream = Stream(
-        dataset,
-        1 if learner.method.joint else config.tasks,
-        config.seed,
-        config.validation,
-        config.train_per_class,
-        config.test_per_class,
-    )
+    images = (config.seed, config.validation, config.train_per_class, config.test_per_class)
+    stream = Stream(dataset, config.tasks, *images)
+    if learner.method.joint:  # the same classes, in one task
+        stream = Stream(dataset, [[name for task in stream.tasks for name in task.classes]], *images)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "config.json", config.model_dump_json(indent=1))
     before = state["seconds"]
@@ -109,12 +106,12 @@ class Work:
 
     def __init__(self, stream: Stream, learner: Learner, config: RunConfig, report: Progress) -> None:
         self.report, self.stream, self.epochs = report, stream, config.epochs
-        self.per_task = [self._cost(task) for task in stream.tasks]
+        tested = accumulate(len(task.test) for task in stream.tasks)  # after each task, all tasks so far
+        self.per_task = [self._cost(task, images) for task, images in zip(stream.tasks, tested, strict=True)]
         self.total, self.done, self.label = sum(self.per_task), 0.0, ""
         self.expected = sum(self.per_task[: len(learner.history)])
 
-    def _cost(self, task: Task) -> float:
-        tested = sum(len(t.test) for t in self.stream.seen(task.number))
+    def _cost(self, task: Task, tested: int) -> float:
         return len(task.train) * (self.epochs * TRAINING_PASSES + 1) + tested
 
     def begin(self, task: Task) -> None:
@@ -192,4 +189,3 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
-

@@ -90,8 +90,10 @@ class ClassStatistics(nn.Module):
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
         if self.centroids == 1 or len(own) <= self.centroids:
-            return torch.arange(len(own), device=own.device) % self.centroids if self.centroids > 1 else torch.zeros(
-                len(own), dtype=torch.long, device=own.device
+            return (
+                torch.arange(len(own), device=own.device) % self.centroids
+                if self.centroids > 1
+                else torch.zeros(len(own), dtype=torch.long, device=own.device)
             )
         from sklearn.cluster import KMeans
 
@@ -120,18 +122,20 @@ class ClassStatistics(nn.Module):
         scales: of each class's mean [C]. roots: as `roots()` gave them, for who samples often.
         """
         classes, centroids, width = self.means.shape
-        labels = torch.arange(classes, device=self.means.device).repeat_interleave(count)
+        labels = torch.arange(classes, device=self.means.device)
         if centroids == 1:
-            member = torch.zeros_like(labels)
+            where: tuple[Tensor, ...] = (labels,)
         else:
-            member = torch.multinomial(self.shares, count, replacement=True, generator=generator).flatten()
-        noise = torch.randn(classes, count, width, device=self.means.device, generator=generator)
-        if self.covariance == "diagonal":
-            noise = noise.flatten(0, 1) * self.spread[labels, member].sqrt()
+            member = torch.multinomial(self.shares, count, replacement=True, generator=generator)
+            where = (labels[:, None], member)
+        drawn = torch.randn(classes, count, width, device=self.means.device, generator=generator)
+        if self.covariance == "diagonal":  # in place, for there is nothing larger here
+            drawn *= self.spread[where].sqrt()
         else:
-            noise = (noise @ (self.roots() if roots is None else roots).mT).flatten(0, 1)
-        means = self.means[labels, member]
-        return (means if scales is None else means * scales[labels, None]) + noise, labels
+            drawn = drawn @ (self.roots() if roots is None else roots).mT
+        means = self.means[where]
+        drawn += means if scales is None else means * scales[:, None, None]
+        return drawn.flatten(0, 1), labels.repeat_interleave(count)
 
 
 def _root(matrix: Tensor) -> Tensor:
@@ -237,7 +241,7 @@ class _Step:
         else:
             if self.graph is None:
                 self.features, self.labels, self.graph = features.clone(), labels.clone(), torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph):
+                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
                     self._run(self.features, self.labels)
             self.features.copy_(features)
             self.labels.copy_(labels)

@@ -163,7 +163,9 @@ def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str
             if name not in dataset.classes:
                 raise UserError(f"task {number} wants the class {name!r}, which {dataset.name} does not have")
             if name in seen:
-                raise UserError(f"the class {name!r} is in task {seen[name]} and in task {number}; tasks must be disjoint")
+                raise UserError(
+                    f"the class {name!r} is in task {seen[name]} and in task {number}; tasks must be disjoint"
+                )
             seen[name] = number
         if not group:
             raise UserError(f"task {number} has no classes")

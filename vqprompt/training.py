@@ -136,7 +136,7 @@ class Recorded:
         if self.graph is None:
             self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph):
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may be reading images
                     self.losses = self.step(self.inputs)
             except RuntimeError as error:
                 self.enabled = False

@@ -56,7 +56,9 @@ class ViTConfig:
 def check_size(size: int, patch: int) -> None:
     if size < patch or size % patch:
         near = max(patch, round(size / patch) * patch)
-        raise UserError(f"image size {size} does not divide into patches of {patch} px; the nearest that does is {near}")
+        raise UserError(
+            f"image size {size} does not divide into patches of {patch} px; the nearest that does is {near}"
+        )
 
 
 class Attention(nn.Module):

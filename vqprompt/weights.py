@@ -30,6 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vqprompt.errors import UserError
 from vqprompt.vit import ViT, ViTConfig
 
 State = dict[str, Tensor]
@@ -37,7 +38,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 EMBEDDED = Path(__file__).parent / "assets" / "vit_s14.safetensors"
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError):
     """A checkpoint that cannot be had, or that is not the ViT it should be."""
 
 

@@ -7,8 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vqprompt.datasets.cifar100 import open_cifar100
+from vqprompt.datasets.cub200 import open_cub200
 from vqprompt.datasets.folder import open_folder
+from vqprompt.datasets.imagenet_a import open_imagenet_a
+from vqprompt.datasets.imagenet_r import open_imagenet_r
 from vqprompt.datasets.quickdraw import open_quickdraw
+from vqprompt.datasets.vtab import open_vtab
 from vqprompt.errors import UserError
 from vqprompt.images import Progress, no_progress
 from vqprompt.stream import Dataset
@@ -19,9 +24,12 @@ Opener = Callable[[str | None, int, int, Progress], Dataset]
 
 @dataclass(frozen=True)
 class DatasetEntry:
+    """defaults: run settings that suit it. options: what suits methods that have all of these options."""
+
     summary: str
     open: Opener
-    defaults: dict[str, Any] = field(default_factory=dict)  # run settings that suit it
+    defaults: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 DATASETS: dict[str, DatasetEntry] = {
@@ -30,17 +38,53 @@ DATASETS: dict[str, DatasetEntry] = {
         open_quickdraw,
         {"size": 70, "test_crop": 0.0, "augment": "none", "batch_size": 32},
     ),
+    "cifar100": DatasetEntry(
+        "100 classes, 60,000 small photographs of 32×32",
+        open_cifar100,
+        {"tasks": 10, "batch_size": 128, "test_crop": 0.0},
+    ),
+    "imagenet-r": DatasetEntry(
+        "200 classes, 30,000 renditions: art, cartoons, toys … (10 tasks; 5 and 20 are usual too)",
+        open_imagenet_r,
+        {"tasks": 10, "batch_size": 64},
+    ),
+    "cub200": DatasetEntry(
+        "CUB-200-2011, 200 birds, 11,788 photographs",
+        open_cub200,
+        {"tasks": 10, "batch_size": 128},
+        {"tau": 5.0, "rebalancing.ratio": 2, "rebalancing.lr": 1e-4},  # the rate: tuned on validation images
+    ),
+    "imagenet-a": DatasetEntry(
+        "200 classes, 7,500 photographs that fool ImageNet classifiers",
+        open_imagenet_a,
+        {"tasks": 20, "batch_size": 64},
+    ),
+    "vtab": DatasetEntry(
+        "5 domains × 10 classes: aerial, textures, pets, satellite, flowers; a domain a task",
+        open_vtab,
+        {"tasks": 5, "batch_size": 8},
+    ),
 }
 
 
+def parse_data(data: str) -> tuple[str | None, str | None]:
+    """A data set's name and where it is: `NAME`, `NAME=PATH`, or the path of anybody's images."""
+    name, equals, path = data.partition("=")
+    if name in DATASETS:
+        return name, path if equals else None
+    return None, data
+
+
 def open_dataset(data: str, size: int, seed: int = 0, progress: Progress = no_progress) -> Dataset:
-    """A data set by name, or any folder or zip of images, stored with an eighth of a margin around `size` to crop."""
+    """A data set by name, by NAME=PATH, or any folder or archive of images, stored with an eighth of a margin around
+    `size` to crop."""
     side = round(size * 8 / 7)
-    if data in DATASETS:
-        return DATASETS[data].open(None, side, seed, progress)
+    name, path = parse_data(data)
+    if name is not None:
+        return DATASETS[name].open(path, side, seed, progress)
     if not Path(data).expanduser().exists():
         raise UserError(
             f"{data}: neither a data set ({', '.join(DATASETS)}) nor an existing folder or zip; "
-            "give the folder that holds one folder per class"
+            "give the folder that holds one folder per class, or NAME=PATH for a data set you have elsewhere"
         )
     return open_folder(data, side, seed, progress)

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from vqprompt.errors import UserError
 from vqprompt.images import Progress, Store, no_progress
 from vqprompt.stream import Dataset
 
@@ -13,6 +14,8 @@ TRAIN_PER_CLASS = 80
 
 
 def open_quickdraw(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+    if source is not None:
+        raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; say --data quickdraw50")
     with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
         packed = np.load(file, allow_pickle=False)
         drawings, classes = packed["images"], [str(name) for name in packed["classes"]]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 from torch import Tensor, nn
 
 from vqprompt.images import Images
@@ -27,6 +27,18 @@ Losses = dict[str, Tensor]
 
 class Options(BaseModel, extra="forbid"):
     """A method's own settings. Every field has a default and a description: `vqprompt methods NAME` shows them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_defaults_of_groups(cls, given: Any) -> Any:
+        """Of a group such as `rebalancing` some settings may be given; the others stay as this method has them."""
+        if not isinstance(given, dict):
+            return given
+        return given | {
+            name: field.default.model_dump() | given[name]
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, BaseModel) and isinstance(given.get(name), dict)
+        }
 
 
 class View:

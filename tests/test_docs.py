@@ -1,0 +1,83 @@
+"""What the documentation says is so: its tables are measured, its code is run."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from vqprompt import Learner, Stream, runs
+from vqprompt.config import resolve
+from vqprompt.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+
+
+def table_rows(page: str, columns: int) -> dict[str, list[str]]:
+    """Rows of the tables that have so many columns, by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    return {row[0]: row for row in rows if len(row) == columns}
+
+
+class TestMethodsTable:
+    rows = table_rows(METHODS_PAGE, 8)
+
+    def test_has_every_method(self):
+        assert list(self.rows)[2:] == list(METHODS)
+
+    @pytest.mark.parametrize("name", METHODS)
+    def test_is_as_measured(self, name):
+        """Widths of 768 are left to the tool, to be quick."""
+        tool = runpy.run_path(str(ROOT / "tools" / "methods_table.py"))
+        _, _, _, _, parameters, kept, _, passes = self.rows[name]
+        assert tool["parameters"](name) == int(parameters.replace(",", ""))
+        learner, measured = tool["learn"](name, 384)
+        assert passes == measured
+        assert kept == tool["kept"](learner)
+
+
+@pytest.fixture(scope="module")
+def example():
+    """What the page's worked example defines."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", METHODS_PAGE, re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) < 60
+    found: dict = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(METHODS, "first-task-prompt", None)  # so that it is gone again afterwards
+        exec(compile(code, "docs/methods.md", "exec"), found)
+        yield found
+
+
+class TestWorkedExample:
+    name = "first-task-prompt"
+
+    def test_learns_far_beyond_chance(self, example):
+        chance = 100 / len(example["learner"].classes)
+        assert min(example["accuracies"]) > 6 * chance
+        assert sum(example["accuracies"]) / 3 > 70
+
+    def test_learns_its_prompt_in_the_first_task_alone(self, example):
+        method = example["learner"].method
+        assert method.parameter_counts()["prompting"] == method.prompt.numel()
+        learner = Learner("vit-s14", self.name, size=28, tasks=3, training=example["settings"])
+        prompts = [learner.method.prompt.detach().clone()]
+        for task in Stream(example["drawings"], tasks=[2, 2], train_per_class=4):
+            learner.learn(task)
+            prompts.append(learner.method.prompt.detach().clone())
+        assert not torch.equal(prompts[0], prompts[1])
+        assert torch.equal(prompts[1], prompts[2])
+
+    def test_runs_and_loads_like_any_other(self, example, tmp_path):
+        config = resolve(
+            {"method": self.name, "tasks": [2, 2], "train_per_class": 4, "test_per_class": 2, "size": 28, "epochs": 1}
+        )
+        metrics = runs.run(config, tmp_path)
+        assert metrics["title"] == "First-task prompt" and metrics["done"] and metrics["exemplars"] == 0
+        assert [entry["task"] for entry in metrics["losses"]] == [0], "the second task trains nothing"
+        assert metrics["title"] in (tmp_path / "report.html").read_text(encoding="utf-8")
+        loaded = Learner.load(tmp_path)
+        drawing = example["drawings"].store.pixels[0, 0]
+        assert loaded.predict([drawing])[0] in loaded.classes
+        assert len(loaded.classes) == 4

@@ -1,0 +1,250 @@
+"""What the data sets share: finding or downloading one, checking that it is whole, and making a `Dataset` of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+
+from vqprompt.archives import SUFFIXES, Files
+from vqprompt.errors import ImageError
+from vqprompt.images import Entry, Progress, Source, build_store, cache_folder
+from vqprompt.stream import Dataset, check_classes, split_rows
+
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a data set has when it is whole. train: images in the training part of the split the papers use."""
+
+    classes: int
+    images: int | None = None
+    train: int | None = None
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to download. An optional one is no reason to give up."""
+
+    name: str
+    url: str
+    md5: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a data set comes from. hub: a Hugging Face repository with parquet, if the files cannot be had."""
+
+    files: tuple[Remote, ...] = ()
+    hub: str | None = None
+    by_hand: str = ""  # where to look, when nothing can be downloaded
+
+
+@dataclass
+class Listing:
+    """Images with their classes and splits, ready to be checked and decoded (an `ImageSource`)."""
+
+    path: Path
+    entries: list[Entry]
+    classes: list[str]  # in their natural order
+    read: Callable[[Entry], bytes]
+    key: str
+    notes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------------------------------------- where it is
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("VQPROMPT_DATA") or cache_folder() / "data").expanduser()
+
+
+def locate(name: str, given: str | None, origin: Origin, progress: Progress) -> Path:
+    """What the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is not there."""
+    if given is not None:
+        path = Path(given).expanduser()
+        if not path.exists():
+            raise ImageError(f"{name}={given}: no such file or folder; {how_to_get(name, origin)}")
+        return path
+    folder = data_folder() / name
+    packed = [file for suffix in SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
+    if packed and not folder.exists():
+        return packed[0]
+    optional = {remote.name for remote in origin.files if remote.optional}
+    there = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.is_dir() else set()
+    if not there - optional:
+        _download(name, origin, folder, there, progress)
+    return folder
+
+
+def _download(name: str, origin: Origin, folder: Path, there: set[str], progress: Progress) -> None:
+    if not origin.files:
+        raise ImageError(f"{name} is not on this machine and cannot be downloaded; {how_to_get(name, origin)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for remote in sorted(origin.files, key=lambda r: not r.optional):  # the large file last: it ends the download
+        if remote.name in there:
+            continue
+        try:
+            download(remote, folder, progress)
+        except (OSError, HTTPException, ValueError) as error:
+            if remote.optional or (origin.hub and _from_hub(origin.hub, folder)):
+                continue
+            raise ImageError(
+                f"{name} is not on this machine and could not be downloaded ({error}).\n{how_to_get(name, origin)}"
+            ) from None
+
+
+def download(remote: Remote, folder: Path, progress: Progress) -> None:
+    """Written whole and with the right checksum, or not at all."""
+    request = urllib.request.Request(remote.url, headers={"User-Agent": "vqprompt"})
+    partial = folder / f".{remote.name}.{os.getpid()}.partial"
+    digest = hashlib.md5(usedforsecurity=False)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response, partial.open("wb") as file:
+            total, done = int(response.headers.get("Content-Length") or 0), 0
+            while chunk := response.read(1 << 20):
+                file.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                progress(done >> 20, max(total, done) >> 20, f"downloading {remote.name}, MB")
+        if digest.hexdigest() != remote.md5:
+            raise OSError(f"{remote.url} has the md5 {digest.hexdigest()}, not {remote.md5}")
+        os.replace(partial, folder / remote.name)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _from_hub(repository: str, folder: Path) -> bool:
+    """The parquet files of a data set, where the original is out of reach but the hub is not."""
+    try:
+        import pyarrow  # noqa: F401 (of no use without)
+        from huggingface_hub import snapshot_download
+
+        snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=folder)
+    except Exception:  # whatever the transport raises: the first error is the one to tell
+        return False
+    return True
+
+
+def how_to_get(name: str, origin: Origin) -> str:
+    lines = [f"Fetch {r.name}\n  from {r.url}\n  to   {data_folder() / name / r.name}" for r in origin.files]
+    if origin.by_hand:
+        lines.append(f"{origin.by_hand}\n  to   {data_folder() / name}")
+    return "\n".join([*lines, f"or say where you have it: --data {name}=/path/to/it"])
+
+
+def archive_or_folder(path: Path) -> Path:
+    """The archive, where a folder holds nothing else to read."""
+    if path.is_file():
+        return path
+    inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
+    archives = [p for p in inside if p.name.lower().endswith(SUFFIXES)]
+    return archives[0] if archives and not any(p.is_dir() for p in inside) else path
+
+
+def open_files(path: Path) -> Files:
+    return Files(archive_or_folder(path), cache_folder() / "unpacked")
+
+
+def read_file(files: Files, name: str) -> bytes:
+    try:
+        return files.read(name)
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        raise ImageError(f"{files.path}: {name} cannot be read ({error}); get it again") from None
+
+
+# ---------------------------------------------------------------------------------------------- what is in it
+
+
+def list_images(path: Path) -> Listing:
+    """Class folders, with or without train/ and test/ above them."""
+    source = Source(path)
+    classes = sorted({e.label for e in source.entries})
+    return Listing(source.path, source.entries, classes, source.read, source.key, ignored=source.ignored)
+
+
+def finish(
+    name: str,
+    listing: Listing,
+    side: int,
+    seed: int,
+    progress: Progress,
+    expected: Expected | None = None,
+    groups: tuple[tuple[str, ...], ...] | None = None,
+) -> Dataset:
+    """Check a listing, split it where it is not split (seed: which images), decode it."""
+    position = {label: i for i, label in enumerate(listing.classes)}
+    labels = np.array([position[e.label] for e in listing.entries])
+    is_test = np.array([e.split == "test" for e in listing.entries])
+    notes = list(listing.notes)
+    if expected is not None:
+        check_whole(name, listing.path, listing.classes, len(labels), expected)
+    elif listing.ignored:  # whole data sets come with READMEs, and that is no news
+        shown = some(listing.ignored, 3)
+        notes.append(f"ignored {len(listing.ignored)} files that are not images in class folders ({shown})")
+    if listing.entries[0].split is None:
+        notes.append(
+            f"no train/ and test/ folders: {TEST_FRACTION:.0%} of each class held out for testing (seed {seed})"
+        )
+        names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
+        by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # so that every layout is split alike
+        for c, label in enumerate(listing.classes):
+            rows = by_name[labels[by_name] == c]
+            if len(rows) < 2:
+                raise ImageError(
+                    f"{listing.path}: the class {label!r} has a single image; it needs two, one of them to test with"
+                )
+            is_test[split_rows(rows, TEST_FRACTION, f"{seed}:{label}")[1]] = True
+    elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
+        notes.append(
+            f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "
+            f"{expected.train:,} / {expected.images - expected.train:,}"  # type: ignore[operator]
+        )
+    check_classes(str(listing.path), listing.classes, labels, is_test)
+    store = build_store(listing, side, progress)
+    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), groups)
+
+
+def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expected: Expected) -> None:
+    """Refuse, before anything is learned, what is not the whole data set; name what is missing."""
+    problems = []
+    if len(classes) != expected.classes:
+        missing = [c for c in expected.names if c not in set(classes)]
+        known = len(missing) + len(classes) == expected.classes  # else its classes go by other names
+        problems.append(
+            f"{len(classes)} classes, not {expected.classes}" + (f" (missing: {some(missing)})" if known else "")
+        )
+    if expected.images not in (None, images):
+        problems.append(f"{images:,} images, not {expected.images:,}")
+    if problems:
+        raise ImageError(
+            f"{path}: not the whole of {name}: it has {' and '.join(problems)}; get it again, "
+            "or give the class folders without the name (--data FOLDER) if a part is what you want"
+        )
+
+
+def ordered(found: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Classes in a known order, if that order knows them all; else as they are."""
+    return [n for n in names if n in set(found)] if set(found) <= set(names) else list(found)
+
+
+def some(names: Sequence[str], count: int = 5) -> str:
+    return ", ".join(map(repr, names[:count])) + (f" … {len(names)} in all" if len(names) > count else "")
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Sorts 2 before 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,35 @@
+"""ImageNet-A: natural photographs that fool ImageNet classifiers, 200 classes, 7,500 images (Hendrycks et al., 2021).
+
+Reads imagenet-a.tar or its folder (<wnid>/…), train/<wnid>/… + test/<wnid>/… (LAMDA-PILOT's), and the hub's parquet.
+It has no official split: without those folders a fifth of each class is held out.
+"""
+
+from __future__ import annotations
+
+from vqprompt.datasets.common import Expected, Origin, Remote, archive_or_folder, finish, list_images, locate, ordered
+from vqprompt.datasets.parquet import list_parquet, parquet_files
+from vqprompt.datasets.wnids import IMAGENET_A
+from vqprompt.images import Progress, no_progress
+from vqprompt.stream import Dataset
+
+EXPECTED = Expected(classes=200, images=7_500, names=IMAGENET_A)
+ORIGIN = Origin(
+    files=(
+        Remote(
+            "imagenet-a.tar",
+            "https://people.eecs.berkeley.edu/~hendrycks/imagenet-a.tar",
+            "c3e55429088dc681f30d81f4726b6595",
+        ),
+    ),
+    hub="barkermrl/imagenet-a",
+)
+
+
+def open_imagenet_a(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+    path = locate("imagenet-a", source, ORIGIN, progress)
+    if parquet_files(path):
+        listing = list_parquet(path, ["wnid", "label"])
+    else:
+        listing = list_images(archive_or_folder(path))
+    listing.classes = ordered(listing.classes, IMAGENET_A)
+    return finish("imagenet-a", listing, side, seed, progress, EXPECTED)
