@@ -15,6 +15,7 @@ import argparse
 import ctypes
 import json
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -115,6 +116,15 @@ def _process(what: str) -> float:
     """A line of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def others_share(since: tuple[float, float] | None = None) -> Any:
+    """How much of the processors other programs took since a former call; without one, where things stand."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    now = sum(ticks) / os.sysconf("SC_CLK_TCK"), (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    if since is None:
+        return now[0], now[1] - time.process_time()
+    return max(0.0, now[1] - time.process_time() - since[1]) / max(now[0] - since[0], 1e-9)
 
 
 def kept(learner: Learner) -> int:
@@ -343,7 +353,7 @@ def main() -> None:
     parser.add_argument("--axes", nargs="+", choices=["classes", "images", "tasks", "pool", "image_size"],
                         help="only these (default: all)")  # fmt: skip
     args = parser.parse_args()
-    device, started = torch.device(args.device), time.perf_counter()
+    device, started, before = torch.device(args.device), time.perf_counter(), others_share()
     plan = PLANS[device.type]
     v = plan.vit
     print(hardware(device))
@@ -363,7 +373,8 @@ def main() -> None:
     for width, row in found["bytes_a_class"].items():
         print(f"  {width:<8}" + "".join(f"{value:>16,}" for value in row.values()))
     found["seconds"] = time.perf_counter() - started
-    print(f"\n{math.ceil(found['seconds'])} s in all")
+    found["other_programs_share"] = others_share(before)
+    print(f"\n{math.ceil(found['seconds'])} s in all; other programs took {found['other_programs_share']:.0%} of the CPUs")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(found, indent=1))

@@ -14,9 +14,9 @@ from vqprompt.methods import find_method
 from vqprompt.methods.base import TaskInfo, View
 from vqprompt.methods.bic import Exemplars, fit_correction, herd, split
 from vqprompt.methods.lwf import distillation
+from vqprompt.optim import make_optimizer
 from vqprompt.statistics import ClassStatistics, Rebalancing, normalized_cross_entropy, rebalance
 from vqprompt.stream import Dataset
-from vqprompt.training import make_optimizer
 from vqprompt.vit import ViT, ViTConfig
 
 CONFIG = ViTConfig(width=32, depth=3, heads=2, patch=14, image_size=28)
@@ -358,7 +358,7 @@ def test_a_memory_too_small_for_the_classes_is_left_empty(make, stream):
 def test_slca_learns_slowly_in_the_backbone(make):
     learner = make("slca")
     learner.method.start_task(TaskInfo(0, 0, 2))
-    optimizer = make_optimizer(learner.method.parameter_groups(), learner.settings)
+    optimizer = make_optimizer(learner.method.parameter_groups(), learner.settings.optimizer, learner.settings.lr, 0.0)
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert isinstance(optimizer, torch.optim.SGD)
     assert {rates[id(p)] for p in learner.method.head.parameters()} == {0.01}

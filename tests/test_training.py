@@ -13,7 +13,8 @@ from vqprompt import training as training_module
 from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import Learner
 from vqprompt.methods.base import TaskInfo
-from vqprompt.training import Training, derive_seed, epoch_batches, fit, learning_rate
+from vqprompt.optim import cosine
+from vqprompt.training import Training, derive_seed, epoch_batches, fit
 
 
 class TestBatches:
@@ -49,17 +50,17 @@ class TestBatches:
 
 class TestRate:
     def test_cosine_endpoints_and_middle(self):
-        assert learning_rate(0.1, 0.02, 0, 101) == pytest.approx(0.1)
-        assert learning_rate(0.1, 0.02, 50, 101) == pytest.approx(0.06)
-        assert learning_rate(0.1, 0.02, 100, 101) == pytest.approx(0.02)
-        assert learning_rate(0.1, 0.02, 25, 101) == pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi / 4)) / 2)
+        assert cosine(0.1, 0.02, 0, 100) == pytest.approx(0.1)
+        assert cosine(0.1, 0.02, 50, 100) == pytest.approx(0.06)
+        assert cosine(0.1, 0.02, 100, 100) == pytest.approx(0.02)
+        assert cosine(0.1, 0.02, 25, 100) == pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi / 4)) / 2)
 
     def test_a_single_step_is_taken_at_the_peak(self):
-        assert learning_rate(0.1, 0.0, 0, 1) == 0.1
+        assert cosine(0.1, 0.0, 0, 1) == 0.1
 
     @given(st.integers(2, 200))
     def test_falls_step_by_step(self, steps):
-        rates = [learning_rate(1.0, 0.1, step, steps) for step in range(steps)]
+        rates = [cosine(1.0, 0.1, step, steps - 1) for step in range(steps)]
         assert rates == sorted(rates, reverse=True) and len(set(rates)) == steps
 
     def test_the_loop_uses_it_with_each_group_s_scale(self, monkeypatch):
@@ -74,7 +75,7 @@ class TestRate:
         monkeypatch.setattr(torch.optim.AdamW, "step", spy)
         learner = make_learner("vq-prompt-s", training=QUICK.model_copy(update={"epochs": 3}))
         learner.learn(next(iter(make_stream())))  # 16 images: 2 batches of 8 an epoch
-        expected = [learning_rate(0.01, 1e-6, step, 6) for step in range(6)]
+        expected = [cosine(0.01, 1e-6, step, 5) for step in range(6)]
         assert [head for head, _ in rates] == pytest.approx(expected)
         assert [prompts for _, prompts in rates] == pytest.approx([5 * rate for rate in expected])
 

@@ -7,4 +7,4 @@ from vqprompt.stream import Stream
 from vqprompt.training import Training
 from vqprompt.weights import load_backbone
 
-__all__ = ["Learner", "Stream", "Training", "load_backbone", "open_dataset"]
+__all__ = ["Learner", "Stream", "Training", "__version__", "load_backbone", "open_dataset"]

@@ -36,7 +36,7 @@ app = typer.Typer(
 console = Console()
 
 DEMO = {"train_per_class": 30, "test_per_class": 10, "seed": 1, "tasks": 10, "data": "quickdraw50"}
-DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"epochs": 1}}
+DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"epochs": 1, "lr": 1e-5}}
 
 
 @contextmanager
@@ -98,21 +98,38 @@ def demo(
 @app.command()
 def run(
     out: Annotated[Path, typer.Option(help="The run's folder: config, metrics, checkpoint, report.")],
-    data: Annotated[str | None, typer.Option(help="A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it; or a folder or zip of train/<class>/… + test/<class>/…, or of <class>/….")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it; "
+            "or a folder or zip of train/<class>/… + test/<class>/…, or of <class>/…."
+        ),
+    ] = None,
     tasks: Annotated[str | None, typer.Option(help="How many tasks, or class counts: 10, or 20,10,10.")] = None,
     method: Annotated[str | None, typer.Option(help="See `vqprompt methods`.")] = None,
     backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`; or a weights file.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Class order and everything random; 0 keeps the natural order.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Class order and everything random; 0 keeps the natural order.")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Image size in px, a multiple of the backbone's patch.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs a task.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = None,
-    validation: Annotated[float | None, typer.Option(help="Hold out this part of the training images and test on it: to tune.")] = None,
+    validation: Annotated[
+        float | None, typer.Option(help="Hold out this part of the training images and test on it: to tune.")
+    ] = None,
     preset: Annotated[str | None, typer.Option(help="Named settings of a method, such as `released`.")] = None,
-    config: Annotated[Path | None, typer.Option(help="JSON or TOML file of settings; another run's config.json will do.")] = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", help="Any setting of the run or of the method: --set tau=5 --set rebalancing.lr=1e-4.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, wherever it was interrupted.")] = False,
-) -> None:  # fmt: skip
+    config: Annotated[
+        Path | None, typer.Option(help="JSON or TOML file of settings; another run's config.json will do.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any setting of the run or of the method: --set tau=5 --set rebalancing.lr=1e-4."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in OUT, wherever it was interrupted.")
+    ] = False,
+) -> None:
     """Learn a data set task by task, test after each, write a report.
 
     Command-line settings win over --set, --set over --config, all of them over the method's and data set's habits.
@@ -123,8 +140,18 @@ def run(
     if resume and not config and (out / "config.json").exists():
         given = read_config_file(out / "config.json")
     given |= dict(parse_assignment(text) for text in assignments or [])
-    direct = {"data": data, "tasks": parse_tasks(tasks), "method": method, "backbone": backbone, "seed": seed, "size": size,
-              "epochs": epochs, "batch_size": batch_size, "device": device, "validation": validation}  # fmt: skip
+    direct = {
+        "data": data,
+        "tasks": parse_tasks(tasks),
+        "method": method,
+        "backbone": backbone,
+        "seed": seed,
+        "size": size,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "device": device,
+        "validation": validation,
+    }
     given |= {key: value for key, value in direct.items() if value is not None}
     resolved = resolve(given, preset)
     with progress_bar() as progress:
@@ -202,7 +229,7 @@ def datasets() -> None:
         [(name, str(entry.defaults.get("tasks", 10)), entry.summary) for name, entry in DATASETS.items()],
     )
     console.print(
-        f"\n--data NAME looks in {escape(str(data_folder()))}/NAME (set by VQPROMPT_DATA), and downloads it if need be;\n"
+        f"\n--data NAME looks in {escape(str(data_folder()))}/NAME (set by VQPROMPT_DATA) and downloads if need be;\n"
         "--data NAME=PATH reads it where you have it: the original archive, its folder, or the hub's parquet files.\n"
         "Any folder or zip of images works too: --data FOLDER, with one folder per class inside",
         highlight=False,

@@ -1,4 +1,4 @@
-"""Everything a run is: validated, printed, saved with it. What a user leaves open, the method and the data set decide."""
+"""Everything a run is: validated, saved with it. What a user leaves open, the method and the data set decide."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunConfig(Training, extra="forbid"):
 
 
 def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
-    """Fill in what was not given: the preset first, then the method's habits, then the data set's, then the common ones.
+    """Fill in what was not given: from the preset, else the method's habits, else the data set's, else the common ones.
 
     Keys are settings of the run, or of the method (dots reach into groups: `rebalancing.lr`).
     """

@@ -177,8 +177,8 @@ class Source:
         for folder in folders:
             parts = folder[len(prefix) :].split("/")
             if folder.startswith(prefix) and len(parts) == depth and parts[-1]:
-                split = parts[0] if has_splits else None
-                if (split is None or split in ("train", "test")) and (split, parts[-1]) not in filled:
+                within = parts[0] if has_splits else None
+                if within in (None, "train", "test") and (within, parts[-1]) not in filled:
                     raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
         return entries
 
@@ -277,7 +277,6 @@ def _decode_all(source: ImageSource, side: int, target: Path, aspects: Path, pro
         save_array(aspects, aspect)
         os.replace(partial, target)
     finally:
-        del pixels
         partial.unlink(missing_ok=True)
 
 

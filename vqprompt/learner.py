@@ -35,8 +35,10 @@ Progress = Callable[[int, str], None]
 """Called with images just dealt with and what is being done."""
 
 
-SAVED = ("backbone", "fingerprint", "method", "options", "size", "planned_tasks", "seed", "training", "classes", "tasks",
-         "images_seen", "seconds_training", "unfinished")  # fmt: skip
+SAVED = (
+    "backbone", "fingerprint", "method", "options", "size", "planned_tasks", "seed", "training", "classes", "tasks",
+    "images_seen", "seconds_training", "unfinished",
+)  # fmt: skip
 
 
 def no_progress(count: int, what: str) -> None: ...

@@ -7,7 +7,6 @@ With several centroids a class, each has its own mean (and variance), found by k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
+
+from vqprompt.optim import Inputs, Losses, OptimizerName, Recorded, cosine, make_optimizer, set_rates
 
 Covariance = Literal["diagonal", "full", "shared"]
 JITTER = 1e-4  # added to every variance, as in the released code
@@ -30,7 +31,7 @@ class Rebalancing(BaseModel, extra="forbid"):
     centroids: int = Field(1, ge=1, description="Gaussians a class")
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(1e-3, gt=0, description="learning rate, cosine to zero; 1e-5 in the released code")
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="AdamW, or SGD with momentum 0.9")
+    optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
     weight_decay: float = Field(5e-4, ge=0)
     ratio: int = Field(4, ge=1, description="pseudo-features a class and epoch, in batches")
     logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
@@ -129,10 +130,11 @@ class ClassStatistics(nn.Module):
             member = torch.multinomial(self.shares, count, replacement=True, generator=generator)
             where = (labels[:, None], member)
         drawn = torch.randn(classes, count, width, device=self.means.device, generator=generator)
-        if self.covariance == "diagonal":  # in place, for there is nothing larger here
+        roots = self.roots() if roots is None else roots
+        if roots is None:  # in place, for there is nothing larger here
             drawn *= self.spread[where].sqrt()
         else:
-            drawn = drawn @ (self.roots() if roots is None else roots).mT
+            drawn = drawn @ roots.mT
         means = self.means[where]
         drawn += means if scales is None else means * scales[:, None, None]
         return drawn.flatten(0, 1), labels.repeat_interleave(count)
@@ -179,73 +181,29 @@ def rebalance(
         return
     device = head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    step = _Step(head, settings, task_sizes if settings.norm_by_task else None)
+    optimizer = make_optimizer(
+        [{"params": list(head.parameters())}], settings.optimizer, settings.lr, settings.weight_decay
+    )
+
+    def take_step(inputs: Inputs) -> Losses:
+        optimizer.zero_grad(set_to_none=True)
+        sizes = task_sizes if settings.norm_by_task else None
+        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
+        optimizer.step()
+        return {}
+
+    step = Recorded(take_step, device)  # there are thousands of tiny ones
     count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
         scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
     for epoch in range(settings.epochs):
-        step.set_rate(settings.lr * 0.5 * (1 + math.cos(math.pi * epoch / settings.epochs)))
+        set_rates(optimizer, cosine(settings.lr, 0.0, epoch, settings.epochs))
         features, labels = statistics.sample(count, generator, scales, roots)
         order = torch.randperm(len(labels), device=device, generator=generator)
         for chunk in order.split(count)[:old_classes]:
-            step(features[chunk], labels[chunk])
-
-
-class _Step:
-    """One step on the classifier. On CUDA it is recorded once and replayed: its dozen small kernels take far longer to
-    launch one by one than to run, and there are thousands of steps."""
-
-    EAGER_STEPS = 3  # before recording, as CUDA graphs want it
-
-    def __init__(self, head: nn.Linear, settings: Rebalancing, task_sizes: Sequence[int] | None) -> None:
-        self.head, self.settings, self.task_sizes = head, settings, task_sizes
-        on_gpu = head.weight.is_cuda
-        self.rate = torch.tensor(settings.lr, device=head.weight.device) if on_gpu else settings.lr
-        self.optimizer: torch.optim.Optimizer
-        if settings.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(
-                head.parameters(), self.rate, momentum=0.9, weight_decay=settings.weight_decay, fused=on_gpu
-            )
-        else:
-            self.optimizer = torch.optim.AdamW(
-                head.parameters(), self.rate, weight_decay=settings.weight_decay, fused=on_gpu, capturable=on_gpu
-            )
-        self.steps_left = self.EAGER_STEPS if on_gpu else -1  # never recorded on a CPU
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-    def _run(self, features: Tensor, labels: Tensor) -> None:
-        logits = self.head(features)
-        normalized_cross_entropy(logits, labels, self.settings.logit_norm, self.task_sizes).backward()
-        self.optimizer.step()
-
-    def __call__(self, features: Tensor, labels: Tensor) -> None:
-        if self.graph is None:
-            self.optimizer.zero_grad(set_to_none=True)
-        if self.steps_left < 0:
-            self._run(features, labels)
-        elif self.steps_left > 0:
-            self.steps_left -= 1
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._run(features, labels)
-            torch.cuda.current_stream().wait_stream(side)
-        else:
-            if self.graph is None:
-                self.features, self.labels, self.graph = features.clone(), labels.clone(), torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-                    self._run(self.features, self.labels)
-            self.features.copy_(features)
-            self.labels.copy_(labels)
-            self.graph.replay()
+            step({"features": features[chunk], "labels": labels[chunk]})
+    optimizer.zero_grad(set_to_none=True)
 
 
 @torch.no_grad()

@@ -154,8 +154,7 @@ def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str
         sizes = [int(t) for t in tasks]  # type: ignore[arg-type]
         if min(sizes, default=0) < 1 or sum(sizes) > len(names):
             raise UserError(f"task sizes {sizes} do not fit {len(names)} classes; each must be at least 1")
-        starts = np.cumsum([0, *sizes])
-        return [names[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        return [names[start : start + size] for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)]
     groups = [list(t) for t in tasks]  # type: ignore[arg-type]
     seen: dict[str, int] = {}
     for number, group in enumerate(groups, start=1):

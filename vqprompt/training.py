@@ -7,9 +7,7 @@ continues to the same result as one that was not.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,7 +16,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from vqprompt.images import Images
-from vqprompt.methods.base import Losses, View
+from vqprompt.methods.base import View
+from vqprompt.optim import Inputs, Losses, OptimizerName, Recorded, cosine, make_optimizer, set_rates
 from vqprompt.views import central_boxes, random_boxes, render
 from vqprompt.vit import ViT
 
@@ -33,7 +32,7 @@ class Training(BaseModel, extra="forbid"):
     lr: float = Field(0.0025, gt=0, description="the classifier's peak rate")
     min_lr: float = Field(1e-6, ge=0, description="where the cosine ends")
     weight_decay: float = Field(0.0, ge=0)
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     augment: Augment = Field("crop", description="random resized crop and flip, flip alone, or none")
     test_crop: float = Field(0.875, ge=0, le=1, description="side of the central test crop; 0: whole image, squashed")
 
@@ -65,11 +64,6 @@ def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[l
     return schedule
 
 
-def learning_rate(peak: float, low: float, step: int, steps: int) -> float:
-    """Cosine from `peak` at step 0 to `low` at the last step."""
-    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * step / max(steps - 1, 1)))
-
-
 def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
     """Images without augmentation, rendered when asked for."""
     boxes = central_boxes(aspect, test_crop).to(pixels.device)
@@ -82,71 +76,6 @@ def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Gener
     if settings.augment == "crop":
         return random_boxes(aspect, generator), flips
     return central_boxes(aspect, settings.test_crop), flips
-
-
-def make_optimizer(groups: Sequence[dict[str, Any]], settings: Training) -> torch.optim.Optimizer:
-    """`scale` of a group multiplies the learning rate; `weight_decay` and others pass through."""
-    prepared = [{**g, "lr": settings.lr * g.get("scale", 1.0)} for g in groups]
-    on_gpu = any(p.is_cuda for g in groups for p in g["params"])
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(prepared, momentum=0.9, weight_decay=settings.weight_decay, fused=on_gpu)
-    return torch.optim.AdamW(
-        prepared, betas=(0.9, 0.999), weight_decay=settings.weight_decay, fused=on_gpu, capturable=on_gpu
-    )
-
-
-def set_rate(group: dict[str, Any], rate: float) -> None:
-    """A recorded step reads the rate from device memory; elsewhere it is a number."""
-    if not group["params"][0].is_cuda:
-        group["lr"] = rate
-    elif isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = torch.tensor(rate, device=group["params"][0].device)
-
-
-Inputs = dict[str, Tensor]
-
-
-class Recorded:
-    """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
-
-    The first step runs as it is (compilers, allocators and the optimizer's state settle then); so do batches of
-    another shape, and every step if the recording fails.
-    """
-
-    EAGER_STEPS = 1
-
-    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device) -> None:
-        self.step, self.eager_left = step, self.EAGER_STEPS
-        self.enabled = device.type == "cuda"
-        self.graph: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self, inputs: Inputs) -> Losses:
-        if not self.enabled or (self.graph and any(t.shape != self.inputs[n].shape for n, t in inputs.items())):
-            return self.step(inputs)
-        if self.eager_left:
-            self.eager_left -= 1
-            side = torch.cuda.Stream()  # graphs want their warm-up on a stream of its own
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                losses = self.step(inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            return losses
-        if self.graph is None:
-            self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may be reading images
-                    self.losses = self.step(self.inputs)
-            except RuntimeError as error:
-                self.enabled = False
-                warnings.warn(f"training runs unrecorded, and slower: {error}", stacklevel=2)
-                return self.step(inputs)
-            self.graph = graph
-        for name, tensor in inputs.items():
-            self.inputs[name].copy_(tensor)
-        self.graph.replay()
-        return self.losses
 
 
 def fit(
@@ -173,7 +102,7 @@ def fit(
     """
     schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
     steps = sum(len(batches) for batches in schedule)
-    optimizer = make_optimizer(groups, settings)
+    optimizer = make_optimizer(groups, settings.optimizer, settings.lr, settings.weight_decay)
     first_epoch = 0
     if resume is not None:
         first_epoch = resume[0]
@@ -199,9 +128,7 @@ def fit(
         generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
         sums: Losses = {}
         for index, pixels in images.batches(batches, device):
-            for group in optimizer.param_groups:
-                scale = group.get("scale", 1.0)
-                set_rate(group, learning_rate(settings.lr * scale, settings.min_lr * scale, step, steps))
+            set_rates(optimizer, cosine(settings.lr, settings.min_lr, step, max(steps - 1, 1)))
             boxes, flips = draw_augmentation(aspect[index], settings, generator)
             where = index.to(device, non_blocking=True)
             inputs = {"pixels": pixels, "labels": labels[where], "boxes": boxes.to(device, non_blocking=True)}

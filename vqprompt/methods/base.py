@@ -18,11 +18,9 @@ from pydantic import BaseModel, model_validator
 from torch import Tensor, nn
 
 from vqprompt.images import Images
+from vqprompt.optim import Losses
 from vqprompt.statistics import ClassStatistics, Rebalancing, rebalance
 from vqprompt.vit import ViT
-
-Losses = dict[str, Tensor]
-"""Named terms; the loop minimizes their sum and logs each."""
 
 
 class Options(BaseModel, extra="forbid"):
