@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from vqprompt import runs
+from vqprompt.bench.cli import app as bench_app
 from vqprompt.config import parse_assignment, read_config_file, resolve
 from vqprompt.datasets import DATASETS
 from vqprompt.datasets.common import data_folder
@@ -33,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app, name="bench", rich_help_panel="Commands")
 console = Console()
 
 DEMO = {"train_per_class": 30, "test_per_class": 10, "seed": 1, "tasks": 10, "data": "quickdraw50"}

@@ -19,7 +19,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 Values = Sequence[float | None]
 
@@ -97,6 +97,34 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
         return _svg(figure, key, title)
 
 
+def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: str, xlabel: str, ylabel: str) -> str:
+    """A line over the values of a setting, evenly spaced whatever they are; y reaches no further than the lines."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
+        for line in lines:
+            look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
+            axes.plot(range(len(ticks)), _numbers(line.values), **look, zorder=3)
+        axes.set_xticks(range(len(ticks)), list(ticks))
+        axes.margins(y=0.12)
+        return _svg(figure, key, title)
+
+
+def standalone(svg: str, lines: Sequence[Line]) -> str:
+    """An inline chart as a file of its own: with its legend, on white, in a font that is there."""
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert box is not None
+    width, height = map(float, box.groups())
+    legend = "".join(
+        f'<text y="{height + 14 * (n + 1):.1f}" font-size="10"><tspan x="46" text-anchor="middle" fill="{line.color}">'
+        f'{line.glyph}</tspan><tspan x="56">{escape(line.name)}</tspan></text>'
+        for n, line in enumerate(lines)
+    )
+    whole = f"{width:g} {height + 14 * len(lines) + 8:g}"
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" fill="{INK}" viewBox="0 0 {whole}"'
+    body = svg.replace(f"<svg {box[0]}", start, 1).removesuffix("</svg>")
+    return body.replace("</title>", '</title><rect width="100%" height="100%" fill="white"/>', 1) + legend + "</svg>\n"
+
+
 def forgetting_chart(drops: Sequence[float], key: str, title: str) -> str:
     """A bar a task; below zero, the task got better by what came after it."""
     with matplotlib.rc_context(STYLE):
@@ -121,6 +149,8 @@ def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> st
         known = [v for v in values if v is not None and math.isfinite(v)]
         if known and min(known) > 0 and max(known) > 50 * min(known):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # not TeX: text stays text
+            axes.yaxis.set_minor_formatter(NullFormatter())
         learned = sorted(set(tasks))
         middles = []
         for n, task in enumerate(learned):

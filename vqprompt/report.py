@@ -40,7 +40,7 @@ def write_report(folder: Path) -> Path:
         loss_charts=_loss_charts(metrics["losses"]),
         prompt_use=_prompt_use(metrics["prompt_use"]),
         tasks=_task_rows(metrics),
-        config=_flatten(config),
+        config=flatten(config),
     )  # fmt: skip
     target = folder / PAGE_NAME
     write_atomically(target, page)
@@ -63,7 +63,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
         link = quote(Path(os.path.relpath(own, target.parent)).as_posix())
         runs.append({"m": metrics, "learned": _learned(metrics), "link": link, "line": line})
     data_sets = list(dict.fromkeys(m["data"] for m in all_metrics))
-    title = "Average accuracy over the tasks seen so far, after each task: " + "; ".join(map(_told, lines))
+    title = "Average accuracy over the tasks seen so far, after each task: " + "; ".join(map(told, lines))
     page = _pages().get_template("comparison").render(
         runs=runs,
         heading=" · ".join(dict.fromkeys(m["title"] for m in all_metrics)),
@@ -124,7 +124,7 @@ def _accuracy_charts(metrics: dict[str, Any]) -> dict[str, Any]:
     )
     lines = [average, latest]
     drops = metrics["forgetting_per_task"] or []
-    after_each = "Accuracy after each task: " + "; ".join(map(_told, lines))
+    after_each = "Accuracy after each task: " + "; ".join(map(told, lines))
     forgetting = "Forgetting of each task, in points: " + ", ".join(map(_fixed, drops))
     return {
         "lines": lines,
@@ -133,7 +133,7 @@ def _accuracy_charts(metrics: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _told(line: figures.Line) -> str:
+def told(line: figures.Line) -> str:
     """A line of a chart in words, for those who cannot see it."""
     return f"{line.name}: {', '.join(_percent(v) for v in line.values)}"
 
@@ -177,12 +177,12 @@ def _task_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings by their dotted names, as one writes them on the command line."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return flat
@@ -232,6 +232,11 @@ def _duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def render(page: str, **content: Any) -> str:
+    """A page of another module's, in the style of these: a template that extends "base"."""
+    return _pages().from_string(page).render(**content)
 
 
 @cache

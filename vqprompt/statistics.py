@@ -32,8 +32,11 @@ class Rebalancing(BaseModel, extra="forbid"):
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(1e-3, gt=0, description="learning rate, cosine to zero; 1e-5 in the released code")
     optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
-    weight_decay: float = Field(5e-4, ge=0)
+    weight_decay: float = Field(5e-4, ge=0, description="of the classifier's weights")
     ratio: int = Field(4, ge=1, description="pseudo-features a class and epoch, in batches")
+    steps: int = Field(
+        200, ge=1, description="at most so many steps an epoch: beyond, time would grow with the square of the classes"
+    )
     logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
     norm_by_task: bool = Field(False, description="divide by the mean of the tasks' norms, not by the norm of all")
     mean_decay: float = Field(0.0, ge=0, lt=1, description="shrink the means of older tasks by up to this fraction")
@@ -170,7 +173,7 @@ def rebalance(
     task_sizes: Sequence[int] | None = None,
 ) -> None:
     """Put the classifier right from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features a
-    class, shuffles them, and takes one step of that many for every OLD class.
+    class, shuffles them, and takes one step of that many for every OLD class, up to `steps`.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
     """
@@ -201,7 +204,7 @@ def rebalance(
         set_rates(optimizer, cosine(settings.lr, 0.0, epoch, settings.epochs))
         features, labels = statistics.sample(count, generator, scales, roots)
         order = torch.randperm(len(labels), device=device, generator=generator)
-        for chunk in order.split(count)[:old_classes]:
+        for chunk in order.split(count)[: min(old_classes, settings.steps)]:
             step({"features": features[chunk], "labels": labels[chunk]})
     optimizer.zero_grad(set_to_none=True)
 

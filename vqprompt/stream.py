@@ -68,6 +68,7 @@ class Stream:
         test_per_class: int | None = None,
     ) -> None:
         self.dataset, self.seed = dataset, seed
+        self._position = {name: i for i, name in enumerate(dataset.classes)}
         self._open: int | None = None
         train_rows, test_rows = self._rows(validation, train_per_class, test_per_class)
         self.tasks = [
@@ -101,7 +102,7 @@ class Stream:
                     "a rehearsal-free learner sees each task's images once"
                 )
 
-        ids = [self.dataset.classes.index(name) for name in names]
+        ids = [self._position[name] for name in names]
 
         def images(rows: list[np.ndarray], guard=None) -> Images:  # type: ignore[no-untyped-def]
             labels = np.concatenate([np.full(len(rows[c]), i) for i, c in enumerate(ids)])
@@ -116,9 +117,9 @@ class Stream:
         if not 0 <= validation < 1:
             raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
         train, test = [], []
-        for c, name in enumerate(self.dataset.classes):
-            own = np.flatnonzero((self.dataset.labels == c) & ~self.dataset.is_test)
-            other = np.flatnonzero((self.dataset.labels == c) & self.dataset.is_test)
+        by_class = rows_by_class(self.dataset.labels, len(self.dataset.classes))
+        for name, rows in zip(self.dataset.classes, by_class, strict=True):
+            own, other = rows[~self.dataset.is_test[rows]], rows[self.dataset.is_test[rows]]
             if validation:
                 own, other = split_rows(own, validation, f"{self.seed}:{name}")
                 if not len(other):
@@ -126,6 +127,12 @@ class Stream:
             train.append(own[:train_per_class])
             test.append(other[:test_per_class])
         return train, test
+
+
+def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
+    """The rows of each class, in order, found in one pass."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
 
 
 def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib.resources import files
 
 import numpy as np
@@ -23,4 +24,5 @@ def open_quickdraw(source: str | None, side: int, seed: int, progress: Progress 
     pixels = drawings.reshape(-1, 1, *drawings.shape[2:])
     labels = np.repeat(np.arange(len(classes)), count)
     is_test = np.tile(np.arange(count) >= TRAIN_PER_CLASS, len(classes))
-    return Dataset("quickdraw50", classes, Store(pixels, np.ones(len(pixels)), "quickdraw50"), labels, is_test)
+    store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.tobytes()).hexdigest()[:24])
+    return Dataset("quickdraw50", classes, store, labels, is_test)

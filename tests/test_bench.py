@@ -1,0 +1,369 @@
+"""The paper's tables: what is declared can be run, what was run is not run again, and every format tells the same."""
+
+import csv
+import json
+import os
+import re
+import signal
+import sys
+from dataclasses import replace
+from multiprocessing import active_children
+from pathlib import Path
+from statistics import mean
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+import pytest
+from conftest import TINY, make_vit
+
+from vqprompt import cli, runs
+from vqprompt.bench import runner
+from vqprompt.bench.grids import GRIDS, combine, described, find_grid, plan, smaller
+from vqprompt.bench.paper import NUMBERS, Quoted
+from vqprompt.bench.runner import is_done, run_all
+from vqprompt.bench.tables import Table, differences, make_charts, make_rows, read_runs
+from vqprompt.errors import UserError
+from vqprompt.weights import save_backbone
+
+RESULTS = Path(__file__).parents[1] / "results" / "cub200"
+CUB = GRIDS["cub200"]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `vqprompt bench …` in this process: exit status, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vqprompt", "bench", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_backbone(make_vit(TINY), path)
+    return {"backbone": str(path), "epochs": 1, "train_per_class": 4, "test_per_class": 2}
+
+
+def write_run(folder: Path, run, faa: float, caa: float, done: bool = True) -> None:
+    """A run's files as if it had been done."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(run.config.model_dump_json())
+    metrics = {"done": done, "faa": faa, "caa": caa, "hardware": "abacus", "average_accuracy": [2 * caa - faa, faa]}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The rows of a Markdown table by their first cell."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {line[0]: line for line in lines}
+
+
+class TestGrids:
+    @pytest.mark.parametrize("grid", [*GRIDS.values(), *map(smaller, GRIDS.values())], ids=lambda grid: grid.name)
+    def test_every_run_is_valid_and_has_a_name_of_its_own(self, grid):
+        found = plan(grid)
+        assert len({run.name for run in found}) == len(found) >= 2 * len(grid.seeds)
+        for run in found:
+            assert run.name.startswith(f"{grid.name}/") and run.name.endswith(f"/seed{run.config.seed}")
+            assert re.fullmatch(r"[\w.,=+/-]+", run.name)
+
+    def test_all_that_the_issue_names(self):
+        assert {run.config.tasks for run in plan(GRIDS["mitigation"])} == {5, 10, 20}
+        assert {run.config.method for run in plan(GRIDS["mitigation"])} == {
+            "l2p++", "l2p++-v2", "evoprompt", "vq-prompt-s", "vq-prompt",
+        }  # fmt: skip
+        assert {run.config.backbone for run in plan(GRIDS["self-supervised"])} == {"ibot-b16", "dino-b16"}
+        assert {run.config.tasks for run in plan(GRIDS["imagenet-r-20"])} == {20}
+        pool = {(r.config.options["pool"], r.config.options["length"]) for r in plan(GRIDS["ablation-pool"])}
+        assert pool == {(n, length) for n in (10, 30, 50, 100) for length in range(4, 25, 4)}
+        taus = {r.config.options["tau"] for r in plan(GRIDS["ablation-tau"]) if r.config.method == "soft-prompt"}
+        assert 1.0 in taus and min(taus) < 0.1
+        weights = {(r.config.options["vq_weight"], r.config.options["commitment_weight"])
+                   for r in plan(GRIDS["ablation-loss"])}  # fmt: skip
+        assert {(0.4, 0.1), (0.1, 0.4), (0.0, 0.0)} <= weights
+
+    def test_small_ones_are_small(self):
+        for run in (run for grid in GRIDS.values() for run in plan(smaller(grid))):
+            assert (run.config.data, run.config.backbone, run.config.size) == ("quickdraw50", "vit-s14", 28)
+
+    def test_names_are_readable_and_stable(self):
+        assert plan(CUB, ["vq-prompt"], [1])[0].name == "cub200/vq-prompt/seed1"
+        assert plan(GRIDS["ablation-tau"])[0].name == "ablation-tau/soft-prompt/tau=0.01/seed1"
+        assert plan(GRIDS["self-supervised"])[0].name == "self-supervised/dualprompt/backbone=ibot-b16/seed1"
+
+    def test_what_is_changed_is_in_the_name(self):
+        changes = {"data": "cub200=/my/birds.zip", "backbone": "/w/mine.pth", "epochs": 3, "device": "cpu"}
+        (run,) = plan(GRIDS["imagenet-r-10"], ["vq-prompt"], [4], changes)
+        assert run.name == "imagenet-r-10/cub200/mine/vq-prompt/epochs=3/seed4"
+        assert (run.config.data, run.config.epochs, run.config.options["tau"]) == ("cub200=/my/birds.zip", 3, 5.0)
+        (run,) = plan(CUB, ["ft"], [1], {"data": "cub200=/my/birds.zip"})
+        assert run.name == "cub200/ft/seed1", "where the data is makes no other run of it"
+
+    def test_a_change_on_an_axis_takes_its_place(self):
+        found = plan(GRIDS["mitigation"], ["vq-prompt"], [1], {"tasks": 10})
+        assert [run.name for run in found] == ["mitigation/vq-prompt/tasks=10/seed1"]
+
+    def test_other_methods_can_join(self):
+        assert [run.name for run in plan(CUB, ["linear"], [1])] == ["cub200/linear/seed1"]
+        with pytest.raises(UserError, match="did you mean 'vq-prompt'"):
+            plan(CUB, ["vq-promt"])
+        with pytest.raises(UserError, match="imagenet-r-10"):
+            find_grid("imagenet")
+
+
+class TestPaper:
+    def test_as_printed(self):
+        assert NUMBERS["cub200", "vq-prompt"][:4] == (86.72, 0.94, 90.33, 1.03)
+        assert NUMBERS["imagenet-r-10", "vq-prompt"][:4] == (78.71, 0.22, 83.24, 0.68)
+        assert NUMBERS["imagenet-r-20", "ft"][:4] == (4.75, 0.40, 22.8, 0.37)
+        assert NUMBERS["cifar100", "lwf"] == Quoted(64.83, 1.03)
+        assert NUMBERS["self-supervised/backbone=dino-b16", "hide-prompt"][:4] == (68.11, 0.18, 71.70, 0.01)
+        assert NUMBERS["mitigation/tasks=20", "l2p++-v2"][:4] == (70.99, 0.26, 77.65, 0.79)
+        assert NUMBERS["mitigation/tasks=5", "evoprompt"] == NUMBERS["imagenet-r-5", "evoprompt"]
+        assert (NUMBERS["imagenet-a", "vq-prompt"].faa, NUMBERS["vtab", "vq-prompt"].faa) == (52.96, 90.46)
+        assert NUMBERS["ablation-tau/tau=1.0", "soft-prompt"].faa == 77.15
+
+    def test_misprints_are_marked(self):
+        for method, own in (("dualprompt", "83.05"), ("coda-p", "86.25")):
+            assert NUMBERS["cifar100", method][:4] == NUMBERS["cub200", method][:4]
+            assert "misprint" in NUMBERS["cub200", method].mark and own in NUMBERS["cifar100", method].mark
+        assert "78.83" in NUMBERS["imagenet-r-10", "vq-prompt"].mark
+
+    def test_every_number_has_its_row(self):
+        rows = {
+            ("/".join([grid.name, *described(variant)]), method)
+            for grid in GRIDS.values()
+            for sweep in grid.sweeps
+            for method in sweep.methods
+            for variant in combine(grid.axes(sweep))
+        }
+        assert NUMBERS.keys() <= rows
+        comparison = {row for row in rows if not row[0].startswith("ablation")}
+        assert comparison == {key for key in NUMBERS if not key[0].startswith("ablation")}
+
+
+class TestTables:
+    @pytest.fixture
+    def out(self, tmp_path):
+        """VQ-Prompt with the paper's backbone and seeds 1, 2, 3; FT with another backbone; one not finished."""
+        for run, faa in zip(plan(CUB, ["vq-prompt"]), (86.0, 87.0, 89.0), strict=True):
+            write_run(tmp_path / run.name, run, faa, faa + 3)
+        (other,) = plan(CUB, ["ft"], [1], {"backbone": "vit-s14"})
+        write_run(tmp_path / other.name, other, 9.0, 20.0)
+        (unfinished,) = plan(CUB, ["bic"], [1])
+        write_run(tmp_path / unfinished.name, unfinished, 1.0, 1.0, done=False)
+        return tmp_path
+
+    def table(self, out: Path, grid=CUB) -> Table:
+        return Table(grid, make_rows(grid, read_runs(out), out))
+
+    def test_by_hand(self, out):
+        rows = cells(self.table(out).markdown())
+        # (86 + 87 + 89) / 3 = 87.333…; deviations −4/3, −1/3, 5/3: √((16 + 1 + 25) / 9 / 2) = 1.5275…
+        assert rows["VQ-Prompt"][1:] == [
+            "87.33 ± 1.53", "90.33 ± 1.53", "86.72 ± 0.94", "90.33 ± 1.03", "+0.61", "+0.00",
+            "1, 2, 3", "vit-b16-in21k", "abacus",
+        ]  # fmt: skip
+        assert rows["BiC"][1:5] == ["–", "–", "81.91 ± 2.59", "89.92 ± 1.57"], "not finished, so not counted"
+        assert rows["DualPrompt"][3] == "66.00 ± 0.57‡"
+
+    def test_other_backbones_are_marked(self, out):
+        table = self.table(out)
+        row = cells(table.markdown())["FT"]
+        assert row[1:3] == ["9.00†", "20.00†"] and row[5:9] == ["-2.04†", "-11.96†", "1", "vit-s14†"]
+        (note,) = [note for note in table.notes if note.startswith("†")]
+        assert "NOT the paper's backbone" in note and "vit-s14" in note and "vit-b16-in21k" in note
+        assert "Not the paper’s backbone" in table.html(out) and "vit-s14†" in table.html(out)
+        assert r"vit-s14$^\dagger$" in table.latex()
+        assert "†" not in " ".join(cells(table.markdown())["VQ-Prompt"])
+
+    def test_backbones_and_settings_are_never_mixed(self, out):
+        for changes in ({"backbone": "vit-s14"}, {"epochs": 2}):
+            (run,) = plan(CUB, ["vq-prompt"], [1], changes)
+            write_run(out / run.name, run, 10.0, 10.0)
+        table = self.table(out)
+        found = [(row.seeds, row.backbone, row.changed) for row in table.rows if row.method == "vq-prompt"]
+        assert found == [
+            ([1, 2, 3], "vit-b16-in21k", {}),
+            ([1], "vit-s14", {"backbone": ("vit-s14", "vit-b16-in21k")}),
+            ([1], "vit-b16-in21k", {"epochs": ("2", "20")}),
+        ]
+        assert "§ VQ-Prompt: epochs is 2, not 20" in table.notes
+
+    def test_other_data_is_not_subtracted(self, tmp_path):
+        grid = GRIDS["ablation-tau"]
+        (run,) = plan(grid, ["vq-prompt-s"], [1], {"data": "cub200=/birds"})
+        write_run(tmp_path / run.name, run, 50.0, 60.0)
+        table = self.table(tmp_path, grid)
+        assert cells(table.markdown())["VQ-Prompt-S§"][2:7] == ["50.00", "60.00", "78.05‡", "–", "–"]
+        assert "§ VQ-Prompt-S: data is cub200, not imagenet-r" in table.notes
+
+    def test_runs_of_other_tables_count_where_they_are_the_same(self, tmp_path):
+        for method in ("l2p++", "linear"):
+            (run,) = plan(GRIDS["imagenet-r-5"], [method], [1])
+            write_run(tmp_path / run.name, run, 70.0, 78.0)
+        grid = GRIDS["mitigation"]
+        table = self.table(tmp_path, grid)
+        assert [(row.label, row.seeds) for row in table.rows if row.runs] == [("L2P++, tasks=5", [1])]
+        (same,) = plan(grid, ["l2p++"], [1], {"tasks": 5})
+        assert is_done(same, read_runs(tmp_path))
+        assert not is_done(plan(grid, ["l2p++"], [2], {"tasks": 5})[0], read_runs(tmp_path))
+
+    def test_formats_agree(self, out):
+        table = self.table(out)
+        written = table.write(out)
+        assert [path.name for path in written] == ["cub200.md", "cub200.csv", "cub200.tex", "cub200.html"]
+        rows = list(csv.DictReader(written[1].open()))
+        assert [row["method"] for row in rows] == [row.method for row in table.rows]
+        last = rows[-1]
+        assert float(last["faa"]) == pytest.approx(262 / 3) and float(last["faa_std"]) == pytest.approx(7**0.5 / 3**0.5)
+        assert float(last["faa_difference"]) == pytest.approx(262 / 3 - 86.72)
+        assert (last["seeds"], last["paper_table"], last["other_backbone"]) == ("1 2 3", "Table 3", "0")
+        assert [row["other_backbone"] for row in rows if row["method"] == "ft"] == ["1"]
+        latex, page = written[2].read_text(), written[3].read_text()
+        assert r"VQ-Prompt & 87.33 $\pm$ 1.53 & 90.33 $\pm$ 1.53 & 86.72 $\pm$ 0.94" in latex
+        body = latex[latex.index(r"\midrule") : latex.index(r"\bottomrule")]
+        assert body.count(r"\\") == len(rows) and {line.count("&") for line in body.splitlines() if "&" in line} == {9}
+        for row in table.rows:
+            for cell in table.cells(row):
+                assert cell in page and cell in written[0].read_text()
+
+    def test_figures(self, out):
+        (chart,) = make_charts(CUB, self.table(out).rows)
+        assert [line.name for line in chart.lines] == ["FT", "VQ-Prompt"]
+        assert chart.lines[1].values == pytest.approx([mean((92, 93, 95)), 262 / 3])
+        written = self.table(out).write(out, figure=True)
+        assert written[-1].name == "cub200.svg" and "<svg" in written[3].read_text()
+        assert "VQ-Prompt" in "".join(ElementTree.parse(written[-1]).getroot().itertext())
+
+    def test_ablation_plots(self, tmp_path):
+        grid = GRIDS["ablation-loss"]
+        for n, run in enumerate(plan(grid, seeds=[1])):
+            write_run(tmp_path / run.name, run, 50.0 + n, 60.0)
+        (chart,) = make_charts(grid, self.table(tmp_path, grid).rows)
+        assert [line.name for line in chart.lines] == [f"VQ-Prompt, vq_weight={w}" for w in (0.0, 0.1, 0.4, 1.0)]
+        assert [list(line.values) for line in chart.lines] == [[50.0 + 4 * i + j for j in range(4)] for i in range(4)]
+        assert cells(self.table(tmp_path, grid).markdown())  # λ_q = 0.4, λ_c = 0.1 is the paper's default
+        (default,) = [row for row in self.table(tmp_path, grid).rows if row.quoted]
+        assert default.variant == {"vq_weight": 0.4, "commitment_weight": 0.1}
+        grid = GRIDS["ablation-tau"]
+        for n, run in enumerate(plan(grid, seeds=[1])):
+            write_run(tmp_path / run.name, run, 50.0 + n, 60.0)
+        soft, level = make_charts(grid, self.table(tmp_path, grid).rows)[0].lines
+        assert list(soft.values) == [50, 51, 52, 53, 54, 55] and list(level.values) == [56] * 6
+        assert (soft.style, level.style) == ("-", "--")
+
+    def test_committed_results(self, command, tmp_path):
+        status, out, err = command("table", "cub200", "--results", RESULTS, "--out", tmp_path, "--figure")
+        assert status == 0, err
+        for name, title in (("vq-prompt", "VQ-Prompt"), ("linear", "Linear")):
+            faa = [json.loads(path.read_text())["faa"] for path in RESULTS.glob(f"{name}-s?.json")]
+            row = cells(out)[title]
+            assert row[1].startswith(f"{mean(faa):.2f} ±") and row[1].endswith("†") and row[8] == "vit-s14†"
+            assert len(row[7].split(", ")) == len(faa) and "H200" in row[9]
+        assert cells(out)["VQ-Prompt"][3] == "86.72 ± 0.94"
+        assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".csv", ".tex", ".html", ".svg"}
+
+    def test_nothing_to_show(self, command, tmp_path):
+        assert "holds no finished run of vtab" in command("table", "vtab", "--out", tmp_path)[2]
+        assert "no such folder" in command("table", "vtab", "--out", tmp_path / "x")[2]
+        assert command("table", "vtab")[0] == 2
+
+
+def test_list(command):
+    status, out, _ = command("list")
+    assert status == 0 and all(any(line.split()[:1] == [name] for line in out.splitlines()) for name in GRIDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["--set", "seed=3"], "--seeds"), (["--seeds", "one"], "1,2,3"), (["--methods", "vq"], "unknown method"),
+     (["--set", "taw=1"], "taw")],
+)  # fmt: skip
+def test_refusals(command, tmp_path, arguments, word):
+    status, _, err = command("run", "cub200", "--small", "--out", tmp_path, *arguments)
+    assert status == 2 and word in err and err.startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_fails_the_others_finish_and_nothing_is_done_twice(command, tmp_path, tiny, monkeypatch):
+    """Of four runs the first is killed, the second's folder is another run's, the third was interrupted before."""
+    grid = find_grid("cub200", small=True)
+    todo = plan(grid, ["linear", "vq-prompt"], [1, 2], tiny)
+    killed, blocked, interrupted, _ = todo
+    (tmp_path / blocked.name).mkdir(parents=True)
+    (tmp_path / blocked.name / "config.json").write_text("{}")
+
+    def stop(done, total, what):
+        if "task 2" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(interrupted.config, tmp_path / interrupted.name, progress=stop)
+    first = json.loads((tmp_path / interrupted.name / "metrics.json").read_text())["task_seconds"]
+
+    def kill(run, event):
+        if run is killed and event[0] == "at":
+            for child in active_children():
+                os.kill(child.pid, signal.SIGKILL)
+
+    failed = run_all(todo, tmp_path, 1, kill)
+    assert list(failed) == [killed.name, blocked.name]
+    assert "ended with status -9" in failed[killed.name] and "other settings" in failed[blocked.name]
+    seconds = json.loads((tmp_path / interrupted.name / "metrics.json").read_text())["task_seconds"]
+    assert len(seconds) == 4 and seconds[0] == first[0], "the first task was not learned again"
+
+    times = {run.name: (tmp_path / run.name / "metrics.json").stat().st_mtime_ns for run in todo[2:]}
+    options = ["run", "cub200", "--small", "--out", tmp_path, "--methods", "linear,vq-prompt", "--seeds", "1,2"]
+    for key, value in tiny.items():
+        options += ["--set", f"{key}={value}"]
+    status, out, err = command(*options)
+    assert status == 1, "one is still blocked"
+    assert "2 of 4 runs are done already" in out and f"✓ {killed.name}" in out and f"✗ {blocked.name}" in out
+    assert "1 of 4 runs failed" in err and f"{blocked.name}: " in err
+    assert times == {run.name: (tmp_path / run.name / "metrics.json").stat().st_mtime_ns for run in todo[2:]}
+
+    (tmp_path / blocked.name / "config.json").write_text(blocked.config.model_dump_json())
+    (tmp_path / blocked.name / "metrics.json").write_text(
+        (tmp_path / killed.name / "metrics.json").read_text().replace('"seed": 1', '"seed": 2')
+    )
+    monkeypatch.setattr(runner, "_hire", lambda *given: pytest.fail("nothing is left to do"))
+    status, out, _ = command(*options)
+    assert status == 0 and "4 of 4 runs are done already" in out
+    metrics = [json.loads((tmp_path / run.name / "metrics.json").read_text()) for run in todo]
+    faa = [found["faa"] for found in metrics[2:]]
+    assert f"{mean(faa):.2f} ± {abs(faa[0] - faa[1]) / 2**0.5:.2f}†" in out
+    assert f'href="{quote(interrupted.name)}/report.html"' in (tmp_path / "cub200-small.html").read_text()
+
+
+def test_every_table_small_end_to_end(tmp_path, tiny):
+    """All of them with a very small backbone, by one worker."""
+    grids = [smaller(grid) for grid in GRIDS.values()]
+    changes = {**tiny, "tasks": [2, 2]}
+    todo = [run for grid in grids for run in plan(replace(grid, seeds=(1,)), changes=changes)]
+    assert run_all(todo, tmp_path, 1, lambda run, event: None) == {}
+    found = read_runs(tmp_path)
+    assert len(found) == len(todo)
+    for grid in grids:
+        table = Table(grid, make_rows(grid, found, tmp_path))
+        assert sum(len(row.runs) for row in table.rows) == sum(run.name.startswith(f"{grid.name}/") for run in todo)
+        names = {path.suffix for path in table.write(tmp_path, figure=True)}
+        assert names == {".md", ".csv", ".tex", ".html", ".svg"}
+
+
+def test_differences_know_what_matters():
+    (a,), (b,) = (plan(CUB, ["vq-prompt-s"], [seed], {"rebalancing.lr": lr}) for seed, lr in ((1, 1e-3), (2, 1e-2)))
+    one, other = (run.config.model_dump(mode="json") for run in (a, b))
+    assert differences(one, other) == {}, "nothing is rebalanced, so its rate does not matter"
+    assert differences(one, other, strict=True) == {"rebalancing.lr": ("0.001", "0.01")}
+    assert differences({**one, "data": "/my/cub200.zip", "device": "cuda"}, one) == {}
+    older = {key: value for key, value in one.items() if key != "test_crop"}
+    assert differences(older, one) == {} and "test_crop" in differences(older, one, strict=True)

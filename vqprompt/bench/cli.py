@@ -1,0 +1,169 @@
+"""`vqprompt bench`: list, run, table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from vqprompt.bench.grids import GRIDS, Grid, Run, find_grid, plan
+from vqprompt.bench.runner import Event, default_workers, is_done, run_all
+from vqprompt.bench.tables import Table, make_rows, read_runs
+from vqprompt.config import parse_assignment
+from vqprompt.errors import UserError
+
+app = typer.Typer(help="The paper's tables and figures, one command each.", no_args_is_help=True)
+console = Console()
+
+Name = Annotated[str, typer.Argument(help="One of `vqprompt bench list`.")]
+Small = Annotated[bool, typer.Option("--small", help="On the embedded drawings and backbone, at reduced size.")]
+Draw = Annotated[bool, typer.Option("--figure", help="Draw curves or the ablation plot, into the page and as .svg.")]
+
+
+@app.command("list")
+def list_grids() -> None:
+    """List the tables."""
+    table = RichTable(show_edge=False, header_style="bold")
+    for heading in ("name", "paper", "runs", "backbone", "what it is"):
+        table.add_column(heading, no_wrap=heading == "name", justify="right" if heading == "runs" else "left")
+    for grid in GRIDS.values():
+        table.add_row(grid.name, grid.table, str(len(plan(grid))), ", ".join(grid.backbones), grid.title)
+    console.print(table)
+
+
+@app.command()
+def run(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Folder of all tables and runs; a run is in OUT/NAME/METHOD/seedN.")],
+    data: Annotated[
+        str | None, typer.Option(help="NAME=PATH where you have the data; another data set's name works too.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Another backbone than the paper's; it will be marked.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Such as 1,2,3.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these, such as vq-prompt,coda-p; others can join.")] = None,
+    small: Small = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; one a GPU by default, or one for every 8 cores.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of every run; on an axis of the table, its one value.")
+    ] = None,
+    figure: Draw = False,
+) -> None:
+    """Do a table's runs, and print it. What is done is skipped, what was interrupted goes on: just type it again.
+
+    [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
+    """
+    grid = find_grid(name, small)
+    changes: dict[str, Any] = dict(parse_assignment(text) for text in assignments or [])
+    changes |= {key: value for key, value in {"data": data, "backbone": backbone}.items() if value is not None}
+    refused = {"method", "seed"} & changes.keys()
+    if refused:
+        raise UserError(f"--set {refused.pop()}=…: a table has several; choose with --methods and --seeds")
+    runs = plan(grid, methods.split(",") if methods else (), parse_seeds(seeds), changes)
+    found = read_runs(out)
+    todo = [run for run in runs if not is_done(run, found)]
+    if len(todo) < len(runs):
+        console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", highlight=False)
+    try:
+        failed = run_shown(todo, out, workers or default_workers())
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\ninterrupted; the same command goes on with it")
+        raise typer.Exit(130) from None
+    table = Table(grid, make_rows(grid, read_runs(out), out))
+    written = table.write(out, figure)
+    console.print()
+    console.print(shown(table))
+    for note in table.notes:
+        console.print(note, markup=False, highlight=False)
+    console.print(f"\nLook at [bold]{escape(str(written[3]))}[/bold]")
+    if failed:
+        stderr = Console(stderr=True)
+        stderr.print(f"\n[red]{len(failed)} of {len(runs)} runs failed[/red]; the same command tries them again:")
+        for run_name, why in failed.items():
+            stderr.print(f"  {run_name}: {why}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def run_shown(todo: list[Run], out: Path, workers: int) -> dict[str, str]:
+    """A live line for every run that is going on, and one that stays when it is over."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    lines: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True) as bar:
+        whole = bar.add_task(f"{len(todo)} runs", total=len(todo), visible=len(todo) > 1)
+
+        def tell(run: Run, event: Event) -> None:
+            kind, *more = event
+            if kind == "begun":
+                lines[run.name] = bar.add_task(f"{run.name} · starting", total=None)
+            elif kind == "at":
+                done, total, what = more
+                text = f"{run.name} · {what}"
+                bar.update(lines[run.name], completed=done, total=total or None, description=text)
+            else:
+                bar.remove_task(lines.pop(run.name))
+                bar.advance(whole)
+                console.print(_result(run, kind, more[0]), highlight=False, soft_wrap=True)
+
+        return run_all(todo, out, workers, tell)
+
+
+def _result(run: Run, kind: str, what: Any) -> str:
+    if kind == "failed":
+        return f"[red]✗[/red] {escape(run.name)}: {escape(what.splitlines()[0])}"
+    return f"[green]✓[/green] {escape(run.name)}: FAA {what['faa']:.2f}, CAA {what['caa']:.2f}, {what['seconds']:.0f} s"
+
+
+def shown(table: Table) -> RichTable:
+    drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
+    for n, heading in enumerate(table.headings[:-1]):  # the hardware is in the files
+        drawn.add_column(heading, justify="left" if n == 0 else "right")
+    for row in table.rows:
+        drawn.add_row(*map(escape, table.cells(row)[:-1]))
+    return drawn
+
+
+@app.command("table")
+def print_table(
+    name: Name,
+    out: Annotated[Path | None, typer.Option(help="The folder that `bench run` wrote to.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="A folder of runs, or of files of results, to make the table of instead.")
+    ] = None,
+    small: Small = False,
+    figure: Draw = False,
+) -> None:
+    """Print a table as Markdown, and write it as Markdown, CSV, LaTeX and HTML into OUT.
+
+    [bold]vqprompt bench table cub200 --results results/cub200 --out tables --figure[/bold]
+    """
+    grid = find_grid(name, small)
+    source = results or out
+    if source is None:
+        raise UserError("give --out, the folder that `bench run` wrote to, or --results, a folder of results")
+    if not source.is_dir():
+        raise UserError(f"{source}: no such folder; `vqprompt bench run {name} --out {source}` makes it")
+    table = make_table(grid, source, from_bench=results is None)
+    print(table.markdown())
+    if out is not None:
+        for path in table.write(out, figure):
+            console.print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def make_table(grid: Grid, source: Path, from_bench: bool = True) -> Table:
+    rows = make_rows(grid, read_runs(source), source if from_bench else None)
+    if not any(row.runs for row in rows):
+        raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`")
+    return Table(grid, rows)
+
+
+def parse_seeds(text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: expected numbers, as in 1,2,3") from None

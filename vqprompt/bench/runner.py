@@ -1,0 +1,149 @@
+"""Does a grid's runs: skips what is done, goes on with what was interrupted, several at once.
+
+Every worker is a process that lives for many runs, so that imports and compiled kernels serve them all; one that dies
+takes its own run with it, no other, and is replaced.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from vqprompt import runs
+from vqprompt.bench.grids import Run
+from vqprompt.bench.tables import Found, differences
+from vqprompt.errors import UserError
+
+ERROR = "error.txt"
+CORES_A_RUN = 8  # more hardly help a single run
+SECONDS_A_MESSAGE = 0.1
+
+Event = tuple[str, *tuple[Any, ...]]
+"""("begun",), ("at", done, total, what), ("done", metrics), ("failed", why)."""
+Tell = Callable[[Run, Event], None]
+
+
+class Worker(NamedTuple):
+    process: SpawnProcess
+    pipe: Connection
+    run: Run | None = None
+
+
+def default_workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return torch.cuda.device_count() or max(1, cores // CORES_A_RUN)
+
+
+def is_done(run: Run, found: Sequence[Found]) -> bool:
+    """Whether this very run is finished, in whatever table's folder."""
+    config = run.config.model_dump(mode="json")
+    return any(f.metrics["done"] and f.config["seed"] == config["seed"] and not differences(f.config, config, True)
+               for f in found)  # fmt: skip
+
+
+def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell) -> dict[str, str]:
+    """Do the runs, each in `out`/its name; returns why some failed, by name. The others are finished all the same."""
+    waiting, failed = deque(todo), dict[str, str]()
+    count = min(workers, len(todo))
+    crew = [_hire(slot, count) for slot in range(count)]
+
+    def over(slot: int, event: Event) -> None:
+        run = crew[slot].run
+        assert run is not None
+        if event[0] == "failed":
+            failed[run.name] = event[1]
+        tell(run, event)
+        crew[slot] = crew[slot]._replace(run=None)
+
+    try:
+        while True:
+            for slot, worker in enumerate(crew):
+                if worker.run is None and waiting:
+                    run = waiting.popleft()
+                    crew[slot] = worker._replace(run=run)
+                    tell(run, ("begun",))
+                    worker.pipe.send((run.config, out / run.name))
+            busy = {worker.pipe: slot for slot, worker in enumerate(crew) if worker.run is not None}
+            if not busy:
+                return failed
+            for pipe in wait(list(busy)):
+                slot = busy[pipe]  # type: ignore[index]
+                process, busy_with = crew[slot].process, crew[slot].run
+                assert busy_with is not None
+                try:
+                    event = crew[slot].pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    process.join()
+                    over(slot, ("failed", f"its process ended with status {process.exitcode} (−9: out of memory?)"))
+                    crew[slot] = _hire(slot, count)
+                    continue
+                if event[0] == "at":
+                    tell(busy_with, event)
+                else:
+                    over(slot, event)
+    finally:
+        for worker in crew:
+            worker.pipe.close()  # an idle one ends by itself
+            if worker.run is not None:
+                worker.process.terminate()
+            worker.process.join()
+
+
+def _hire(slot: int, count: int) -> Worker:
+    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    ours, theirs = spawn.Pipe()
+    gpus = torch.cuda.device_count()
+    threads = max(1, torch.get_num_threads() // count)
+    process = spawn.Process(
+        target=_work, args=(theirs, threads, f"cuda:{slot % gpus}" if gpus > 1 else None), daemon=True
+    )
+    process.start()
+    theirs.close()
+    return Worker(process, ours)
+
+
+def _work(pipe: Connection, threads: int, device: str | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+    torch.set_num_threads(threads)
+    told, kind = 0.0, ""
+
+    def progress(done: float, total: float, what: str) -> None:
+        nonlocal told
+        if time.monotonic() - told >= SECONDS_A_MESSAGE:
+            told = time.monotonic()
+            pipe.send(("at", done, total, what))
+
+    while True:
+        try:
+            config, folder = pipe.recv()
+        except EOFError:
+            return
+        if kind != (kind := str(folder.parent)) and torch.cuda.is_available():
+            torch._dynamo.reset()  # other shapes: do not add up to dynamo's limit of variants
+            torch.cuda.empty_cache()
+        if device and config.device in ("auto", "cuda"):
+            config = config.model_copy(update={"device": device})
+        error_file = folder / ERROR
+        try:
+            found = runs.run(config, folder, resume=True, progress=progress)
+            error_file.unlink(missing_ok=True)
+            pipe.send(("done", {key: found[key] for key in ("faa", "caa", "seconds")}))
+        except (BrokenPipeError, KeyboardInterrupt):
+            return  # nobody is listening any more
+        except UserError as error:
+            pipe.send(("failed", str(error)))
+        except Exception as error:
+            folder.mkdir(parents=True, exist_ok=True)
+            error_file.write_text(traceback.format_exc(), encoding="utf-8")
+            pipe.send(("failed", f"{type(error).__name__}: {error} (whole story in {error_file})"))
