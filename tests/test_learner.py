@@ -7,6 +7,7 @@ from conftest import TINY, make_learner, make_stream, make_vit
 from PIL import Image
 
 from vqprompt.errors import ImageError, UserError
+from vqprompt.images import Images, Store
 from vqprompt.learner import Learner, pick_device, pick_precision
 
 
@@ -141,3 +142,13 @@ class TestHardware:
             learner.learn(task)
         a, b = exact.logits(task.test), mixed.logits(task.test)
         assert b.dtype == torch.float32 and (a - b).abs().mean() < 0.2 * a.std()
+
+
+def test_nameless_stores_are_not_taken_for_one_another():
+    """Queries are kept by what they were computed from; images in memory have no name to go by."""
+    learner = make_learner()
+    stores = [
+        Store(np.random.default_rng(seed).integers(0, 256, (4, 3, 32, 32), np.uint8), np.ones(4), "") for seed in (0, 1)
+    ]
+    one, other = (learner.queries(Images(store, np.arange(4), np.zeros(4))) for store in stores)
+    assert not torch.equal(one, other)

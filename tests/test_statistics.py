@@ -189,6 +189,15 @@ class TestRebalancing:
         expected = [0.1 * (1 + np.cos(np.pi * epoch / 4)) / 2 for epoch in range(4) for _ in range(3)]
         np.testing.assert_allclose(rates, expected)
 
+    def test_steps_of_an_epoch_are_capped(self):
+        """Each step scores all classes: a step for every old one, too, would make time quadratic in the classes."""
+        statistics, _, _ = filled(classes=5)
+        head, steps = Head(WIDTH), []
+        head.grow(5)
+        head.register_forward_pre_hook(lambda module, given: steps.append(1))
+        rebalance(head, statistics, 4, 7, Rebalancing(epochs=3, steps=2), seed=0)
+        assert len(steps) == 3 * 2 and Rebalancing().steps == 200
+
     def test_each_step_sees_a_mixture_of_all_classes(self, monkeypatch):
         statistics, _, _ = filled(classes=4)
         head, seen = Head(WIDTH), []

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import uuid
 import warnings
 import zipfile
 import zlib
@@ -201,10 +202,11 @@ def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:
 
 
 class Store:
-    """Decoded images: uint8 [N, C, S, S], their aspect ratios [N] and a fingerprint of the content."""
+    """Decoded images: uint8 [N, C, S, S], their aspect ratios [N] and a fingerprint of the content ("": nameless)."""
 
     def __init__(self, pixels: np.ndarray, aspect: np.ndarray, fingerprint: str) -> None:
         self.pixels, self.fingerprint = pixels, fingerprint
+        self.identity = fingerprint or uuid.uuid4().hex  # no two nameless stores are taken for one another
         self.aspect = torch.from_numpy(np.ascontiguousarray(aspect)).float()
         self._resident: dict[torch.device, Tensor] = {}
 
@@ -301,7 +303,7 @@ class Images:
     @property
     def key(self) -> str:
         """Names exactly these pixels in this order: the key under which things computed from them are kept."""
-        return hashlib.sha256(self.store.fingerprint.encode() + self.rows.tobytes()).hexdigest()[:24]
+        return hashlib.sha256(self.store.identity.encode() + self.rows.tobytes()).hexdigest()[:24]
 
     def take(self, index: Tensor) -> Images:
         """Some of these images, as closely guarded."""

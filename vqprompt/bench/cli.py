@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from vqprompt.bench.grids import GRIDS, Grid, Run, find_grid, plan
 from vqprompt.bench.runner import Event, default_workers, is_done, run_all
-from vqprompt.bench.tables import Table, make_rows, read_runs
+from vqprompt.bench.tables import NONE, Table, make_rows, read_runs
 from vqprompt.config import parse_assignment
 from vqprompt.errors import UserError
 
@@ -120,11 +120,14 @@ def _result(run: Run, kind: str, what: Any) -> str:
 
 
 def shown(table: Table) -> RichTable:
+    """For a terminal: without the hardware, and without columns that nothing is in."""
     drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
-    for n, heading in enumerate(table.headings[:-1]):  # the hardware is in the files
-        drawn.add_column(heading, justify="left" if n == 0 else "right")
-    for row in table.rows:
-        drawn.add_row(*map(escape, table.cells(row)[:-1]))
+    columns = list(zip(table.headings, *map(table.cells, table.rows), strict=True))[:-1]
+    columns = [column for column in columns if set(column[1:]) != {NONE}]
+    for n, (heading, *_) in enumerate(columns):
+        drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
+    for cells in zip(*(column[1:] for column in columns), strict=True):
+        drawn.add_row(*map(escape, cells))
     return drawn
 
 

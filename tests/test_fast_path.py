@@ -1,0 +1,70 @@
+"""The fast path (compiled, bf16, recorded) is held to the plain one (eager, fp32)."""
+
+import shutil
+
+import pytest
+import torch
+from conftest import TINY, make_stream, make_vit
+
+from vqprompt.learner import Learner
+from vqprompt.training import Training
+from vqprompt.views import random_boxes, render
+from vqprompt.vit import ViT, gelu
+
+needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@needs_compiler
+@torch.no_grad()
+def test_compiled_blocks_compute_what_plain_ones_do():
+    plain, compiled = make_vit(), make_vit().compile_blocks()
+    images = torch.randn(4, 3, TINY.image_size, TINY.image_size)
+    prompts = {block: torch.rand(4, 8, TINY.width) for block in range(2)}
+    torch.testing.assert_close(compiled(images, prompts), plain(images, prompts), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(compiled(images), compiled(images, prompts), atol=1e-3), "the prompts must matter"
+
+
+@needs_compiler
+def test_compiled_rendering_draws_what_the_plain_one_does():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    boxes = random_boxes(torch.linspace(0.5, 2, 6), generator)
+    flips = torch.tensor([True, False] * 3)
+    plain = render(pixels, boxes, flips, TINY)
+    torch.testing.assert_close(render(pixels, boxes, flips, TINY, compiled=True), plain, rtol=1e-4, atol=1e-4)
+
+
+def test_gelu_in_bf16_is_within_two_steps_of_the_exact_one():
+    x = torch.linspace(-6, 6, 4001)
+    ours = gelu(x.bfloat16()).float()
+    exact = torch.nn.functional.gelu(x.bfloat16().double()).float()
+    spacing = torch.maximum(exact.abs(), torch.tensor(0.25)) * 2**-7  # of bf16 numbers of that size
+    assert ((ours - exact).abs() <= 2 * spacing).all()
+    assert torch.equal(gelu(x), torch.nn.functional.gelu(x)), "in fp32 it is the exact one"
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", ["vq-prompt", "ft", "lwf"])
+def test_recorded_and_compiled_bf16_learns_what_plain_fp32_does(method):
+    settings = Training(epochs=6, batch_size=8, lr=1e-3 if method == "vq-prompt" else 1e-4)
+    learners = [
+        Learner(make_vit(), method, training=settings, device="cuda", precision=precision, compile=compile)
+        for precision, compile in (("fp32", "off"), ("bf16", "on"))
+    ]
+    scores = []
+    for learner in learners:
+        stream = make_stream()
+        for task in stream:
+            learner.learn(task)
+        scores.append(learner.logits(stream.tasks[0].test))
+    plain, fast = scores
+    assert (plain - fast).abs().mean() < 0.2 * plain.std()
+
+
+def test_the_last_block_alone_is_what_is_left_out():
+    """The class token computed alone equals the class token among all others."""
+    vit: ViT = make_vit()
+    x = torch.randn(3, TINY.tokens, TINY.width)
+    block = vit.blocks[-1]
+    torch.testing.assert_close(block(x, class_token_only=True), block(x)[:, :1])
