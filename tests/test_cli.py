@@ -223,6 +223,15 @@ class TestRun:
         assert status == 2
         assert "epochs=1 then, 5 now" in err
 
+    def test_resuming_when_the_classes_have_changed_is_refused(self, command, tmp_path, monkeypatch):
+        data = write_images(tmp_path / "images")
+        out = ["run", "--data", data, "--tasks", 3, "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
+        assert command(*out)[0] == 0
+        (data / "class 1").rename(data / "class one")
+        monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
+        status, _, err = command(*out, "--resume")
+        assert status == 2 and "has other classes now" in err
+
     def test_the_folder_is_not_overwritten(self, finished, command, no_training):
         status, _, err = command("run", "--out", finished[0])
         assert status == 2 and "already holds a run" in err

@@ -59,6 +59,8 @@ def run(
     stream = Stream(dataset, config.tasks, *images)
     if learner.method.joint:  # the same classes, in one task
         stream = Stream(dataset, [[name for task in stream.tasks for name in task.classes]], *images)
+    if learner.classes != [name for task in stream.tasks[: len(learner.history)] for name in task.classes]:
+        raise UserError(f"--resume {out}: {config.data} has other classes now than when the run began; put them back")
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "config.json", config.model_dump_json(indent=1))
     before = state["seconds"]

@@ -231,6 +231,9 @@ class Method(nn.Module):
             "trainable": sum(p.numel() for group in self.parameter_groups() for p in group["params"]),
         }
 
+    def keep_statistics(self, settings: Rebalancing) -> None:
+        self.statistics = ClassStatistics(self.vit.config.width, settings.covariance, settings.centroids)
+
     def remember_and_rebalance(self, finish: Finish, settings: Rebalancing) -> None:
         """Add the new classes' statistics; from the second task on, put the classifier right with all of them."""
         if self.statistics is None:

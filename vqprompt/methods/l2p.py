@@ -15,7 +15,7 @@ from torch import Tensor
 from vqprompt.methods.base import Finish, Losses, Method, View
 from vqprompt.methods.base import Options as BaseOptions
 from vqprompt.prompts import PromptPool, check_blocks, cosine, pick
-from vqprompt.statistics import ClassStatistics, Rebalancing
+from vqprompt.statistics import Rebalancing
 from vqprompt.vit import ViT
 
 
@@ -49,9 +49,7 @@ class L2P(Method):
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
         if options.statistics:
-            self.statistics = ClassStatistics(
-                vit.config.width, options.rebalancing.covariance, options.rebalancing.centroids
-            )
+            self.keep_statistics(options.rebalancing)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         nearness, choice = cosine(view.query, self.pool.keys).topk(self.options.top, dim=-1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vqprompt.methods.base import Finish, Method, TaskInfo
 from vqprompt.methods.finetuning import TuningOptions
-from vqprompt.statistics import ClassStatistics, Rebalancing
+from vqprompt.statistics import Rebalancing
 from vqprompt.vit import ViT
 
 
@@ -45,9 +45,7 @@ class SLCA(Method):
 
     def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.statistics = ClassStatistics(
-            vit.config.width, options.rebalancing.covariance, options.rebalancing.centroids
-        )
+        self.keep_statistics(options.rebalancing)
         self.register_buffer("unaligned", torch.zeros(0, vit.config.width + 1))
 
     @torch.no_grad()
