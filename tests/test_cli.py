@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import command_environment
 from PIL import Image
 
 from vqprompt import cli, runs
 from vqprompt.datasets import DATASETS
+from vqprompt.learner import Learner
 from vqprompt.methods import METHODS
 from vqprompt.weights import BACKBONES
 
@@ -235,6 +237,43 @@ class TestRun:
     def test_the_folder_is_not_overwritten(self, finished, command, no_training):
         status, _, err = command("run", "--out", finished[0])
         assert status == 2 and "already holds a run" in err
+
+
+class TestPredict:
+    @pytest.fixture
+    def pictures(self, tmp_path):
+        with np.load(Path(cli.__file__).parent / "assets" / "quickdraw50.npz") as packed:
+            drawings = {str(name): packed["images"][c, 80] for c, name in enumerate(packed["classes"])}
+        for name in ("one [b]", "two"):
+            (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.fromarray(drawings["apple"]).save(tmp_path / "pictures" / "one [b]" / "ä.png")
+        Image.fromarray(drawings["tree"]).save(tmp_path / "pictures" / "two" / "b.PNG")
+        (tmp_path / "pictures" / "notes.txt").write_text("not an image")
+        return tmp_path / "pictures"
+
+    def test_says_what_the_learner_says(self, finished, command, pictures):
+        files = sorted(pictures.rglob("*.[pP]*"))
+        learner = Learner.load(finished[0])
+        status, out, err = command("predict", finished[0], pictures, "--top", 2, "--json")
+        assert status == 0, err
+        told = [json.loads(line) for line in out.splitlines()]
+        assert [t["image"] for t in told] == [str(file) for file in files]
+        for t, scores in zip(told, learner.scores(files), strict=True):
+            shares, places = scores.topk(2)
+            assert list(t["classes"]) == [learner.classes[p] for p in places]
+            assert list(t["classes"].values()) == pytest.approx(shares.tolist())
+        status, out, _ = command("predict", finished[0], *files)
+        assert status == 0
+        assert [line.split(": ")[0] for line in out.splitlines()] == [str(file) for file in files]
+        assert all(next(iter(t["classes"])) in line for t, line in zip(told, out.splitlines(), strict=True))
+
+    def test_refusals(self, finished, command, tmp_path):
+        status, _, err = command("predict", finished[0], tmp_path / "nowhere.png")
+        assert status == 2 and "nowhere.png: no such image file" in err
+        status, _, err = command("predict", finished[0], tmp_path)
+        assert status == 2 and "no image in this folder" in err
+        status, _, err = command("predict", tmp_path, tmp_path / "x.png")
+        assert status == 2 and "no checkpoint.json here" in err
 
 
 class TestPrecedence:

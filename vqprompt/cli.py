@@ -22,6 +22,8 @@ from vqprompt.config import parse_assignment, read_config_file, resolve
 from vqprompt.datasets import DATASETS
 from vqprompt.datasets.common import data_folder
 from vqprompt.errors import UserError
+from vqprompt.images import SUFFIXES
+from vqprompt.learner import Learner
 from vqprompt.methods import METHODS, find_method
 from vqprompt.report import write_comparison
 from vqprompt.vit import ViT
@@ -37,6 +39,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench", rich_help_panel="Commands")
 console = Console()
 
+PREDICTED_AT_ONCE = 256  # images opened at a time
 DEMO = {"train_per_class": 30, "test_per_class": 10, "seed": 1, "tasks": 10, "data": "quickdraw50"}
 DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"epochs": 1, "lr": 1e-5}}
 
@@ -172,6 +175,45 @@ def parse_tasks(text: str | None) -> int | list[int] | None:
     except ValueError:
         raise UserError(f"--tasks {text!r}: expected a number, or class counts such as 20,10,10") from None
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+@app.command()
+def predict(
+    learned: Annotated[Path, typer.Argument(help="A folder that `vqprompt run` or Learner.save wrote.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+) -> None:
+    """Name what is in images, among all classes learned so far.
+
+    [bold]vqprompt predict runs/birds garden.jpg holiday/ --top 3[/bold]
+    """
+    files = [file for path in images for file in image_files(path)]
+    learner = Learner.load(learned, device)
+    for chunk in (files[i : i + PREDICTED_AT_ONCE] for i in range(0, len(files), PREDICTED_AT_ONCE)):
+        shares, places = learner.scores(chunk).topk(min(top, len(learner.classes)))
+        for file, share, place in zip(chunk, shares.tolist(), places.tolist(), strict=True):
+            named = [(learner.classes[p], s) for p, s in zip(place, share, strict=True)]
+            if as_json:
+                print(json.dumps({"image": str(file), "classes": dict(named)}, ensure_ascii=False))
+            else:
+                console.print(
+                    f"{file}: " + ", ".join(f"{n} {s:.0%}" for n, s in named),
+                    markup=False, highlight=False, soft_wrap=True,
+                )  # fmt: skip
+
+
+def image_files(path: Path) -> list[Path]:
+    """The path itself, or what a folder holds."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not found:
+        raise UserError(
+            f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(SUFFIXES))}"
+        )
+    return found
 
 
 @app.command()
