@@ -9,6 +9,7 @@ widening when it shrinks (as Pillow's bilinear does). It is deterministic and ru
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -87,7 +88,9 @@ def _draw(
     return ((images - mean) / std).to(dtype)
 
 
-_compiled_draw = torch.compile(_draw, dynamic=False)
+@lru_cache
+def _compiled_draw() -> Callable[..., Tensor]:
+    return torch.compile(_draw, dynamic=False)  # when first needed: the compiler takes seconds to import
 
 
 def render(
@@ -103,4 +106,4 @@ def render(
     boxes: [B, 4]. flips: bool [B] or None. compiled: fuse what surrounds the two matrix products.
     """
     mean, std = _normalization(config, pixels.device)
-    return (_compiled_draw if compiled else _draw)(pixels, boxes, flips, config.image_size, mean, std, dtype)
+    return (_compiled_draw() if compiled else _draw)(pixels, boxes, flips, config.image_size, mean, std, dtype)
