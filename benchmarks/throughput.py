@@ -40,9 +40,9 @@ MODELS = {
     "ViT-S/14 224": ViTConfig(width=384, depth=12, heads=6, patch=14, image_size=224),
     "ViT-S/14 70": ViTConfig(width=384, depth=12, heads=6, patch=14, image_size=70),
 }
-PLAN = {  # model -> batch; a CPU gets what it can do in a minute
+PLAN = {  # model -> batch; a CPU gets what it can do in a few minutes
     "cuda": {"ViT-B/16 224": 128, "ViT-S/14 224": 128},
-    "cpu": {"ViT-S/14 70": 32, "ViT-S/14 224": 8},
+    "cpu": {"ViT-S/14 70": 32, "ViT-S/14 224": 8, "ViT-B/16 224": 4},
 }
 
 
@@ -289,16 +289,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write the same figures here")
-    parser.add_argument("--steps", type=int, help="steps a measurement (default: 16 on CUDA, 3 on a CPU)")
+    parser.add_argument("--steps", type=int, help="steps a measurement (default: 64 on CUDA, 3 on a CPU)")
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one (may be repeated)")
+    parser.add_argument("--batch", type=int, help="another batch size (default: 128 on CUDA, less on a CPU)")
     args = parser.parse_args()
     device = torch.device(args.device)
-    steps = args.steps or (16 if device.type == "cuda" else 3)
+    steps = args.steps or (64 if device.type == "cuda" else 3)
     limit = ceilings(device)
     found: dict[str, Any] = {"hardware": hardware(device), "ceilings": limit, "models": {}}
     print(found["hardware"])
     print(f"ceilings: {limit['matmul_tflops']:.3f} TFLOP/s matrix product, {limit['copy_gb_per_s']:.0f} GB/s copy")
-    for name, batch in PLAN[device.type].items():
-        config = MODELS[name]
+    for name in args.model or PLAN[device.type]:
+        config, batch = MODELS[name], args.batch or PLAN[device.type].get(name, 128)
         ours = measure_ours(config, batch, device, steps, "crop")
         known = measure_ours(config, batch, device, steps, "none")
         ordinary = measure_ordinary(config, batch, device, max(2, steps // 2))

@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -21,7 +22,7 @@ from PIL import Image
 from vqprompt import images as images_module
 from vqprompt.datasets import open_dataset
 from vqprompt.errors import ImageError, UserError
-from vqprompt.images import Images, Source, Store, build_store, decode, to_pixels
+from vqprompt.images import A_DAY, Images, Source, Store, build_store, decode, to_pixels
 
 SIDE = 16
 RNG = np.random.default_rng(0)
@@ -525,6 +526,15 @@ class TestStore:
         assert [p for p in (home / "images").iterdir() if "partial" not in p.name] == []
         store = build_store(Source(folder), SIDE)
         assert len(decoded) == 10 and all(pixels.any() for pixels in store.pixels)
+
+    def test_what_a_killed_decode_left_goes_after_a_day(self, tmp_path, home):
+        (home / "images").mkdir(parents=True)
+        old, new = (home / "images" / f"{name}.1.partial.npy" for name in ("old", "new"))
+        for file, age in ((old, 2 * A_DAY), (new, 60)):
+            file.write_bytes(b"half")
+            os.utime(file, (time.time() - age,) * 2)
+        build_store(Source(fill(tmp_path)), SIDE)
+        assert not old.exists() and new.exists(), "another process may be writing the new one"
 
     def test_progress_counts_to_the_end(self, tmp_path):
         seen = []

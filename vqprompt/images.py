@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import time
 import uuid
 import warnings
 import zipfile
@@ -31,6 +32,7 @@ from vqprompt.archives import Files
 from vqprompt.errors import ImageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"}
+A_DAY = 24 * 3600
 MAX_PIXELS = 100_000_000  # beyond this an image is more likely a decompression bomb than a photograph
 
 Progress = Callable[[int, int, str], None]
@@ -245,6 +247,9 @@ def build_store(source: ImageSource, side: int, progress: Progress = no_progress
 
 def _decode_all(source: ImageSource, side: int, target: Path, aspects: Path, progress: Progress) -> None:
     entries = source.entries
+    for stale in target.parent.glob("*.partial.npy"):  # left by a process that was killed while it decoded
+        if time.time() - stale.stat().st_mtime > A_DAY:
+            stale.unlink(missing_ok=True)
     partial = target.with_name(f"{target.stem}.{os.getpid()}.partial.npy")
     pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(len(entries), 3, side, side))
     aspect = np.empty(len(entries), dtype=np.float32)
