@@ -14,7 +14,7 @@ import pytest
 
 from vqprompt import metrics as measure
 from vqprompt.errors import UserError
-from vqprompt.figures import cell_colors
+from vqprompt.figures import cell_colors, loss_chart
 from vqprompt.report import write_comparison, write_report
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -299,3 +299,9 @@ def test_runs_of_one_method_are_told_apart(tmp_path):
         put(tmp_path / name, seed=seed, **PLAIN)
     page = Page(write_comparison([tmp_path / n for n in "abc"], tmp_path / "comparison.html"))
     assert page.text("a")[:3] == ["VQ-Prompt, seed 1", "VQ-Prompt, seed 2, b", "VQ-Prompt, seed 2, c"]
+
+
+def test_a_loss_that_falls_far_has_plain_numbers_on_its_axis():
+    """The page keeps text as text, so TeX, which matplotlib writes on logarithmic axes, would be shown as it is."""
+    chart = loss_chart([0, 0, 1, 1], [1.0, 0.1, 0.01, 0.001], "loss", "a loss")
+    assert "mathdefault" not in chart and ">0.01<" in chart
