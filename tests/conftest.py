@@ -2,12 +2,14 @@
 
 import os
 import random
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from vqprompt import cli
 from vqprompt.images import Store
 from vqprompt.learner import Learner
 from vqprompt.stream import Dataset, Stream
@@ -90,3 +92,19 @@ def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool
 def command_environment(home, threads: int = 1) -> dict[str, str]:
     """For real subprocesses: our home, and few threads, so that several can run at once."""
     return {**os.environ, "VQPROMPT_HOME": str(home), "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `vqprompt …` in this process: exit status, standard output, standard error."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["vqprompt", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+            raise SystemExit(0)
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run

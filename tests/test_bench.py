@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import sys
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -16,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 from conftest import TINY, make_vit
 
-from vqprompt import cli, runs
+from vqprompt import runs
 from vqprompt.bench import runner
 from vqprompt.bench.grids import GRIDS, combine, described, find_grid, plan, smaller
 from vqprompt.bench.paper import NUMBERS, Quoted
@@ -30,19 +29,9 @@ CUB = GRIDS["cub200"]
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `vqprompt bench …` in this process: exit status, standard output, standard error."""
-
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vqprompt", "bench", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "300")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-            raise SystemExit(0)
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+def bench(command):
+    """Run `vqprompt bench …`."""
+    return lambda *arguments: command("bench", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -261,8 +250,8 @@ class TestTables:
         assert list(soft.values) == [50, 51, 52, 53, 54, 55] and list(level.values) == [56] * 6
         assert (soft.style, level.style) == ("-", "--")
 
-    def test_committed_results(self, command, tmp_path):
-        status, out, err = command("table", "cub200", "--results", RESULTS, "--out", tmp_path, "--figure")
+    def test_committed_results(self, bench, tmp_path):
+        status, out, err = bench("table", "cub200", "--results", RESULTS, "--out", tmp_path, "--figure")
         assert status == 0, err
         for name, title in (("vq-prompt", "VQ-Prompt"), ("linear", "Linear")):
             faa = [json.loads(path.read_text())["faa"] for path in RESULTS.glob(f"{name}-s?.json")]
@@ -272,14 +261,14 @@ class TestTables:
         assert cells(out)["VQ-Prompt"][3] == "86.72 ± 0.94"
         assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".csv", ".tex", ".html", ".svg"}
 
-    def test_nothing_to_show(self, command, tmp_path):
-        assert "holds no finished run of vtab" in command("table", "vtab", "--out", tmp_path)[2]
-        assert "no such folder" in command("table", "vtab", "--out", tmp_path / "x")[2]
-        assert command("table", "vtab")[0] == 2
+    def test_nothing_to_show(self, bench, tmp_path):
+        assert "holds no finished run of vtab" in bench("table", "vtab", "--out", tmp_path)[2]
+        assert "no such folder" in bench("table", "vtab", "--out", tmp_path / "x")[2]
+        assert bench("table", "vtab")[0] == 2
 
 
-def test_list(command):
-    status, out, _ = command("list")
+def test_list(bench):
+    status, out, _ = bench("list")
     assert status == 0 and all(any(line.split()[:1] == [name] for line in out.splitlines()) for name in GRIDS)
 
 
@@ -288,13 +277,13 @@ def test_list(command):
     [(["--set", "seed=3"], "--seeds"), (["--seeds", "one"], "1,2,3"), (["--methods", "vq"], "unknown method"),
      (["--set", "taw=1"], "taw")],
 )  # fmt: skip
-def test_refusals(command, tmp_path, arguments, word):
-    status, _, err = command("run", "cub200", "--small", "--out", tmp_path, *arguments)
+def test_refusals(bench, tmp_path, arguments, word):
+    status, _, err = bench("run", "cub200", "--small", "--out", tmp_path, *arguments)
     assert status == 2 and word in err and err.startswith("error: ")
     assert not list(tmp_path.iterdir())
 
 
-def test_one_fails_the_others_finish_and_nothing_is_done_twice(command, tmp_path, tiny, monkeypatch):
+def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, tiny, monkeypatch):
     """Of four runs the first is killed, the second's folder is another run's, the third was interrupted before."""
     grid = find_grid("cub200", small=True)
     todo = plan(grid, ["linear", "vq-prompt"], [1, 2], tiny)
@@ -325,7 +314,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(command, tmp_path
     options = ["run", "cub200", "--small", "--out", tmp_path, "--methods", "linear,vq-prompt", "--seeds", "1,2"]
     for key, value in tiny.items():
         options += ["--set", f"{key}={value}"]
-    status, out, err = command(*options)
+    status, out, err = bench(*options)
     assert status == 1, "one is still blocked"
     assert "2 of 4 runs are done already" in out and f"✓ {killed.name}" in out and f"✗ {blocked.name}" in out
     assert "1 of 4 runs failed" in err and f"{blocked.name}: " in err
@@ -336,7 +325,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(command, tmp_path
         (tmp_path / killed.name / "metrics.json").read_text().replace('"seed": 1', '"seed": 2')
     )
     monkeypatch.setattr(runner, "_hire", lambda *given: pytest.fail("nothing is left to do"))
-    status, out, _ = command(*options)
+    status, out, _ = bench(*options)
     assert status == 0 and "4 of 4 runs are done already" in out
     metrics = [json.loads((tmp_path / run.name / "metrics.json").read_text()) for run in todo]
     faa = [found["faa"] for found in metrics[2:]]

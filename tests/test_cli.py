@@ -20,22 +20,6 @@ SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set",
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `vqprompt …` in this process: exit status, standard output, standard error."""
-
-    def run(*arguments) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["vqprompt", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "300")
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-            raise SystemExit(0)
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
-
-
-@pytest.fixture
 def no_training(monkeypatch):
     """Nothing may be learned before a refusal."""
     monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
