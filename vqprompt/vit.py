@@ -105,8 +105,8 @@ class Mlp(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU. In bf16 the tanh form, written with a sigmoid: it differs from the exact one by less than bf16 resolves,
-    and once fused it runs at memory speed, where erf does not."""
+    """GELU. In bf16 the tanh form, written with a sigmoid: within two bf16 steps of the exact one, and once fused it
+    runs at memory speed, where erf does not."""
     if x.dtype != torch.bfloat16:
         return F.gelu(x)
     return x * torch.sigmoid(1.5957691216 * x * (1 + 0.044715 * x * x))

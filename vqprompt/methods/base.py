@@ -190,7 +190,10 @@ class Method(nn.Module):
         return 0
 
     def finish_task(self, finish: Finish) -> None:
-        """After the last epoch; no images are at hand any more once it returns."""
+        """After the last epoch; no images are at hand any more once it returns. A method that keeps statistics takes
+        them now, and puts its classifier right with them."""
+        if self.statistics is not None:
+            self.remember_and_rebalance(finish, self.options.rebalancing)
 
     def end_task(self) -> None:
         """Let go of what only a task's training needs (a teacher, say), so that no checkpoint between tasks holds it.

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vqprompt.methods.base import Finish, Losses, Method, View
+from vqprompt.methods.base import Losses, Method, View
 from vqprompt.methods.base import Options as BaseOptions
 from vqprompt.prompts import PromptPool, check_blocks, cosine, pick
 from vqprompt.statistics import Rebalancing
@@ -56,10 +56,6 @@ class L2P(Method):
         pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
         prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
         return self.vit.encode(view.tokens, prompts).float(), {"key": self.options.key_weight * pull}
-
-    def finish_task(self, finish: Finish) -> None:
-        if self.options.statistics:
-            self.remember_and_rebalance(finish, self.options.rebalancing)
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:

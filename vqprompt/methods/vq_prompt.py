@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from vqprompt.methods.base import Finish, Losses, Method, View
+from vqprompt.methods.base import Losses, Method, View
 from vqprompt.methods.base import Options as BaseOptions
 from vqprompt.prompts import PromptPool, check_blocks
 from vqprompt.statistics import Rebalancing
@@ -81,10 +81,6 @@ class VQPrompt(Method):
 
     def soft_prompt(self, query: Tensor) -> Tensor:
         return self.pool.soft(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)
-
-    def finish_task(self, finish: Finish) -> None:
-        if self.options.statistics:
-            self.remember_and_rebalance(finish, self.options.rebalancing)
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
