@@ -365,6 +365,20 @@ def test_slca_learns_slowly_in_the_backbone(make):
     assert {rates[id(p)] for p in learner.vit.parameters()} == {0.01 * 0.01}
 
 
+@pytest.mark.parametrize("method", ["ft++", "lwf", "slca"])
+def test_layer_decay_slows_the_first_layers_most(make, method):
+    learner = make(method, layer_decay=0.5, backbone_lr_scale=0.1)
+    learner.method.start_task(TaskInfo(0, 0, 2))
+    scales = {id(p): group["scale"] for group in learner.method.parameter_groups() for p in group["params"]}
+    vit, depth = learner.vit, len(learner.vit.blocks)
+    assert {scales[id(p)] for p in learner.method.head.parameters()} == {1.0}
+    assert {scales[id(p)] for p in vit.norm.parameters()} == {0.1}
+    for number, block in enumerate(vit.blocks):
+        assert {scales[id(p)] for p in block.parameters()} == {0.1 * 0.5 ** (depth - number)}
+    assert scales[id(vit.pos_embed)] == scales[id(vit.patch_embed.proj.weight)] == 0.1 * 0.5 ** (depth + 1)
+    assert all(id(p) in scales for p in vit.parameters())
+
+
 def test_slca_aligns_the_head_alone_and_goes_on_from_where_it_was(make, stream):
     learner, tasks = make("slca"), iter(stream)
     method = learner.method

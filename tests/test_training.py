@@ -5,16 +5,18 @@ import math
 
 import pytest
 import torch
-from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
+from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, same_tensors, tensors_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from vqprompt import learner as learner_module
 from vqprompt import training as training_module
 from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import Learner
 from vqprompt.methods.base import TaskInfo
 from vqprompt.optim import cosine
-from vqprompt.training import Training, derive_seed, epoch_batches, fit
+from vqprompt.stream import Stream
+from vqprompt.training import Training, derive_seed, draw, epoch_batches, fit
 
 
 class TestBatches:
@@ -225,6 +227,35 @@ class TestKnownQueries:
     def test_crops_have_no_known_queries(self):
         learner = make_learner("vq-prompt", training=QUICK.model_copy(update={"augment": "crop"}))
         assert learner._training_queries(next(iter(make_stream())).train) is None
+
+    @pytest.mark.parametrize("method", ["vq-prompt", "coda-p", "linear"])
+    def test_shared_among_runs_they_change_nothing(self, tmp_path, monkeypatch, method):
+        """Alone, first of several, and after others: the same bits; and who comes after computes none of its own."""
+        dataset = make_dataset()
+        dataset.store.fingerprint = "toy"
+        drawn = []
+        monkeypatch.setattr(learner_module, "draw", lambda *inputs: drawn.append(1) or draw(*inputs))
+        learned = []
+        for shared in (None, tmp_path, tmp_path):
+            learner = make_learner(method, training=QUICK.model_copy(update={"augment": "crop"}))
+            learner.shared_queries = shared
+            drawn.clear()
+            for task in Stream(dataset, 3, 1):
+                learner.learn(task)
+            learned.append((tensors_of(learner), len(drawn)))
+        (alone, none), (first, own), (after, others) = learned
+        assert same_tensors(alone, first) and same_tensors(alone, after)
+        assert (none, others) == (0, 0) and own == 3 * 2 * 2, "tasks × epochs × batches"
+
+    def test_queries_are_shared_by_the_same_views_alone(self, tmp_path):
+        dataset = make_dataset()
+        dataset.store.fingerprint = "toy"
+        for seed, changes in ((0, {}), (1, {}), (0, {"batch_size": 4}), (0, {"epochs": 1})):
+            learner = make_learner(seed=seed, training=QUICK.model_copy(update={"augment": "crop", **changes}))
+            learner.shared_queries = tmp_path
+            before = set(tmp_path.iterdir())
+            learner.learn(next(iter(Stream(dataset, 3, 1))))
+            assert len(set(tmp_path.iterdir()) - before) == changes.get("epochs", 2)
 
     def test_a_backbone_that_learns_has_none(self):
         with pytest.raises(RuntimeError, match="do not stay the same"):

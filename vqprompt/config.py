@@ -113,17 +113,17 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
     """Settings from a JSON or TOML file; a run's config.json is one."""
     try:
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
-        raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--config {path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})"
+            f"{option} {path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})"
         ) from None
     if not isinstance(found, dict):
-        raise UserError(f"--config {path}: expected an object of settings")
+        raise UserError(f"{option} {path}: expected an object of settings")
     return found

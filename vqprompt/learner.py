@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from vqprompt.images import Images, Store, cache_folder, decode, save_array, to_
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Finish, Method, TaskInfo, View
 from vqprompt.stream import Task
-from vqprompt.training import Training, clean_images, derive_seed, fit
+from vqprompt.training import Training, clean_images, derive_seed, draw, epoch_views, fit
 from vqprompt.vit import ViT
 from vqprompt.weights import fingerprint, load_backbone
 
@@ -35,6 +37,7 @@ Progress = Callable[[int, str], None]
 """Called with images just dealt with and what is being done."""
 
 
+SPARE_DISK = 20 << 30  # bytes that kept queries leave free
 SAVED = (
     "backbone", "fingerprint", "method", "options", "size", "planned_tasks", "seed", "training", "classes", "tasks",
     "images_seen", "seconds_training", "unfinished",
@@ -100,6 +103,7 @@ class Learner:
         self._passing: list[str] = []  # those of them that go when the next task comes
         self._unfinished: tuple[TaskInfo, list[str], int, dict[str, Any]] | None = None
         self.images_seen, self.seconds_training = 0, 0.0
+        self.shared_queries: Path | None = None  # a folder in which runs keep queries of augmented views for each other
 
     @property
     def vit(self) -> ViT:
@@ -163,6 +167,7 @@ class Learner:
                 self.device,
                 task=info.number,
                 queries=queries,
+                epoch_queries=self._epoch_queries(shown, seed),
                 autocast=self.autocast,
                 on_batch=lambda count: progress(count, "learning"),
                 on_epoch=after_epoch,
@@ -252,6 +257,30 @@ class Learner:
         return [self.queries(images)] + (
             [self.queries(images, mirrored=True)] if self.settings.augment == "flip" else []
         )
+
+    def _epoch_queries(self, images: Images, seed: int) -> Callable[[int, Sequence[Tensor]], Sequence[Tensor]] | None:
+        """Queries of an epoch's augmented views: a third of a step's work, and the same for every method, since views
+        are drawn from the seed alone. So runs that follow each other share them."""
+        folder, s = self.shared_queries, self.settings
+        if folder is None or not self.method.uses_query or s.augment != "crop" or not images.store.fingerprint:
+            return None
+
+        @torch.no_grad()
+        def of_epoch(epoch: int, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+            key = json.dumps([self._query_key(images, False), s.batch_size, s.epochs, seed, epoch])
+            file = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+            try:
+                found = torch.from_numpy(np.load(file)).to(self.device)
+            except OSError:  # nobody was here before
+                views = epoch_views(images, batches, s, seed, epoch, self.device)
+                found = torch.cat([self.vit(draw(inputs, self.vit)).float() for _, inputs in views])
+                with suppress(OSError):  # the disk is full, or somebody cleared the folder: then they are not shared
+                    folder.mkdir(parents=True, exist_ok=True)
+                    if shutil.disk_usage(folder).free > SPARE_DISK:
+                        save_array(file, found.cpu().numpy())
+            return found.split([len(batch) for batch in batches])
+
+        return of_epoch
 
     def accuracies(self, tasks: Sequence[Task], progress: Progress = no_progress) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""

@@ -38,8 +38,12 @@ def run(
     progress: Progress = no_progress,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     report: bool = True,
+    shared_queries: Path | None = None,
 ) -> dict[str, Any]:
-    """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`."""
+    """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`.
+
+    shared_queries: a folder where runs on the same images keep what they all compute (see `Learner._epoch_queries`).
+    """
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
     if resume and (out / INFO).exists():
@@ -52,6 +56,7 @@ def run(
             **config.options,
         )  # fmt: skip
         state = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "seconds": 0.0}
+    learner.shared_queries = shared_queries
     dataset = open_dataset(
         config.data, config.size, config.seed, lambda done, total, what: progress(0, 0, f"{what} {done}/{total}")
     )

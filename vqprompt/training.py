@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -78,6 +78,25 @@ def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Gener
     return central_boxes(aspect, settings.test_crop), flips
 
 
+def epoch_views(
+    images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device
+) -> Iterator[tuple[Tensor, Inputs]]:
+    """What each step of an epoch looks at: which images, and their pixels, boxes and flips on the device."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
+    aspect = images.aspect
+    for index, pixels in images.batches(batches, device):
+        boxes, flips = draw_augmentation(aspect[index], settings, generator)
+        inputs = {"pixels": pixels, "boxes": boxes.to(device, non_blocking=True)}
+        if flips is not None:
+            inputs["flips"] = flips.to(device, non_blocking=True)
+        yield index, inputs
+
+
+def draw(inputs: Inputs, vit: ViT) -> Tensor:
+    """The images of a view, normalized."""
+    return render(inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled)
+
+
 def fit(
     losses_of: Callable[[View], Losses],
     groups: Sequence[dict[str, Any]],
@@ -90,6 +109,7 @@ def fit(
     *,
     task: int = 0,
     queries: Sequence[Tensor] | None = None,
+    epoch_queries: Callable[[int, Sequence[Tensor]], Sequence[Tensor]] | None = None,
     autocast: bool = False,
     on_batch: Callable[[int], None] = lambda count: None,
     on_epoch: Callable[[int, Losses, torch.optim.Optimizer], None] = lambda epoch, losses, optimizer: None,
@@ -98,7 +118,8 @@ def fit(
     """Minimize the sum of `losses_of(view)` over the images; returns images seen and seconds taken.
 
     labels: positions in the head, on `device`. queries: known queries of the images as they are and, where there are
-    flips, mirrored. resume: the epoch to go on with and the optimizer's state after the one before.
+    flips, mirrored. epoch_queries: gives those of an epoch's augmented views, a tensor a batch. resume: the epoch to go
+    on with and the optimizer's state after the one before.
     """
     schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
     steps = sum(len(batches) for batches in schedule)
@@ -109,34 +130,28 @@ def fit(
         optimizer.load_state_dict(resume[1])
 
     def take_step(inputs: Inputs) -> Losses:
-        def rendered() -> Tensor:
-            pixels, boxes, flips = inputs["pixels"], inputs["boxes"], inputs.get("flips")
-            return render(pixels, boxes, flips, vit.config, vit.dtype, vit.compiled)
-
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            losses = losses_of(View(vit, rendered, inputs.get("query"), inputs["labels"], task))
+            losses = losses_of(View(vit, lambda: draw(inputs, vit), inputs.get("query"), inputs["labels"], task))
         torch.stack(list(losses.values())).sum().backward()
         optimizer.step()
         return {name: value.detach() for name, value in losses.items()}
 
     recorded = Recorded(take_step, device)
     step = sum(len(batches) for batches in schedule[:first_epoch])
-    aspect = images.aspect
     seen, started = 0, time.perf_counter()
     for epoch, batches in enumerate(schedule[first_epoch:], start=first_epoch):
-        generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
+        known = epoch_queries(epoch, batches) if epoch_queries is not None else None
         sums: Losses = {}
-        for index, pixels in images.batches(batches, device):
+        for n, (index, inputs) in enumerate(epoch_views(images, batches, settings, seed, epoch, device)):
             set_rates(optimizer, cosine(settings.lr, settings.min_lr, step, max(steps - 1, 1)))
-            boxes, flips = draw_augmentation(aspect[index], settings, generator)
             where = index.to(device, non_blocking=True)
-            inputs = {"pixels": pixels, "labels": labels[where], "boxes": boxes.to(device, non_blocking=True)}
-            if flips is not None:
-                inputs["flips"] = flips.to(device, non_blocking=True)
-            if queries is not None:
+            inputs["labels"] = labels[where]
+            if known is not None:
+                inputs["query"] = known[n]
+            elif queries is not None:
                 inputs["query"] = queries[0][where]
-                if flips is not None:
+                if "flips" in inputs:
                     inputs["query"] = torch.where(inputs["flips"][:, None], queries[1][where], inputs["query"])
             for name, value in recorded(inputs).items():  # summed on the device: reading a value would make it wait
                 sums[name] = sums.get(name, 0) + value

@@ -193,6 +193,11 @@ class ViT(nn.Module):
             self.config = ViTConfig(**{**config.__dict__, "image_size": size})
         return self
 
+    def layers(self) -> list[list[nn.Parameter]]:
+        """Parameters from the last layer down: final norm, blocks, embedding."""
+        embedding = [self.cls_token, self.pos_embed, *self.patch_embed.parameters()]
+        return [list(self.norm.parameters()), *(list(b.parameters()) for b in reversed(self.blocks)), embedding]
+
     def frozen_copy(self) -> ViT:
         """The network as it is now, never to be trained: a teacher. (A deep copy would not be compiled.)"""
         with torch.device("meta"):

@@ -13,9 +13,10 @@ from rich.table import Table as RichTable
 
 from vqprompt.bench.grids import GRIDS, Grid, Run, find_grid, plan
 from vqprompt.bench.runner import Event, default_workers, is_done, run_all
-from vqprompt.bench.tables import NONE, Table, make_rows, read_runs
-from vqprompt.config import parse_assignment
+from vqprompt.bench.tables import NONE, Table, make_rows, read_runs, save_runs
+from vqprompt.config import parse_assignment, read_config_file
 from vqprompt.errors import UserError
+from vqprompt.methods import find_method
 
 app = typer.Typer(help="The paper's tables and figures, one command each.", no_args_is_help=True)
 console = Console()
@@ -32,7 +33,7 @@ def list_grids() -> None:
     for heading in ("name", "paper", "runs", "backbone", "what it is"):
         table.add_column(heading, no_wrap=heading == "name", justify="right" if heading == "runs" else "left")
     for grid in GRIDS.values():
-        table.add_row(grid.name, grid.table, str(len(plan(grid))), ", ".join(grid.backbones), grid.title)
+        table.add_row(grid.name, grid.table or NONE, str(len(plan(grid))), ", ".join(grid.backbones), grid.title)
     console.print(table)
 
 
@@ -53,6 +54,10 @@ def run(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of every run; on an axis of the table, its one value.")
     ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="TOML or JSON with a section a method: settings of its runs alone, such as tuned rates."),
+    ] = None,
     figure: Draw = False,
 ) -> None:
     """Do a table's runs, and print it. What is done is skipped, what was interrupted goes on: just type it again.
@@ -62,10 +67,11 @@ def run(
     grid = find_grid(name, small)
     changes: dict[str, Any] = dict(parse_assignment(text) for text in assignments or [])
     changes |= {key: value for key, value in {"data": data, "backbone": backbone}.items() if value is not None}
-    refused = {"method", "seed"} & changes.keys()
+    by_method = read_settings(settings) if settings else {}
+    refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
-        raise UserError(f"--set {refused.pop()}=…: a table has several; choose with --methods and --seeds")
-    runs = plan(grid, methods.split(",") if methods else (), parse_seeds(seeds), changes)
+        raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
+    runs = plan(grid, methods.split(",") if methods else (), parse_seeds(seeds), changes, by_method)
     found = read_runs(out)
     todo = [run for run in runs if not is_done(run, found)]
     if len(todo) < len(runs):
@@ -136,23 +142,29 @@ def print_table(
     name: Name,
     out: Annotated[Path | None, typer.Option(help="The folder that `bench run` wrote to.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="A folder of runs, or of files of results, to make the table of instead.")
+        Path | None, typer.Option(help="A file that --save wrote, or any folder of runs, to make the table of instead.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Keep the table's runs in this one small .json file, for --results.")
     ] = None,
     small: Small = False,
     figure: Draw = False,
 ) -> None:
     """Print a table as Markdown, and write it as Markdown, CSV, LaTeX and HTML into OUT.
 
-    [bold]vqprompt bench table cub200 --results results/cub200 --out tables --figure[/bold]
+    [bold]vqprompt bench table cub200 --results results/cub200.json --out tables --figure[/bold]
     """
     grid = find_grid(name, small)
     source = results or out
     if source is None:
-        raise UserError("give --out, the folder that `bench run` wrote to, or --results, a folder of results")
-    if not source.is_dir():
+        raise UserError("give --out, the folder that `bench run` wrote to, or --results, a file or folder of results")
+    if not (source.is_dir() if results is None else source.exists()):
         raise UserError(f"{source}: no such folder; `vqprompt bench run {name} --out {source}` makes it")
     table = make_table(grid, source, from_bench=results is None)
     print(table.markdown())
+    if save is not None:
+        save_runs(table.rows, save)
+        console.print(f"wrote {escape(str(save))}", highlight=False, soft_wrap=True)
     if out is not None:
         for path in table.write(out, figure):
             console.print(f"wrote {escape(str(path))}", highlight=False, soft_wrap=True)
@@ -163,6 +175,16 @@ def make_table(grid: Grid, source: Path, from_bench: bool = True) -> Table:
     if not any(row.runs for row in rows):
         raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`")
     return Table(grid, rows)
+
+
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """Settings by method: a section for each."""
+    found = read_config_file(path, "--settings")
+    for name, own in found.items():
+        find_method(name)  # refuses what there is not
+        if not isinstance(own, dict):
+            raise UserError(f'--settings {path}: {name} = {own!r}; expected a section, as in ["{name}"] and lr = 1e-3')
+    return found
 
 
 def parse_seeds(text: str | None) -> list[int]:

@@ -31,7 +31,8 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Grid:
-    """table: where the paper has it. settings: of every run. backbones: the paper's; several are one more axis."""
+    """table: where the paper has it, if it has. settings: of every run. backbones: the paper's; several are one more
+    axis."""
 
     name: str
     title: str
@@ -55,8 +56,8 @@ class Grid:
 
     @property
     def ablation(self) -> bool:
-        """Whether an axis is a method's option, to be plotted over; else curves over the tasks say more."""
-        return any(key not in RunConfig.model_fields for sweep in self.sweeps for key in sweep.axes)
+        """Whether an axis is a setting of the method, to be plotted over; else curves over the tasks say more."""
+        return any(key not in ("tasks", "backbone") for sweep in self.sweeps for key in sweep.axes)
 
 
 RIVALS = ("joint", "ft", "ft++", "l2p++", "deep-l2p++", "dualprompt", "coda-p", "hide-prompt", "evoprompt", "vq-prompt")
@@ -68,6 +69,18 @@ MORE = ("hide-prompt", "vq-prompt")
 TAUS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)  # ours: the paper names 1.0 and "lower values"
 POOLS, LENGTHS = (10, 30, 50, 100), (4, 8, 12, 16, 20, 24)
 WEIGHTS = (0.0, 0.1, 0.4, 1.0)  # ours: the paper names 0.4 and 0.1
+TUNED = ("joint", "ft++", "lwf", "bic")
+PROMPTED = (
+    "l2p++",
+    "deep-l2p++",
+    "l2p++-v2",
+    "dualprompt",
+    "coda-p",
+    "hide-prompt",
+    "evoprompt",
+    "vq-prompt",
+    "linear",
+)
 FIVE = (1, 2, 3, 4, 5)
 R = {"data": "imagenet-r"}
 
@@ -91,6 +104,11 @@ _LISTED = [
          (Sweep(("vq-prompt",), {"pool": POOLS, "length": LENGTHS}),)),
     Grid("ablation-loss", "Loss weights λ_q × λ_c (paper: ImageNet-R)", "Figure 3 (c)", R,
          (Sweep(("vq-prompt",), {"vq_weight": WEIGHTS, "commitment_weight": WEIGHTS}),)),
+    Grid("cub200-rates", "Learning rates, by held-out training images of Split CUB-200", "",
+         {"data": "cub200", "validation": 0.2, "size": 112, "epochs": 20},
+         (Sweep(TUNED, {"lr": (5e-3,), "layer_decay": (0.75,), "backbone_lr_scale": (0.002, 0.006, 0.02)}),
+          Sweep(("slca",), {"lr": (0.03, 0.1), "layer_decay": (0.75,), "backbone_lr_scale": (3e-4, 1e-3)}),
+          Sweep(PROMPTED, {"lr": (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2)})), (1,), ("vit-s14",)),
 ]
 # fmt: on
 GRIDS = {grid.name: grid for grid in _LISTED}
@@ -117,9 +135,10 @@ def smaller(grid: Grid) -> Grid:
         return tuple(few(value) if key == "tasks" else value for value in (values[0], values[-1]))
 
     tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults["tasks"])
+    settings = {**SMALL, "tasks": few(tasks)} | {k: v for k, v in grid.settings.items() if k == "validation"}
     sweeps = (Sweep(s.methods[-2:], {key: ends(key, values) for key, values in s.axes.items()}) for s in grid.sweeps)
     return replace(
-        grid, name=f"{grid.name}-small", title=f"Stand-in for: {grid.title}", settings={**SMALL, "tasks": few(tasks)},
+        grid, name=f"{grid.name}-small", title=f"Stand-in for: {grid.title}", settings=settings,
         sweeps=tuple(sweeps), seeds=(1, 2),
     )  # fmt: skip
 
@@ -134,18 +153,24 @@ class Run:
 
 
 def plan(
-    grid: Grid, methods: Sequence[str] = (), seeds: Sequence[int] = (), changes: dict[str, Any] | None = None
+    grid: Grid,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    changes: dict[str, Any] | None = None,
+    by_method: dict[str, dict[str, Any]] | None = None,
 ) -> list[Run]:
-    """The runs of a grid. changes: settings of every run, in place of the grid's; one on an axis takes its place."""
-    changes = changes or {}
+    """The runs of a grid. changes: settings of every run, in place of the grid's; one on an axis takes its place.
+    by_method: settings of one method's runs, which win over both."""
+    common = changes or {}
     for name in methods:
         find_method(name)  # refuses what there is not
     strange = [name for name in methods if not any(name in sweep.methods for sweep in grid.sweeps)]
     runs = []
     for sweep in grid.sweeps:
-        axes = {k: (changes[k],) if k in changes else values for k, values in grid.axes(sweep).items()}
         named = [*sweep.methods, *(strange if sweep is grid.sweeps[-1] else [])]
         for method in [name for name in named if not methods or name in methods]:
+            changes = {**common, **(by_method or {}).get(method, {})}
+            axes = {k: (changes[k],) if k in changes else values for k, values in grid.axes(sweep).items()}
             for variant in combine(axes):
                 for seed in seeds or grid.seeds:
                     config = resolve({**grid.declared(method, variant, seed), **changes})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 import traceback
@@ -25,7 +26,7 @@ from vqprompt.bench.grids import Run
 from vqprompt.bench.tables import Found, differences
 from vqprompt.errors import UserError
 
-ERROR = "error.txt"
+ERROR, SHARED = "error.txt", ".shared"
 CORES_A_RUN = 8  # more hardly help a single run
 SECONDS_A_MESSAGE = 0.1
 
@@ -38,6 +39,7 @@ class Worker(NamedTuple):
     process: SpawnProcess
     pipe: Connection
     run: Run | None = None
+    method: str = ""  # of its last run
 
 
 def default_workers() -> int:
@@ -55,7 +57,7 @@ def is_done(run: Run, found: Sequence[Found]) -> bool:
 def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell) -> dict[str, str]:
     """Do the runs, each in `out`/its name; returns why some failed, by name. The others are finished all the same."""
     waiting, failed = deque(todo), dict[str, str]()
-    count = min(workers, len(todo))
+    count, shared = min(workers, len(todo)), out / SHARED
     crew = [_hire(slot, count) for slot in range(count)]
 
     def over(slot: int, event: Event) -> None:
@@ -70,10 +72,11 @@ def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell) -> dict[st
         while True:
             for slot, worker in enumerate(crew):
                 if worker.run is None and waiting:
-                    run = waiting.popleft()
-                    crew[slot] = worker._replace(run=run)
+                    run = _next(waiting, worker.method, {other.method for other in crew if other.run is not None})
+                    waiting.remove(run)
+                    crew[slot] = worker._replace(run=run, method=run.config.method)
                     tell(run, ("begun",))
-                    worker.pipe.send((run.config, out / run.name))
+                    worker.pipe.send((run.config, out / run.name, shared))
             busy = {worker.pipe: slot for slot, worker in enumerate(crew) if worker.run is not None}
             if not busy:
                 return failed
@@ -98,6 +101,14 @@ def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell) -> dict[st
             if worker.run is not None:
                 worker.process.terminate()
             worker.process.join()
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def _next(waiting: Sequence[Run], method: str, others: set[str]) -> Run:
+    """A run of the method this worker has compiled code for, or else of one that no other worker is at."""
+    own = (run for run in waiting if run.config.method == method)
+    new = (run for run in waiting if run.config.method not in others)
+    return next(own, None) or next(new, waiting[0])
 
 
 def _hire(slot: int, count: int) -> Worker:
@@ -116,7 +127,7 @@ def _hire(slot: int, count: int) -> Worker:
 def _work(pipe: Connection, threads: int, device: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
     torch.set_num_threads(threads)
-    told, kind = 0.0, ""
+    told, kind = 0.0, ("", "", 0)
 
     def progress(done: float, total: float, what: str) -> None:
         nonlocal told
@@ -126,17 +137,17 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
 
     while True:
         try:
-            config, folder = pipe.recv()
+            config, folder, shared = pipe.recv()
         except EOFError:
             return
-        if kind != (kind := str(folder.parent)) and torch.cuda.is_available():
+        if kind != (kind := (config.method, config.backbone, config.size)) and torch.cuda.is_available():
             torch._dynamo.reset()  # other shapes: do not add up to dynamo's limit of variants
             torch.cuda.empty_cache()
         if device and config.device in ("auto", "cuda"):
             config = config.model_copy(update={"device": device})
         error_file = folder / ERROR
         try:
-            found = runs.run(config, folder, resume=True, progress=progress)
+            found = runs.run(config, folder, resume=True, progress=progress, shared_queries=shared)
             error_file.unlink(missing_ok=True)
             pipe.send(("done", {key: found[key] for key in ("faa", "caa", "seconds")}))
         except (BrokenPipeError, KeyboardInterrupt):

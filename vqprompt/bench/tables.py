@@ -97,17 +97,40 @@ class Row:
 # ------------------------------------------------------------------------------------------------- collecting
 
 
-def read_runs(folder: Path) -> list[Found]:
-    """All runs below a folder, and plain files of results in it: metrics with their "config"."""
-    found = []
-    for path in sorted(folder.rglob("metrics.json")):
-        if (path.parent / "config.json").exists():
-            found.append(Found(_read(path), _read(path.parent / "config.json"), path.parent))
-    for path in sorted(folder.glob("*.json")):
-        content = _read(path)
-        if isinstance(content, dict) and {"config", "faa", "done"} <= content.keys():
-            found.append(Found(content, content["config"]))
-    return found
+def read_runs(source: Path) -> list[Found]:
+    """All runs below a folder; or those that `save_runs` put into a file."""
+    if source.is_file():
+        content = _read(source)
+        if not isinstance(content, list) or not all(
+            isinstance(c, dict) and {"config", "faa"} <= c.keys() for c in content
+        ):
+            raise UserError(
+                f"{source}: holds no results; give a file that `vqprompt bench table NAME --save FILE` wrote"
+            )
+        return [Found(metrics, metrics["config"]) for metrics in content]
+    return [
+        Found(_read(path), _read(path.parent / "config.json"), path.parent)
+        for path in sorted(source.rglob("metrics.json"))
+        if (path.parent / "config.json").exists()
+    ]
+
+
+KEPT = (
+    "done", "faa", "caa", "forgetting", "average_accuracy", "accuracy", "seconds", "images_per_second", "parameters",
+    "bytes_per_class", "exemplars", "hardware",
+)  # fmt: skip
+
+
+def save_runs(rows: Iterable[Row], path: Path) -> None:
+    """A table's runs as one small file to keep and to make the table of again, a run a line: no losses, no paths."""
+    lines = []
+    for run in (row.runs[seed] for row in rows for seed in row.seeds):
+        kept = {key: run.metrics[key] for key in KEPT if key in run.metrics}
+        if "accuracy" in kept:
+            kept["accuracy"] = [[None if v is None else round(v, 3) for v in line] for line in kept["accuracy"]]
+        lines.append(json.dumps({**kept, "config": _named(run.config)}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def _read(path: Path) -> Any:

@@ -158,8 +158,10 @@ class Method(nn.Module):
         if own:
             groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
         if self.tunes_backbone:
-            scale = getattr(self.options, "backbone_lr_scale", 1.0)
-            groups.append({"params": list(self.vit.parameters()), "scale": scale})
+            layers, scale, decay = self.vit.layers(), self.options.backbone_lr_scale, self.options.layer_decay
+            if decay == 1:  # one group is faster than a dozen
+                layers = [[p for layer in layers for p in layer]]
+            groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(layers)]
         return groups
 
     def features(self, view: View) -> tuple[Tensor, Losses]:

@@ -24,6 +24,12 @@ class LinearProbe(Method):
 
 class TuningOptions(BaseOptions):
     backbone_lr_scale: float = Field(1.0, gt=0, description="the backbone's rate, relative to the classifier's")
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="a block's rate, relative to the next one's: below 1, the first ones learn slowly",
+    )
 
 
 class FT(Method):
