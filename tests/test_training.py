@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from statistics import mean
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ class TestLearning:
         stream = make_stream(tasks=1)
         losses = []
         for task in stream:
-            learner.learn(task, on_epoch=lambda epoch, terms: losses.append(terms["task"]))
+            learner.learn(task, on_epoch=lambda epoch, terms: losses.append(mean(terms["task"])))
         assert losses[-1] < losses[0] / 2
         assert learner.accuracies(stream.tasks)[0] > 80  # chance: 17
 
@@ -175,6 +176,8 @@ class TestLearning:
         assert sum(count for count, what in seen if what == "learning") == 2 * len(task.train) == learner.images_seen
         assert [epoch for epoch, _ in epochs] == [0, 1]
         assert all(set(terms) == {"task", "vq", "commitment"} for _, terms in epochs)
+        assert [len(values) for _, terms in epochs for values in terms.values()] == [2] * 6, "16 images, 8 a step"
+        assert len({value for _, terms in epochs for value in terms["task"]}) == 4, "every step has its own"
 
     def test_a_class_is_learned_once(self):
         learner = make_learner("linear")

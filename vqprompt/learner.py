@@ -115,12 +115,13 @@ class Learner:
         self,
         task: Task,
         progress: Progress = no_progress,
-        on_epoch: Callable[[int, dict[str, float]], None] = lambda epoch, losses: None,
+        on_epoch: Callable[[int, dict[str, list[float]]], None] = lambda epoch, losses: None,
         checkpoint: Callable[[], None] | None = None,
     ) -> None:
         """Learn a task's classes from its training images; afterwards they are not needed any more.
 
-        checkpoint: called after an epoch, when `self` can be saved in the middle of the task.
+        on_epoch: called with the losses of the epoch's steps, term by term. checkpoint: called after an epoch, when
+        `self` can be saved in the middle of the task.
         """
         twice = sorted(set(task.classes) & set(self.classes))
         if twice:
@@ -148,7 +149,8 @@ class Learner:
         shown, shown_labels = self.method.training_images(images, labels)
 
         def after_epoch(epoch: int, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
-            on_epoch(epoch, {name: float(value) for name, value in losses.items()})
+            values = torch.stack(list(losses.values())).tolist()  # read at once: the device waits once an epoch
+            on_epoch(epoch, dict(zip(losses, values, strict=True)))
             if checkpoint is not None and epoch + 1 < self.settings.epochs:
                 self._unfinished = (info, task.classes, epoch + 1, optimizer.state_dict())
                 checkpoint()

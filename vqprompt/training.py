@@ -118,8 +118,9 @@ def fit(
     """Minimize the sum of `losses_of(view)` over the images; returns images seen and seconds taken.
 
     labels: positions in the head, on `device`. queries: known queries of the images as they are and, where there are
-    flips, mirrored. epoch_queries: gives those of an epoch's augmented views, a tensor a batch. resume: the epoch to go
-    on with and the optimizer's state after the one before.
+    flips, mirrored. epoch_queries: gives those of an epoch's augmented views, a tensor a batch. on_epoch: gets each
+    term's values [steps of the epoch], on `device`. resume: the epoch to go on with and the optimizer's state after the
+    one before.
     """
     schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
     steps = sum(len(batches) for batches in schedule)
@@ -142,7 +143,7 @@ def fit(
     seen, started = 0, time.perf_counter()
     for epoch, batches in enumerate(schedule[first_epoch:], start=first_epoch):
         known = epoch_queries(epoch, batches) if epoch_queries is not None else None
-        sums: Losses = {}
+        losses, taken = Losses(), list[Tensor]()
         for n, (index, inputs) in enumerate(epoch_views(images, batches, settings, seed, epoch, device)):
             set_rates(optimizer, cosine(settings.lr, settings.min_lr, step, max(steps - 1, 1)))
             where = index.to(device, non_blocking=True)
@@ -153,12 +154,12 @@ def fit(
                 inputs["query"] = queries[0][where]
                 if "flips" in inputs:
                     inputs["query"] = torch.where(inputs["flips"][:, None], queries[1][where], inputs["query"])
-            for name, value in recorded(inputs).items():  # summed on the device: reading a value would make it wait
-                sums[name] = sums.get(name, 0) + value
+            losses = recorded(inputs)
+            taken.append(torch.stack(list(losses.values())))  # a copy (a replay writes over its losses), read by nobody
             step += 1
             seen += len(index)
             on_batch(len(index))
-        on_epoch(epoch, {name: value / max(len(batches), 1) for name, value in sums.items()}, optimizer)
+        on_epoch(epoch, dict(zip(losses, torch.stack(taken, dim=1), strict=True)), optimizer)
     optimizer.zero_grad(set_to_none=True)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
