@@ -7,6 +7,7 @@ import torch
 from conftest import TINY, make_stream, make_vit
 
 from vqprompt.learner import Learner
+from vqprompt.optim import Recorded
 from vqprompt.training import Training
 from vqprompt.views import random_boxes, render
 from vqprompt.vit import ViT, gelu
@@ -60,6 +61,23 @@ def test_recorded_and_compiled_bf16_learns_what_plain_fp32_does(method):
         scores.append(learner.logits(stream.tasks[0].test))
     plain, fast = scores
     assert (plain - fast).abs().mean() < 0.2 * plain.std()
+
+
+@needs_cuda
+def test_recorded_losses_are_those_of_each_step(monkeypatch):
+    """A replay writes over what the last one returned."""
+    found = []
+    for recorded in (True, False):
+        if not recorded:
+            monkeypatch.setattr(Recorded, "__call__", lambda self, inputs: self.step(inputs))
+        settings = Training(epochs=3, batch_size=4, lr=1e-3)
+        learner = Learner(make_vit(), "vq-prompt", training=settings, device="cuda", precision="fp32", compile="off")
+        for task in make_stream():
+            learner.learn(task, on_epoch=lambda epoch, losses, kind=recorded: found.append((kind, losses)))
+    replayed, plain = ([losses for r, losses in found if r is kind] for kind in (True, False))
+    assert [len(losses["task"]) for losses in replayed] == [4] * 9
+    for a, b in zip(replayed, plain, strict=True):
+        assert {name: pytest.approx(values, rel=1e-3, abs=1e-4) for name, values in a.items()} == b
 
 
 def test_the_last_block_alone_is_what_is_left_out():

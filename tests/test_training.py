@@ -15,7 +15,7 @@ from vqprompt import training as training_module
 from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import Learner
 from vqprompt.methods.base import TaskInfo
-from vqprompt.optim import cosine
+from vqprompt.optim import Recorded, cosine
 from vqprompt.stream import Stream
 from vqprompt.training import Training, derive_seed, draw, epoch_batches, fit
 
@@ -178,6 +178,25 @@ class TestLearning:
         assert all(set(terms) == {"task", "vq", "commitment"} for _, terms in epochs)
         assert [len(values) for _, terms in epochs for values in terms.values()] == [2] * 6, "16 images, 8 a step"
         assert len({value for _, terms in epochs for value in terms["task"]}) == 4, "every step has its own"
+
+    def test_losses_are_kept_when_the_next_step_writes_over_them(self, monkeypatch):
+        """As a replayed graph does on CUDA: the same tensors are handed out at every step."""
+
+        class Overwriting(Recorded):
+            def __call__(self, inputs):
+                losses = self.step(inputs)
+                self.losses = self.losses or {name: value.clone() for name, value in losses.items()}
+                return {name: kept.copy_(losses[name]) for name, kept in self.losses.items()}
+
+        found = []
+        for recorded in (Recorded, Overwriting):
+            monkeypatch.setattr(training_module, "Recorded", recorded)
+            epochs = []
+            make_learner("vq-prompt").learn(
+                next(iter(make_stream())), on_epoch=lambda epoch, terms, to=epochs: to.append(terms)
+            )
+            found.append(epochs)
+        assert found[0] == found[1]
 
     def test_a_class_is_learned_once(self):
         learner = make_learner("linear")
