@@ -268,7 +268,7 @@ class TestPrecedence:
         class Stop(Exception):
             pass
 
-        def stop(config, *rest):
+        def stop(config, *rest, **named):
             found.append(config)
             raise Stop
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from vqprompt import runs
+from vqprompt.bench.cli import Track
 from vqprompt.bench.cli import app as bench_app
 from vqprompt.config import parse_assignment, read_config_file, resolve
 from vqprompt.datasets import DATASETS
@@ -134,6 +135,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in OUT, wherever it was interrupted.")
     ] = False,
+    track: Track = None,
 ) -> None:
     """Learn a data set task by task, test after each, write a report.
 
@@ -160,7 +162,7 @@ def run(
     given |= {key: value for key, value in direct.items() if value is not None}
     resolved = resolve(given, preset)
     with progress_bar() as progress:
-        found = runs.run(resolved, out, resume, progress)
+        found = runs.run(resolved, out, resume, progress, track=track or ())
     for note in found["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)
     console.print(summary({resolved.method: found}))

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vqprompt.datasets import open_dataset
 from vqprompt.errors import UserError
 from vqprompt.learner import Learner
 from vqprompt.stream import Stream, Task
+from vqprompt.tracking import Tracking
 
 Progress = Callable[[float, float, str], None]
 """Called with the work done, the work there is (in image passes), and what is being done."""
@@ -39,23 +40,26 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     report: bool = True,
     shared_queries: Path | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`.
 
     shared_queries: a folder where runs on the same images keep what they all compute (see `Learner._epoch_queries`).
+    track: who else is told how it goes, by their names in `tracking.TRACKERS`.
     """
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
+    tracking = Tracking(track, out)
     if resume and (out / INFO).exists():
         learner = Learner.load(out, config.device, config.precision, config.compile)
-        state = read_checkpoint(out)[1]["run"]
+        state = {"steps": 0} | read_checkpoint(out)[1]["run"]  # older ones did not count steps
     else:
         learner = Learner(
             config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
             tasks=_count(config), device=config.device, precision=config.precision, compile=config.compile,
             **config.options,
         )  # fmt: skip
-        state = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "seconds": 0.0}
+        state = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0, "seconds": 0.0}
     learner.shared_queries = shared_queries
     dataset = open_dataset(
         config.data, config.size, config.seed, lambda done, total, what: progress(0, 0, f"{what} {done}/{total}")
@@ -85,26 +89,33 @@ def run(
         if time.perf_counter() - saved_at >= checkpoint_seconds:
             save()
 
-    for task in stream.start_at(len(learner.history)):
-        task_started = time.perf_counter()
-        number = task.number
-        work.begin(task)
+    tracking.begin(config.model_dump(mode="json"))
+    with tracking:
+        for task in stream.start_at(len(learner.history)):
+            task_started = time.perf_counter()
+            number = task.number
+            work.begin(task)
 
-        def on_epoch(epoch: int, losses: dict[str, float], number: int = number) -> None:
-            state["losses"].append({"task": number, "epoch": epoch, "losses": losses})
+            def on_epoch(epoch: int, losses: dict[str, list[float]], number: int = number) -> None:
+                means = {name: sum(values) / len(values) for name, values in losses.items()}
+                state["losses"].append({"task": number, "epoch": epoch, "losses": means})
+                tracking.losses(state["steps"], losses)
+                state["steps"] += max(map(len, losses.values()))
 
-        learner.learn(task, work.step, on_epoch, checkpoint)
-        state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
-        state["prompt_use"].append(learner.prompt_use(task))
-        state["task_seconds"].append(time.perf_counter() - task_started)
-        save()
-        write_atomically(out / "metrics.json", json.dumps(_metrics(config, stream, learner, state), indent=1))
-    found = _metrics(config, stream, learner, state)
-    write_atomically(out / "metrics.json", json.dumps(found, indent=1))
-    if report:
-        from vqprompt.report import write_report  # figures are slow to import and needed only here
+            learner.learn(task, work.step, on_epoch, checkpoint)
+            state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
+            state["prompt_use"].append(learner.prompt_use(task))
+            state["task_seconds"].append(time.perf_counter() - task_started)
+            tracking.accuracies(state["accuracy"][-1])  # before the task is saved as done: told again if need be
+            save()
+            write_atomically(out / "metrics.json", json.dumps(_metrics(config, stream, learner, state), indent=1))
+        found = _metrics(config, stream, learner, state)
+        write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+        if report:
+            from vqprompt.report import write_report  # figures are slow to import and needed only here
 
-        write_report(out)
+            write_report(out)
+        tracking.finish(found)
     return found
 
 

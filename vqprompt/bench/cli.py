@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +18,20 @@ from vqprompt.bench.tables import NONE, Table, make_rows, read_runs, save_runs
 from vqprompt.config import parse_assignment, read_config_file
 from vqprompt.errors import UserError
 from vqprompt.methods import find_method
+from vqprompt.tracking import Tracking
 
 app = typer.Typer(help="The paper's tables and figures, one command each.", no_args_is_help=True)
 console = Console()
 
 Name = Annotated[str, typer.Argument(help="One of `vqprompt bench list`.")]
 Small = Annotated[bool, typer.Option("--small", help="On the embedded drawings and backbone, at reduced size.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Log settings, the losses of every step and accuracies, as they come, to mlflow (./mlflow.db, or where "
+        "MLFLOW_TRACKING_URI says) or tensorboard (a run's folder, tensorboard/ in it). May be given twice."
+    ),
+]
 Draw = Annotated[bool, typer.Option("--figure", help="Draw curves or the ablation plot, into the page and as .svg.")]
 
 
@@ -59,6 +68,7 @@ def run(
         typer.Option(help="TOML or JSON with a section a method: settings of its runs alone, such as tuned rates."),
     ] = None,
     figure: Draw = False,
+    track: Track = None,
 ) -> None:
     """Do a table's runs, and print it. What is done is skipped, what was interrupted goes on: just type it again.
 
@@ -72,12 +82,13 @@ def run(
     if refused:
         raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
     runs = plan(grid, methods.split(",") if methods else (), parse_seeds(seeds), changes, by_method)
+    Tracking(track or (), out)  # refuses here what every run would refuse
     found = read_runs(out)
     todo = [run for run in runs if not is_done(run, found)]
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", highlight=False)
     try:
-        failed = run_shown(todo, out, workers or default_workers())
+        failed = run_shown(todo, out, workers or default_workers(), track or ())
     except KeyboardInterrupt:
         Console(stderr=True).print("\ninterrupted; the same command goes on with it")
         raise typer.Exit(130) from None
@@ -96,7 +107,7 @@ def run(
         raise typer.Exit(1)
 
 
-def run_shown(todo: list[Run], out: Path, workers: int) -> dict[str, str]:
+def run_shown(todo: list[Run], out: Path, workers: int, track: Sequence[str]) -> dict[str, str]:
     """A live line for every run that is going on, and one that stays when it is over."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     lines: dict[str, TaskID] = {}
@@ -116,7 +127,7 @@ def run_shown(todo: list[Run], out: Path, workers: int) -> dict[str, str]:
                 bar.advance(whole)
                 console.print(_result(run, kind, more[0]), highlight=False, soft_wrap=True)
 
-        return run_all(todo, out, workers, tell)
+        return run_all(todo, out, workers, tell, track)
 
 
 def _result(run: Run, kind: str, what: Any) -> str:

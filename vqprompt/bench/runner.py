@@ -54,7 +54,7 @@ def is_done(run: Run, found: Sequence[Found]) -> bool:
                for f in found)  # fmt: skip
 
 
-def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell) -> dict[str, str]:
+def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell, track: Sequence[str] = ()) -> dict[str, str]:
     """Do the runs, each in `out`/its name; returns why some failed, by name. The others are finished all the same."""
     waiting, failed = deque(todo), dict[str, str]()
     count, shared = min(workers, len(todo)), out / SHARED
@@ -76,7 +76,7 @@ def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell) -> dict[st
                     waiting.remove(run)
                     crew[slot] = worker._replace(run=run, method=run.config.method)
                     tell(run, ("begun",))
-                    worker.pipe.send((run.config, out / run.name, shared))
+                    worker.pipe.send((run.config, out / run.name, shared, track))
             busy = {worker.pipe: slot for slot, worker in enumerate(crew) if worker.run is not None}
             if not busy:
                 return failed
@@ -137,7 +137,7 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
 
     while True:
         try:
-            config, folder, shared = pipe.recv()
+            config, folder, shared, track = pipe.recv()
         except EOFError:
             return
         if kind != (kind := (config.method, config.backbone, config.size)) and torch.cuda.is_available():
@@ -147,7 +147,7 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
             config = config.model_copy(update={"device": device})
         error_file = folder / ERROR
         try:
-            found = runs.run(config, folder, resume=True, progress=progress, shared_queries=shared)
+            found = runs.run(config, folder, resume=True, progress=progress, shared_queries=shared, track=track)
             error_file.unlink(missing_ok=True)
             pipe.send(("done", {key: found[key] for key in ("faa", "caa", "seconds")}))
         except (BrokenPipeError, KeyboardInterrupt):

@@ -112,6 +112,7 @@ def read_runs(source: Path) -> list[Found]:
         Found(_read(path), _read(path.parent / "config.json"), path.parent)
         for path in sorted(source.rglob("metrics.json"))
         if (path.parent / "config.json").exists()
+        and "mlruns" not in path.relative_to(source).parts  # MLflow's copies of runs that are there already
     ]
 
 
