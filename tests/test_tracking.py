@@ -86,6 +86,11 @@ def text(folder: Path, name: str) -> str:
     return event.tensor_proto.string_val[0].decode()
 
 
+def hparams(folder: Path) -> dict[str, HParamsPluginData]:
+    return {name.removeprefix("_hparams_/"): HParamsPluginData.FromString(found.plugin_data.content)
+            for name, found in events(folder).summary_metadata.items() if name.startswith("_hparams_/")}  # fmt: skip
+
+
 def metrics_of(folder: Path) -> dict:
     return json.loads((folder / "metrics.json").read_text())
 
@@ -154,9 +159,9 @@ class TestWhatIsTold:
     def test_tensorboard_has_config_and_where_the_report_is(self, whole):
         for name, value in flatten(json.loads((whole / "config.json").read_text())).items():
             assert f"|{name}|{value}|" in text(whole, "config")
-        content = events(whole).summary_metadata["_hparams_/session_start_info"].plugin_data.content
-        told = HParamsPluginData.FromString(content).session_start_info.hparams
+        told = hparams(whole)["session_start_info"].session_start_info.hparams
         assert told["batch_size"].number_value == BATCH and told["method"].string_value == "vq-prompt"
+        assert "session_end_info" in hparams(whole)
         assert f"|FAA|{metrics_of(whole)['faa']:.2f}|" in text(whole, "report")
         assert str(whole / "report.html") in text(whole, "report")
 
@@ -201,7 +206,7 @@ class TestResume:
             with pytest.raises(Killed):
                 track(progress=dying if what == "step" else runs.no_progress)
         begun = mlflow_run(tmp_path / "run")
-        assert begun.info.status == "RUNNING"
+        assert begun.info.status == "RUNNING" and "session_end_info" not in hparams(tmp_path / "run")
         folder = track(resume=True, device="cpu")  # a parameter that was "auto" before
         assert mlflow_run(folder).info.run_id == begun.info.run_id
         self.assert_same(folder, whole)

@@ -51,7 +51,7 @@ class MLflow(Tracker):
         if found and found.lifecycle_stage != "active":
             raise UserError(f"the experiment {name!r} was deleted; restore it, or set MLFLOW_EXPERIMENT_NAME")
         if self.goes_on and self.note.exists():
-            run_id = self.note.read_text(encoding="utf-8")
+            run_id = self.note.read_text(encoding="utf-8").strip()
             with suppress(Exception):  # which one depends on the store
                 self.run = self.client.get_run(run_id)
             if self.run is None or self.run.info.lifecycle_stage != "active":
@@ -106,13 +106,14 @@ class TensorBoard(Tracker):
             self.last = {name: there.Scalars(name)[-1].step for name in there.Tags()["scalars"]}
             self.texts = {name.removesuffix("/text_summary") for name in there.Tags()["tensors"]}
         self.writer = SummaryWriter(str(folder))
+        *beginning, self.end = hparams({k: _number(v) for k, v in config.items()}, dict.fromkeys(FINAL, 0))
         if "config" not in self.texts:
-            for summary in hparams({k: _number(v) for k, v in config.items()}, dict.fromkeys(FINAL, 0)):
-                self.writer._get_file_writer().add_summary(summary)
-            self._text("config", config)
+            self._text("config", config, *beginning)
 
-    def _text(self, name: str, rows: dict[str, str]) -> None:
+    def _text(self, name: str, rows: dict[str, str], *summaries: Any) -> None:
         cells = [f"|{key}|{value.replace('|', '¦')}|" for key, value in rows.items()]
+        for summary in summaries:
+            self.writer._get_file_writer().add_summary(summary)
         self.writer.add_text(name, "\n".join([f"|{name}||", "|---|---|", *cells]))
         self.writer.flush()
 
@@ -124,7 +125,7 @@ class TensorBoard(Tracker):
     def finish(self, metrics: dict[str, Any]) -> None:
         if "report" not in self.texts:  # TensorBoard shows no pages: the numbers, and where the page is
             numbers = {name.upper(): f"{metrics[name]:.2f}" for name in FINAL}
-            self._text("report", numbers | {"page": str((self.out / "report.html").resolve())})
+            self._text("report", numbers | {"page": str((self.out / "report.html").resolve())}, self.end)
 
     def close(self, status: str) -> None:
         self.writer.close()
