@@ -17,14 +17,16 @@ from conftest import TINY, make_vit
 
 from vqprompt import runs
 from vqprompt.bench import runner
+from vqprompt.bench.cli import read_settings
 from vqprompt.bench.grids import GRIDS, combine, described, find_grid, plan, smaller
 from vqprompt.bench.paper import NUMBERS, Quoted
+from vqprompt.bench.results import differences, make_rows, read_runs
 from vqprompt.bench.runner import is_done, run_all
-from vqprompt.bench.tables import Table, differences, make_charts, make_rows, read_runs
+from vqprompt.bench.tables import Table, make_charts
 from vqprompt.errors import UserError
 from vqprompt.weights import save_backbone
 
-RESULTS = Path(__file__).parents[1] / "results" / "cub200"
+RESULTS = Path(__file__).parents[1] / "results"
 CUB = GRIDS["cub200"]
 
 
@@ -41,18 +43,21 @@ def tiny(tmp_path_factory):
     return {"backbone": str(path), "epochs": 1, "train_per_class": 4, "test_per_class": 2}
 
 
-def write_run(folder: Path, run, faa: float, caa: float, done: bool = True) -> None:
+def write_run(folder: Path, run, faa: float, caa: float, done: bool = True, hardware: str = "abacus") -> None:
     """A run's files as if it had been done."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(run.config.model_dump_json())
-    metrics = {"done": done, "faa": faa, "caa": caa, "hardware": "abacus", "average_accuracy": [2 * caa - faa, faa]}
+    metrics = {
+        "done": done, "faa": faa, "caa": caa, "forgetting": 4.0, "hardware": hardware, "losses": [1, 2],
+        "average_accuracy": [2 * caa - faa, faa], "parameters": {"trainable": 249_800}, "images_per_second": 1500.2,
+    }  # fmt: skip
     (folder / "metrics.json").write_text(json.dumps(metrics))
 
 
-def cells(text: str) -> dict[str, list[str]]:
-    """The rows of a Markdown table by their first cell."""
+def cells(text: str) -> dict[str, dict[str, str]]:
+    """The rows of a Markdown table by their first cell, each by the headings."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    return {line[0]: line for line in lines}
+    return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
 
 
 class TestGrids:
@@ -100,6 +105,28 @@ class TestGrids:
         found = plan(GRIDS["mitigation"], ["vq-prompt"], [1], {"tasks": 10})
         assert [run.name for run in found] == ["mitigation/vq-prompt/tasks=10/seed1"]
 
+    def test_settings_of_one_method(self):
+        by_method = {"slca": {"lr": 0.5, "rebalancing.lr": 0.25}, "ft": {"epochs": 7}}
+        ft, slca = plan(CUB, ["slca", "ft"], [1], {"epochs": 3}, by_method)
+        assert (ft.name, slca.name) == (
+            "cub200/ft/epochs=7/seed1",
+            "cub200/slca/epochs=3/lr=0.5/rebalancing.lr=0.25/seed1",
+        )
+        assert (ft.config.epochs, slca.config.epochs, slca.config.lr) == (7, 3, 0.5)
+        assert slca.config.options["rebalancing"]["lr"] == 0.25
+
+    def test_the_committed_settings_are_what_held_out_images_chose(self):
+        """The best of each method's runs in the table of rates; FT takes FT++'s, Soft-Prompt VQ-Prompt-S's."""
+        settings = read_settings(RESULTS / "cub200-settings.toml")
+        found = json.loads((RESULTS / "cub200-rates.json").read_text())
+        assert all(run["config"]["validation"] == 0.2 for run in found)
+        methods = {run["config"]["method"] for run in found}
+        assert settings.keys() == methods | {"ft", "soft-prompt"}
+        for name in methods:
+            best = max((run for run in found if run["config"]["method"] == name), key=lambda run: run["faa"])["config"]
+            chosen = plan(GRIDS["cub200-rates"], [name], by_method=settings)[0].config.model_dump(mode="json")
+            assert not differences({**best, "data": "cub200"}, chosen), name
+
     def test_other_methods_can_join(self):
         assert [run.name for run in plan(CUB, ["linear"], [1])] == ["cub200/linear/seed1"]
         with pytest.raises(UserError, match="did you mean 'vq-prompt'"):
@@ -135,8 +162,8 @@ class TestPaper:
             for variant in combine(grid.axes(sweep))
         }
         assert NUMBERS.keys() <= rows
-        comparison = {row for row in rows if not row[0].startswith("ablation")}
-        assert comparison == {key for key in NUMBERS if not key[0].startswith("ablation")}
+        ours = ("ablation", "cub200-rates")  # of a figure few numbers are printed, of our own table none
+        assert {row for row in rows if not row[0].startswith(ours)} == {k for k in NUMBERS if not k[0].startswith(ours)}
 
 
 class TestTables:
@@ -157,22 +184,34 @@ class TestTables:
     def test_by_hand(self, out):
         rows = cells(self.table(out).markdown())
         # (86 + 87 + 89) / 3 = 87.333…; deviations −4/3, −1/3, 5/3: √((16 + 1 + 25) / 9 / 2) = 1.5275…
-        assert rows["VQ-Prompt"][1:] == [
-            "87.33 ± 1.53", "90.33 ± 1.53", "86.72 ± 0.94", "90.33 ± 1.03", "+0.61", "+0.00",
-            "1, 2, 3", "vit-b16-in21k", "abacus",
-        ]  # fmt: skip
-        assert rows["BiC"][1:5] == ["–", "–", "81.91 ± 2.59", "89.92 ± 1.57"], "not finished, so not counted"
-        assert rows["DualPrompt"][3] == "66.00 ± 0.57‡"
+        assert rows["VQ-Prompt"] == {
+            "method": "VQ-Prompt", "FAA": "87.33 ± 1.53", "CAA": "90.33 ± 1.53", "forgetting": "4.00 ± 0.00",
+            "trainable": "249,800", "images/s": "1,500", "paper FAA": "86.72 ± 0.94", "paper CAA": "90.33 ± 1.03",
+            "Δ FAA": "+0.61", "Δ CAA": "+0.00", "seeds": "1, 2, 3", "backbone": "vit-b16-in21k",
+        }  # fmt: skip
+        assert "Hardware: abacus." in self.table(out).notes
+        bic = rows["BiC"]
+        assert (bic["FAA"], bic["paper FAA"], bic["seeds"]) == ("–", "81.91 ± 2.59", "–"), "not finished: not counted"
+        assert rows["DualPrompt"]["paper FAA"] == "66.00 ± 0.57‡"
+
+    def test_hardware_is_a_column_where_it_differs(self, out):
+        (other,) = plan(CUB, ["slca"], [1])
+        write_run(out / other.name, other, 80.0, 90.0, hardware="slide rule")
+        table = self.table(out)
+        rows = cells(table.markdown())
+        assert (rows["VQ-Prompt"]["hardware"], rows["SLCA"]["hardware"]) == ("abacus", "slide rule")
+        assert not any("abacus" in note for note in table.notes)
 
     def test_other_backbones_are_marked(self, out):
         table = self.table(out)
         row = cells(table.markdown())["FT"]
-        assert row[1:3] == ["9.00†", "20.00†"] and row[5:9] == ["-2.04†", "-11.96†", "1", "vit-s14†"]
+        assert [row[key] for key in ("FAA", "CAA", "Δ FAA", "Δ CAA")] == ["9.00†", "20.00†", "-2.04†", "-11.96†"]
+        assert (row["seeds"], row["backbone"]) == ("1", "vit-s14†")
         (note,) = [note for note in table.notes if note.startswith("†")]
         assert "NOT the paper's backbone" in note and "vit-s14" in note and "vit-b16-in21k" in note
         assert "Not the paper’s backbone" in table.html(out) and "vit-s14†" in table.html(out)
         assert r"vit-s14$^\dagger$" in table.latex()
-        assert "†" not in " ".join(cells(table.markdown())["VQ-Prompt"])
+        assert "†" not in " ".join(cells(table.markdown())["VQ-Prompt"].values())
 
     def test_backbones_and_settings_are_never_mixed(self, out):
         for changes in ({"backbone": "vit-s14"}, {"epochs": 2}):
@@ -185,15 +224,17 @@ class TestTables:
             ([1], "vit-s14", {"backbone": ("vit-s14", "vit-b16-in21k")}),
             ([1], "vit-b16-in21k", {"epochs": ("2", "20")}),
         ]
-        assert "§ VQ-Prompt: epochs is 2, not 20" in table.notes
+        assert "§ epochs is 2, not 20: VQ-Prompt" in table.notes
 
     def test_other_data_is_not_subtracted(self, tmp_path):
         grid = GRIDS["ablation-tau"]
         (run,) = plan(grid, ["vq-prompt-s"], [1], {"data": "cub200=/birds"})
         write_run(tmp_path / run.name, run, 50.0, 60.0)
         table = self.table(tmp_path, grid)
-        assert cells(table.markdown())["VQ-Prompt-S§"][2:7] == ["50.00", "60.00", "78.05‡", "–", "–"]
-        assert "§ VQ-Prompt-S: data is cub200, not imagenet-r" in table.notes
+        row = cells(table.markdown())["VQ-Prompt-S§"]
+        assert (row["FAA"], row["CAA"], row["paper FAA"]) == ("50.00", "60.00", "78.05‡")
+        assert "Δ FAA" not in row, "nothing is in that column"
+        assert "§ data is cub200, not imagenet-r: VQ-Prompt-S" in table.notes
 
     def test_runs_of_other_tables_count_where_they_are_the_same(self, tmp_path):
         for method in ("l2p++", "linear"):
@@ -218,9 +259,10 @@ class TestTables:
         assert (last["seeds"], last["paper_table"], last["other_backbone"]) == ("1 2 3", "Table 3", "0")
         assert [row["other_backbone"] for row in rows if row["method"] == "ft"] == ["1"]
         latex, page = written[2].read_text(), written[3].read_text()
-        assert r"VQ-Prompt & 87.33 $\pm$ 1.53 & 90.33 $\pm$ 1.53 & 86.72 $\pm$ 0.94" in latex
+        assert r"VQ-Prompt & 87.33 $\pm$ 1.53 & 90.33 $\pm$ 1.53 & 4.00 $\pm$ 0.00 & 249,800" in latex
         body = latex[latex.index(r"\midrule") : latex.index(r"\bottomrule")]
-        assert body.count(r"\\") == len(rows) and {line.count("&") for line in body.splitlines() if "&" in line} == {9}
+        assert body.count(r"\\") == len(rows) and {line.count("&") for line in body.splitlines() if "&" in line} == {11}
+        assert rf"\begin{{tabular}}{{l{'r' * 9}ll}}" in latex
         for row in table.rows:
             for cell in table.cells(row):
                 assert cell in page and cell in written[0].read_text()
@@ -250,16 +292,35 @@ class TestTables:
         assert list(soft.values) == [50, 51, 52, 53, 54, 55] and list(level.values) == [56] * 6
         assert (soft.style, level.style) == ("-", "--")
 
-    def test_committed_results(self, bench, tmp_path):
-        status, out, err = bench("table", "cub200", "--results", RESULTS, "--out", tmp_path, "--figure")
+    @pytest.mark.parametrize("name", ["cub200", "cub200-rates", "mitigation", "ablation-tau", "ablation-loss"])
+    def test_committed_results(self, bench, tmp_path, name):
+        """The tables in the documentation are made from these files, and say what is in them."""
+        source = RESULTS / f"{name if name != 'mitigation' else 'cub200'}.json"
+        status, out, err = bench("table", name, "--results", source, "--out", tmp_path, "--figure")
         assert status == 0, err
-        for name, title in (("vq-prompt", "VQ-Prompt"), ("linear", "Linear")):
-            faa = [json.loads(path.read_text())["faa"] for path in RESULTS.glob(f"{name}-s?.json")]
-            row = cells(out)[title]
-            assert row[1].startswith(f"{mean(faa):.2f} ±") and row[1].endswith("†") and row[8] == "vit-s14†"
-            assert len(row[7].split(", ")) == len(faa) and "H200" in row[9]
-        assert cells(out)["VQ-Prompt"][3] == "86.72 ± 0.94"
+        assert "NVIDIA H200" in out and ("†" in out) == (name != "cub200-rates")
         assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".csv", ".tex", ".html", ".svg"}
+        faa = [run["faa"] for run in json.loads(source.read_text()) if run["config"]["method"] == "vq-prompt"]
+        if name == "cub200":
+            assert len(faa) == 3 and cells(out)["VQ-Prompt§"]["FAA"].startswith(f"{mean(faa):.2f} ±")
+            assert cells(out)["VQ-Prompt§"]["paper FAA"] == "86.72 ± 0.94"
+
+    def test_saved_runs_make_the_same_table(self, bench, out, tmp_path):
+        status, first, err = bench("table", "cub200", "--out", out, "--save", tmp_path / "new" / "kept.json")
+        assert status == 0, err
+        status, again, err = bench("table", "cub200", "--results", tmp_path / "new" / "kept.json")
+        assert status == 0, err
+        assert again.strip() == first[: first.index("wrote ")].strip()
+        kept = json.loads((tmp_path / "new" / "kept.json").read_text())
+        assert len(kept) == 4, "the unfinished one is no result"
+        assert all(run.keys() >= {"faa", "config", "hardware"} and "losses" not in run for run in kept)
+
+    def test_a_file_that_holds_no_results(self, bench, tmp_path):
+        file = tmp_path / "x.json"
+        for text in ("{}", '[{"faa": 1}]', "[1]", "not json"):
+            file.write_text(text)
+            status, _, err = bench("table", "cub200", "--results", file)
+            assert status == 2 and str(file) in err
 
     def test_nothing_to_show(self, bench, tmp_path):
         assert "holds no finished run of vtab" in bench("table", "vtab", "--out", tmp_path)[2]

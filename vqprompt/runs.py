@@ -41,11 +41,13 @@ def run(
     report: bool = True,
     shared_queries: Path | None = None,
     track: Sequence[str] = (),
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`.
 
     shared_queries: a folder where runs on the same images keep what they all compute (see `Learner._epoch_queries`).
-    track: who else is told how it goes, by their names in `tracking.TRACKERS`.
+    track: who else is told how it goes, by their names in `tracking.TRACKERS`. at_once: how many runs share the
+    hardware, for whoever reads the speed.
     """
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
@@ -89,6 +91,11 @@ def run(
         if time.perf_counter() - saved_at >= checkpoint_seconds:
             save()
 
+    def write_metrics() -> dict[str, Any]:
+        found = _metrics(config, stream, learner, state, at_once)
+        write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+        return found
+
     tracking.begin(config.model_dump(mode="json"))
     with tracking:
         for task in stream.start_at(len(learner.history)):
@@ -108,9 +115,8 @@ def run(
             state["task_seconds"].append(time.perf_counter() - task_started)
             tracking.accuracies(state["accuracy"][-1])  # before the task is saved as done: told again if need be
             save()
-            write_atomically(out / "metrics.json", json.dumps(_metrics(config, stream, learner, state), indent=1))
-        found = _metrics(config, stream, learner, state)
-        write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+            write_metrics()
+        found = write_metrics()  # once more: who resumes a finished run wants them too
         if report:
             from vqprompt.report import write_report  # figures are slow to import and needed only here
 
@@ -168,7 +174,9 @@ def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         raise UserError(f"--out {out}: holds a learner that is not a run's; give another folder")
 
 
-def _metrics(config: RunConfig, stream: Stream, learner: Learner, state: dict[str, Any]) -> dict[str, Any]:
+def _metrics(
+    config: RunConfig, stream: Stream, learner: Learner, state: dict[str, Any], at_once: int
+) -> dict[str, Any]:
     total, learned = len(stream), len(state["accuracy"])
     # state has a list a column (after task j, on tasks 0..j); the matrix has a row a task
     accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
@@ -199,7 +207,7 @@ def _metrics(config: RunConfig, stream: Stream, learner: Learner, state: dict[st
         "losses": state["losses"],
         "validation": config.validation,
         "notes": list(stream.dataset.notes),
-        "hardware": hardware(learner.device),
+        "hardware": hardware(learner.device) + (f", {at_once} runs at once" if at_once > 1 else ""),
     }
 
 

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from rich.table import Table as RichTable
 
 from vqprompt.bench.grids import GRIDS, Grid, Run, find_grid, plan
+from vqprompt.bench.results import NONE, make_rows, read_runs, save_runs
 from vqprompt.bench.runner import Event, default_workers, is_done, run_all
-from vqprompt.bench.tables import NONE, Table, make_rows, read_runs, save_runs
+from vqprompt.bench.tables import Table
 from vqprompt.config import parse_assignment, read_config_file
 from vqprompt.errors import UserError
 from vqprompt.methods import find_method
@@ -137,13 +138,12 @@ def _result(run: Run, kind: str, what: Any) -> str:
 
 
 def shown(table: Table) -> RichTable:
-    """For a terminal: without the hardware, and without columns that nothing is in."""
+    """For a terminal: without the hardware."""
     drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
-    columns = list(zip(table.headings, *map(table.cells, table.rows), strict=True))[:-1]
-    columns = [column for column in columns if set(column[1:]) != {NONE}]
-    for n, (heading, *_) in enumerate(columns):
+    columns = [(heading, cells) for heading, cells in table.columns.items() if heading != "hardware"]
+    for n, (heading, _) in enumerate(columns):
         drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
-    for cells in zip(*(column[1:] for column in columns), strict=True):
+    for cells in zip(*(cells for _, cells in columns), strict=True):
         drawn.add_row(*map(escape, cells))
     return drawn
 

@@ -71,16 +71,9 @@ POOLS, LENGTHS = (10, 30, 50, 100), (4, 8, 12, 16, 20, 24)
 WEIGHTS = (0.0, 0.1, 0.4, 1.0)  # ours: the paper names 0.4 and 0.1
 TUNED = ("joint", "ft++", "lwf", "bic")
 PROMPTED = (
-    "l2p++",
-    "deep-l2p++",
-    "l2p++-v2",
-    "dualprompt",
-    "coda-p",
-    "hide-prompt",
-    "evoprompt",
-    "vq-prompt",
+    "l2p++", "deep-l2p++", "l2p++-v2", "dualprompt", "coda-p", "hide-prompt", "evoprompt", "vq-prompt-s", "vq-prompt",
     "linear",
-)
+)  # fmt: skip
 FIVE = (1, 2, 3, 4, 5)
 R = {"data": "imagenet-r"}
 
@@ -132,7 +125,8 @@ def smaller(grid: Grid) -> Grid:
         return [2] * (2 + tasks // 5)
 
     def ends(key: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(few(value) if key == "tasks" else value for value in (values[0], values[-1]))
+        both = values if len(values) == 1 else (values[0], values[-1])
+        return tuple(few(value) if key == "tasks" else value for value in both)
 
     tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults["tasks"])
     settings = {**SMALL, "tasks": few(tasks)} | {k: v for k, v in grid.settings.items() if k == "validation"}

@@ -23,7 +23,7 @@ import torch
 
 from vqprompt import runs
 from vqprompt.bench.grids import Run
-from vqprompt.bench.tables import Found, differences
+from vqprompt.bench.results import Found, differences
 from vqprompt.errors import UserError
 
 ERROR, SHARED = "error.txt", ".shared"
@@ -117,14 +117,14 @@ def _hire(slot: int, count: int) -> Worker:
     gpus = torch.cuda.device_count()
     threads = max(1, torch.get_num_threads() // count)
     process = spawn.Process(
-        target=_work, args=(theirs, threads, f"cuda:{slot % gpus}" if gpus > 1 else None), daemon=True
+        target=_work, args=(theirs, threads, count, f"cuda:{slot % gpus}" if gpus > 1 else None), daemon=True
     )
     process.start()
     theirs.close()
     return Worker(process, ours)
 
 
-def _work(pipe: Connection, threads: int, device: str | None) -> None:
+def _work(pipe: Connection, threads: int, at_once: int, device: str | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
     torch.set_num_threads(threads)
     told, kind = 0.0, ("", "", 0)
@@ -147,7 +147,9 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
             config = config.model_copy(update={"device": device})
         error_file = folder / ERROR
         try:
-            found = runs.run(config, folder, resume=True, progress=progress, shared_queries=shared, track=track)
+            found = runs.run(
+                config, folder, resume=True, progress=progress, shared_queries=shared, track=track, at_once=at_once
+            )
             error_file.unlink(missing_ok=True)
             pipe.send(("done", {key: found[key] for key in ("faa", "caa", "seconds")}))
         except (BrokenPipeError, KeyboardInterrupt):

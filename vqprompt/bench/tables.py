@@ -1,221 +1,28 @@
-"""Finished runs beside the paper's numbers: Markdown, CSV, LaTeX, an HTML page, and figures.
-
-What is notable about this implementation:
-- a run finds its row by its settings, not by its folder, so files of results kept elsewhere make the same tables
-- whatever differs from the declared grid (backbone, data, any setting) is marked, and never averaged with what does not
-"""
+"""A table in every format (Markdown, CSV, LaTeX, an HTML page), and its figures."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from vqprompt import figures
-from vqprompt.bench.grids import WHERE, Grid, backbone_name, combine, data_name, described
-from vqprompt.bench.paper import NUMBERS, Quoted
+from vqprompt.bench.grids import Grid, described
+from vqprompt.bench.results import NONE, Row
 from vqprompt.checkpoint import write_atomically
-from vqprompt.config import resolve
-from vqprompt.errors import UserError
-from vqprompt.methods import METHODS
-from vqprompt.report import flatten, render, told
+from vqprompt.report import render, told
 
-OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE, NONE = "†", "§", "‡", "–"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A run on disk: its metrics and config, and the folder with its report (None: only a file of results is left)."""
-
-    metrics: dict[str, Any]
-    config: dict[str, Any]
-    folder: Path | None = None
-
-
-@dataclass
-class Row:
-    """A method with one set of settings, and the runs that had them: one a seed. Without any, the paper's row alone."""
-
-    method: str
-    variant: dict[str, Any]
-    changed: dict[str, tuple[str, str]]  # settings that are not the grid's: what they are, what the grid has
-    quoted: Quoted | None
-    backbone: str
-    paper_backbones: tuple[str, ...]
-    runs: dict[int, Found] = field(default_factory=dict)  # by seed
-
-    @property
-    def title(self) -> str:
-        return METHODS[self.method].title
-
-    @property
-    def label(self) -> str:
-        return ", ".join([self.title, *described(self.variant)])
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted(self.runs)
-
-    @property
-    def other_backbone(self) -> bool:
-        return bool(self.runs) and self.backbone not in self.paper_backbones
-
-    @property
-    def hardware(self) -> str:
-        return "; ".join(dict.fromkeys(run.metrics["hardware"] for run in self.runs.values()))
-
-    def values(self, key: str) -> list[float]:
-        return [self.runs[seed].metrics[key] for seed in self.seeds]
-
-    def ours(self, key: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation (of a sample, n − 1) over the seeds."""
-        values = self.values(key)
-        return mean(values) if values else None, stdev(values) if len(values) > 1 else None
-
-    def paper(self, key: str) -> tuple[float | None, float | None]:
-        return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
-
-    def difference(self, key: str) -> float | None:
-        """Ours less the paper's; none where the data or the tasks are others, for then it would say nothing."""
-        ours, theirs = self.ours(key)[0], self.paper(key)[0]
-        return None if ours is None or theirs is None or {"data", "tasks"} & self.changed.keys() else ours - theirs
-
-    def curve(self) -> list[float]:
-        """Average accuracy after each task, mean over the seeds."""
-        return [mean(values) for values in zip(*self.values("average_accuracy"), strict=True)]  # type: ignore[call-overload]
-
-
-# ------------------------------------------------------------------------------------------------- collecting
-
-
-def read_runs(source: Path) -> list[Found]:
-    """All runs below a folder; or those that `save_runs` put into a file."""
-    if source.is_file():
-        content = _read(source)
-        if not isinstance(content, list) or not all(
-            isinstance(c, dict) and {"config", "faa"} <= c.keys() for c in content
-        ):
-            raise UserError(
-                f"{source}: holds no results; give a file that `vqprompt bench table NAME --save FILE` wrote"
-            )
-        return [Found(metrics, metrics["config"]) for metrics in content]
-    return [
-        Found(_read(path), _read(path.parent / "config.json"), path.parent)
-        for path in sorted(source.rglob("metrics.json"))
-        if (path.parent / "config.json").exists()
-        and "mlruns" not in path.relative_to(source).parts  # MLflow's copies of runs that are there already
-    ]
-
-
-KEPT = (
-    "done", "faa", "caa", "forgetting", "average_accuracy", "accuracy", "seconds", "images_per_second", "parameters",
-    "bytes_per_class", "exemplars", "hardware",
-)  # fmt: skip
-
-
-def save_runs(rows: Iterable[Row], path: Path) -> None:
-    """A table's runs as one small file to keep and to make the table of again, a run a line: no losses, no paths."""
-    lines = []
-    for run in (row.runs[seed] for row in rows for seed in row.seeds):
-        kept = {key: run.metrics[key] for key in KEPT if key in run.metrics}
-        if "accuracy" in kept:
-            kept["accuracy"] = [[None if v is None else round(v, 3) for v in line] for line in kept["accuracy"]]
-        lines.append(json.dumps({**kept, "config": _named(run.config)}))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore it or do the run again") from None
-
-
-def differences(config: dict[str, Any], other: dict[str, Any], strict: bool = False) -> dict[str, tuple[str, str]]:
-    """Settings that two configs do not share, but for seed and machine. Unless strict, an older one may lack some, and
-    how to rebalance is nobody's business where nothing is rebalanced."""
-    ours, theirs = flatten(_named(config)), flatten(_named(other))
-    keys = ours.keys() | theirs.keys() if strict else ours.keys() & theirs.keys()
-    idle = (
-        ()
-        if strict or "true" in {c.get("options.statistics", "true") for c in (ours, theirs)}
-        else "options.rebalancing"
-    )
-    return {
-        key.removeprefix("options."): (ours.get(key, NONE), theirs.get(key, NONE))
-        for key in sorted(keys)
-        if key not in (*WHERE, "seed") and not key.startswith(idle) and ours.get(key) != theirs.get(key)
-    }
-
-
-def _named(config: dict[str, Any]) -> dict[str, Any]:
-    """Where somebody keeps the data and the weights makes no difference."""
-    return {**config, "data": data_name(config["data"]), "backbone": backbone_name(config["backbone"])}
-
-
-def _setting(config: dict[str, Any], key: str) -> Any:
-    return config[key] if key in config else config["options"].get(key)
-
-
-def make_rows(grid: Grid, found: Iterable[Found], out: Path | None = None) -> list[Row]:
-    """The table: the grid's rows in their order, then what else was run.
-
-    out: the folder of all tables' runs; of other tables' runs, those with exactly this grid's settings count. None: all
-    that was found is meant for this table.
-    """
-    rows: dict[Any, Row] = {}
-
-    def row_of(method: str, variant: dict[str, Any], changed: dict[str, tuple[str, str]], backbone: str) -> Row:
-        key = (method, repr(variant), repr(changed))
-        place = "/".join([grid.name, *described(variant)])
-        new = Row(method, variant, changed, NUMBERS.get((place, method)), backbone, grid.backbones)
-        return rows.setdefault(key, new)
-
-    declared = [(m, variant) for sweep in grid.sweeps for m in sweep.methods for variant in combine(grid.axes(sweep))]
-    comparison = not any(variant for _, variant in declared)
-    for method, variant in declared:
-        row_of(method, variant, {}, backbone_name(grid.declared(method, variant)["backbone"]))
-    for run in found:
-        method = run.config["method"]
-        if not run.metrics["done"]:
-            continue
-        variant = {key: _setting(run.config, key) for key in grid.axes(grid.sweep_of(method))}
-        if None in variant.values():
-            continue
-        data = data_name(run.config["data"])
-        expected = resolve({**grid.declared(method, variant), "data": data}).model_dump(
-            mode="json"
-        )  # as suits the data
-        changed = differences(run.config, {**expected, "data": grid.settings["data"]})
-        if out is None:
-            fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
-        else:
-            own = run.folder is not None and run.folder.is_relative_to(out / grid.name)
-            fits = own or (not changed and (method, variant) in declared)
-        if fits:
-            row = row_of(method, variant, changed, backbone_name(run.config["backbone"]))
-            row.runs.setdefault(run.config["seed"], run)
-    order = {key: n for n, key in enumerate(dict.fromkeys((r.method, repr(r.variant)) for r in rows.values()))}
-    kept = [row for row in rows.values() if row.runs or (row.quoted and not _others(row, rows.values()))]
-    return sorted(kept, key=lambda row: (order[row.method, repr(row.variant)], len(row.changed)))
-
-
-def _others(row: Row, rows: Iterable[Row]) -> bool:
-    """Whether the paper's numbers stand in another row already, beside runs with other settings."""
-    return any(r.runs and (r.method, r.variant) == (row.method, row.variant) for r in rows)
-
-
-# ------------------------------------------------------------------------------------------------- writing
+Cell = Callable[[Row], str]
+OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
+MORE = ("forgetting", "trainable", "images_per_second")
 
 
 @dataclass(frozen=True)
@@ -226,46 +33,92 @@ class Table:
     rows: list[Row]
 
     @property
-    def headings(self) -> list[str]:
-        numbers = ["FAA", "CAA", "paper FAA", "paper CAA", "Δ FAA", "Δ CAA"]
-        return ["method", *self._axes, *numbers, "seeds", "backbone", "hardware"]
-
-    @property
     def _axes(self) -> list[str]:
         return list(dict.fromkeys(key for row in self.rows for key in row.variant))
 
+    @property
+    def one_hardware(self) -> str:
+        """What all runs ran on, if it is one thing."""
+        found = {row.hardware for row in self.rows if row.runs}
+        return found.pop() if len(found) == 1 else ""
+
+    @cached_property
+    def columns(self) -> dict[str, list[str]]:
+        """Cells by heading, a row each; columns that nothing is in are left out, and hardware that is always the same
+        is left to the notes."""
+
+        def ours(key: str) -> Cell:
+            return lambda row: _spread(*row.ours(key), _mark(row))
+
+        def paper(key: str) -> Cell:
+            return lambda row: _spread(*row.paper(key), PAPER_NOTE if row.quoted and row.quoted.mark else "")
+
+        def difference(key: str) -> Cell:
+            return lambda row: _signed(row.difference(key), _mark(row))
+
+        def setting(key: str) -> Cell:
+            return lambda row: described({key: row.variant[key]})[0].partition("=")[2] if key in row.variant else ""
+
+        cells: dict[str, Cell] = {
+            "method": lambda row: row.title + (OTHER_SETTINGS if row.changed.keys() - {"backbone"} else ""),
+            **{key: setting(key) for key in self._axes},
+            "FAA": ours("faa"),
+            "CAA": ours("caa"),
+            "forgetting": ours("forgetting"),
+            "trainable": lambda row: _count(row.mean("trainable")),
+            "images/s": lambda row: _count(row.mean("images_per_second")),
+            "paper FAA": paper("faa"),
+            "paper CAA": paper("caa"),
+            "Δ FAA": difference("faa"),
+            "Δ CAA": difference("caa"),
+            "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
+            "backbone": lambda row: row.backbone + _mark(row) if row.runs else NONE,
+            "hardware": lambda row: row.hardware or NONE,
+        }
+        if self.grid.ablation:
+            del cells["trainable"], cells["images/s"]
+        if self.one_hardware:
+            del cells["hardware"]
+        columns = {heading: [cell(row) for row in self.rows] for heading, cell in cells.items()}
+        return {heading: column for heading, column in columns.items() if set(column) != {NONE}}
+
+    @property
+    def headings(self) -> list[str]:
+        return list(self.columns)
+
     def cells(self, row: Row) -> list[str]:
-        mark = OTHER_BACKBONE if row.other_backbone else ""
-        differ = OTHER_SETTINGS if row.changed.keys() - {"backbone"} else ""
-        printed = PAPER_NOTE if row.quoted and row.quoted.mark else ""
-        variant = dict(part.split("=", 1) for part in described(row.variant))
-        return [
-            row.title + differ,
-            *(variant.get(key, "") for key in self._axes),
-            *(_spread(*row.ours(key), mark) for key in ("faa", "caa")),
-            *(_spread(*row.paper(key), printed) for key in ("faa", "caa")),
-            *(_signed(row.difference(key), mark) for key in ("faa", "caa")),
-            ", ".join(map(str, row.seeds)) or NONE,
-            row.backbone + mark if row.runs else NONE,
-            row.hardware or NONE,
-        ]
+        return [column[self.rows.index(row)] for column in self.columns.values()]
 
     @property
     def notes(self) -> list[str]:
         quoted = f" The paper's numbers: its {self.grid.table}." if any(row.quoted for row in self.rows) else ""
         notes = ["Mean ± standard deviation over the seeds." + quoted]
+        if self.one_hardware:
+            notes.append(f"Hardware: {self.one_hardware}.")
         for backbone in dict.fromkeys(row.backbone for row in self.rows if row.other_backbone):
             theirs = ", ".join(self.grid.backbones)
             notes.append(
                 f"{OTHER_BACKBONE} NOT the paper's backbone: measured with {backbone}, where the paper has {theirs}. "
                 "Compare methods with each other, not these numbers with the paper's."
             )
+        changed = dict[str, list[Row]]()
         for row in self.rows:
-            changes = [f"{k} is {now}, not {then}" for k, (now, then) in row.changed.items() if k != "backbone"]
-            if changes:
-                notes.append(f"{OTHER_SETTINGS} {row.label}: {'; '.join(changes)}")
+            for key, (now, then) in row.changed.items():
+                if key != "backbone":
+                    changed.setdefault(f"{key} is {now}, not {then}", []).append(row)
+        for change, rows in changed.items():
+            whose = (
+                "all"
+                if len(rows) == sum(bool(row.runs) for row in self.rows) > 1
+                else "; ".join(dict.fromkeys(map(self._short, rows)))
+            )
+            notes.append(f"{OTHER_SETTINGS} {change}: {whose}")
         marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
         return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
+
+    def _short(self, row: Row) -> str:
+        """A row's label, or the method alone where all its rows share the change."""
+        return row.title if all(r.changed == row.changed for r in self.rows if r.method == row.method) else row.label
 
     def markdown(self) -> str:
         lines = [self.headings, ["---"] * len(self.headings), *map(self.cells, self.rows)]
@@ -277,11 +130,20 @@ class Table:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         numbers = [f"{who}{key}{what}" for who in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
-        rest = ["faa_difference", "caa_difference", "seeds", "backbone", "paper_backbone", "other_backbone", "hardware"]
+        rest = [
+            "faa_difference",
+            "caa_difference",
+            *MORE,
+            "seeds",
+            "backbone",
+            "paper_backbone",
+            "other_backbone",
+            "hardware",
+        ]
         writer.writerow(["method", "variant", *numbers, *rest, "paper_table", "paper_note", "changed"])
         for row in self.rows:
             values = [*row.ours("faa"), *row.ours("caa"), *row.paper("faa"), *row.paper("caa")]
-            values += [row.difference("faa"), row.difference("caa")]
+            values += [row.difference("faa"), row.difference("caa"), *map(row.mean, MORE)]
             backbones = [row.backbone if row.runs else "", " ".join(self.grid.backbones), int(row.other_backbone)]
             changed = " ".join(f"{key}={now}" for key, (now, _) in row.changed.items())
             writer.writerow([
@@ -294,7 +156,8 @@ class Table:
     def latex(self) -> str:
         lines = [" & ".join(map(_tex, line)) + r" \\" for line in (self.headings, *map(self.cells, self.rows))]
         body = "\n".join([lines[0], r"\midrule", *lines[1:]])
-        columns = "l" * (1 + len(self._axes)) + "r" * 6 + "lll"
+        first, seeds = 1 + len(self._axes), self.headings.index("seeds")
+        columns = "l" * first + "r" * (seeds - first) + "l" * (len(self.headings) - seeds)
         notes = r" \\ ".join(map(_tex, self.notes))
         return (
             "% needs \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
@@ -304,14 +167,15 @@ class Table:
 
     def html(self, folder: Path, charts: Sequence[Chart] = ()) -> str:
         """folder: where the page will be, for links to the runs' own pages."""
-        text = 1 + len(self._axes)
+        first, seeds = 1 + len(self._axes), self.headings.index("seeds")
         rows = [
-            {"cells": self.cells(row)[:text], "numbers": self.cells(row)[text:-3], "rest": self.cells(row)[-2:],
+            {"cells": self.cells(row)[:first], "numbers": self.cells(row)[first:seeds],
+             "rest": self.cells(row)[seeds + 1 :],
              "seeds": [(seed, _link(row.runs[seed].folder, folder)) for seed in row.seeds]}
             for row in self.rows
         ]  # fmt: skip
         warned = any(row.other_backbone for row in self.rows)
-        headings = [(heading, text <= n < text + 6) for n, heading in enumerate(self.headings)]
+        headings = [(heading, first <= n < seeds) for n, heading in enumerate(self.headings)]
         drawn = [(replace(chart, svg=Markup(chart.svg))) for chart in charts]
         return render(
             PAGE, title=self.grid.title, table=self.grid.table, headings=headings, rows=rows, notes=self.notes,
@@ -330,10 +194,18 @@ class Table:
         return list(texts)
 
 
+def _mark(row: Row) -> str:
+    return OTHER_BACKBONE if row.other_backbone else ""
+
+
 def _spread(value: float | None, std: float | None, mark: str = "") -> str:
     if value is None:
         return NONE
     return (f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}") + mark
+
+
+def _count(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.0f}"
 
 
 def _signed(value: float | None, mark: str) -> str:
@@ -369,13 +241,13 @@ class Chart:
 
 
 def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
-    """Ablations: FAA over the last axis, a line for each value of the other. Else accuracy after each task, a chart for
-    each value of the axis, if the grid has one."""
+    """Ablations: FAA over a sweep's last axis. Else accuracy after each task, a chart for each value of an axis."""
     ran = [row for row in rows if row.runs]
     if not ran:
         return []
     if grid.ablation:
-        return [_ablation(grid, ran)]
+        axes = dict.fromkeys(list(row.variant)[-1] for row in ran if row.variant)
+        return [_ablation(grid, ran, axis, n, len(axes)) for n, axis in enumerate(axes)]
     charts: list[Chart] = []
     for parts in dict.fromkeys(tuple(described(row.variant)) for row in ran):
         here = [row for row in ran if tuple(described(row.variant)) == parts]
@@ -393,13 +265,14 @@ def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
     return charts
 
 
-def _ablation(grid: Grid, rows: Sequence[Row]) -> Chart:
-    swept = [row for row in rows if row.variant]
-    axis = next((key for row in swept for key in reversed(row.variant)), "")
-    ticks = sorted({row.variant[axis] for row in swept})
+def _ablation(grid: Grid, rows: Sequence[Row], axis: str, number: int, charts: int) -> Chart:
+    """FAA over an axis; a line for each method and value of the other axes. What has no axes is a level."""
+    rows = [row for row in rows if not row.variant or list(row.variant)[-1] == axis]
+    ticks = sorted({row.variant[axis] for row in rows if row.variant})
     series: dict[tuple[str, str], dict[Any, float | None]] = {}
     for row in rows:
-        others = {key: value for key, value in row.variant.items() if key != axis}
+        alike = [r.variant for r in rows if r.method == row.method]
+        others = {k: v for k, v in row.variant.items() if k != axis and any(r[k] != v for r in alike)}
         name = _distinct(replace(row, variant=others), rows)
         points = series.setdefault((name, "-" if row.variant else "--"), {})
         points.update({row.variant[axis] if row.variant else tick: row.ours("faa")[0] for tick in ticks})
@@ -409,8 +282,8 @@ def _ablation(grid: Grid, rows: Sequence[Row]) -> Chart:
     ]
     caption = f"FAA over {axis}"
     title = f"{caption} ({', '.join(map(str, ticks))}): " + "; ".join(map(told, lines))
-    svg = figures.sweep_chart(lines, list(map(str, ticks)), "chart0", title, axis, "FAA (%)")
-    return Chart(grid.name, caption, svg, lines)
+    svg = figures.sweep_chart(lines, list(map(str, ticks)), f"chart{number}", title, axis, "FAA (%)")
+    return Chart(grid.name if charts == 1 else f"{grid.name}-{axis}", caption, svg, lines)
 
 
 def _distinct(row: Row, rows: Sequence[Row]) -> str:
@@ -425,7 +298,7 @@ PAGE = """{% extends "base" %}
 {% block title %}{{ title }}{% endblock %}
 {% block head %}
 <h1>{{ title }}</h1>
-<ul class="facts"><li>beside the paper’s {{ table }}</li><li>{{ rows | length }} rows</li></ul>
+<ul class="facts">{% if table %}<li>beside the paper’s {{ table }}</li>{% endif %}<li>{{ rows | length }} rows</li></ul>
 {% endblock %}
 {% block main %}
 {% if warned %}
