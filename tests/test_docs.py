@@ -38,6 +38,21 @@ class TestMethodsTable:
         assert kept == tool["kept"](learner)
 
 
+class TestResults:
+    tool = runpy.run_path(str(ROOT / "tools" / "result_tables.py"))
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+
+    def test_tables_are_as_the_results_have_them(self):
+        assert len(self.tool["BLOCK"].findall(self.page)) == 6
+        assert self.tool["fill"](self.page) == self.page, "run tools/result_tables.py"
+
+    def test_figures_are_there(self):
+        shown = set(re.findall(r"figures/(\S+\.svg)", self.page))
+        assert shown == self.tool["draw"](self.page).keys()
+        for name in shown:
+            assert "<svg" in (ROOT / "docs" / "figures" / name).read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def example():
     """What the page's worked example defines."""

@@ -84,8 +84,9 @@ def distinct_line(number: int, name: str, values: Values) -> Line:
 
 def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
     """Accuracy in percent after each task; `key` is the figure's name on its page."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _axes(4.3, 2.6, "after learning task", "accuracy (%)")
+    many = max(0, len(lines) - 6)  # lines that need more room, and to be finer
+    with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
+        figure, axes = _axes(4.3, 2.6 + 0.15 * many, "after learning task", "accuracy (%)")
         for line in lines:
             look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
             # unclipped: markers may stick out at 100 %

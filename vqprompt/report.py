@@ -298,6 +298,8 @@ table { border-collapse: collapse; font-size: .9rem; }
 .list th, .list td { padding: 8px 16px 8px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 .list tr > :last-child { padding-right: 0; }
 .list tbody tr:last-child td { border-bottom: 0; }
+.list.results td { white-space: nowrap; }
+ul.notes { margin: 14px 0 0; padding-left: 1.2em; color: var(--muted); font-size: .875rem; max-width: 90ch; }
 .list .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .tasks .n { width: 1%; }
 .best { font-weight: 700; color: #1d6b41; }

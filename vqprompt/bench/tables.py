@@ -251,6 +251,7 @@ def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
     charts: list[Chart] = []
     for parts in dict.fromkeys(tuple(described(row.variant)) for row in ran):
         here = [row for row in ran if tuple(described(row.variant)) == parts]
+        here.sort(key=lambda row: -row.curve()[-1])  # the legend in the order in which the lines end
         longest = max(len(row.curve()) for row in here)
         lines = []
         for n, row in enumerate(here):
@@ -308,7 +309,7 @@ numbers marked † were measured with another one and cannot be compared with th
 <section>
 <h2>Results</h2>
 <div class="scroll" role="region" aria-label="Results" tabindex="0">
-<table class="list">
+<table class="list results">
 <thead>
 <tr>{% for heading, number in headings %}<th{{ ' class="n"' | safe if number }}>{{ heading }}</th>{% endfor %}</tr>
 </thead>
@@ -323,7 +324,7 @@ numbers marked † were measured with another one and cannot be compared with th
 </tbody>
 </table>
 </div>
-{% for note in notes %}<p class="note">{{ note }}</p>{% endfor %}
+<ul class="notes">{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
 </section>
 {% for chart in charts %}
 <section class="alone"><figure><figcaption><h2>{{ chart.caption }}</h2></figcaption>

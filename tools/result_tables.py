@@ -1,0 +1,49 @@
+"""Make the tables and figures of docs/reproducing.md again, from the files in results/.
+
+    python tools/result_tables.py
+
+A table stands between `<!-- bench table NAME --results FILE -->` and `<!-- end -->`; its figures go to docs/figures.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vqprompt.bench.cli import make_table
+from vqprompt.bench.grids import find_grid
+from vqprompt.bench.tables import make_charts
+from vqprompt.figures import standalone
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reproducing.md"
+BLOCK = re.compile(r"(<!-- bench table (\S+) --results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str) -> str:
+    """The page with its tables as the results have them."""
+
+    def table(block: re.Match[str]) -> str:
+        start, name, source, end = block.groups()
+        _, text = make_table(find_grid(name), ROOT / source, from_bench=False).markdown().split("\n\n", 1)
+        return f"{start}\n{text}\n{end}"
+
+    return BLOCK.sub(table, page)
+
+
+def draw(page: str) -> dict[str, str]:
+    """Figures of the page's tables, by file name; those that it shows."""
+    drawn = {}
+    for _, name, source, _ in BLOCK.findall(page):
+        grid = find_grid(name)
+        for chart in make_charts(grid, make_table(grid, ROOT / source, from_bench=False).rows):
+            if f"figures/{chart.name}.svg" in page:
+                drawn.setdefault(f"{chart.name}.svg", standalone(chart.svg, chart.lines))
+    return drawn
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, svg in draw(PAGE.read_text(encoding="utf-8")).items():
+        (ROOT / "docs" / "figures" / name).write_text(svg, encoding="utf-8")
+        print(f"docs/figures/{name}")
