@@ -76,7 +76,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if state.stat().st_size != info.get("bytes") or _checksum(state) != info.get("sha256"):
         raise CheckpointError(f"{state}: damaged or half-written (checksum differs); restore the file or start over")
     try:
-        return load_file(state), info
+        # memory of their own, aligned as torch does it: products of matrices round by where these lie
+        return {name: t.clone() for name, t in load_file(state).items()}, info
     except SafetensorError as error:
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
 
