@@ -313,3 +313,24 @@ def test_statistics_are_those_of_the_learned_prompts(kind, tmp_path):
     again = Learner.load(tmp_path, backbone=make_vit(), compile="off")
     assert same_tensors(learner.method.statistics.state_dict(), again.method.statistics.state_dict())
     assert again.method.statistics.covariance == kind
+
+
+def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
+    """The frozen features' own classifier, from their means and one covariance; no prompt, no step of training counts."""
+    solved = {"how": "closed-form", "covariance": "shared"}
+    learner, stream = make_learner("linear", statistics=True, rebalancing=solved), make_stream()
+    features, labels = [], []
+    for task in stream:
+        features.append(learner.queries(task.train))
+        labels.append(task.train.labels + len(learner.classes))
+        learner.learn(task)
+    features, labels = torch.cat(features), torch.cat(labels)
+    means = torch.stack([features[labels == c].mean(0) for c in range(6)])
+    torch.testing.assert_close(learner.method.statistics.means[:, 0], means)
+    expected = Head(features.shape[1])
+    expected.grow(6)
+    statistics = ClassStatistics(features.shape[1], "shared")
+    statistics.add(features, labels)
+    rebalance(expected, statistics, 0, 8, Rebalancing(**solved), seed=0)
+    torch.testing.assert_close(learner.method.head.weight, expected.weight, rtol=1e-3, atol=1e-3)
+    assert "statistics" not in dict(make_learner("linear").method.named_modules()), "none unless asked for"

@@ -185,7 +185,7 @@ def make_table(grid: Grid, source: Path, from_bench: bool = True) -> Table:
     rows = make_rows(grid, read_runs(source), source if from_bench else None)
     if not any(row.runs for row in rows):
         raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`")
-    return Table(grid, rows)
+    return Table(grid, rows if from_bench else [row for row in rows if row.runs])
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:

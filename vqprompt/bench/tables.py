@@ -47,6 +47,10 @@ class Table:
         """Cells by heading, a row each; columns that nothing is in are left out, and hardware that is always the same
         is left to the notes."""
 
+        def method(row: Row) -> str:  # the axes and the backbone have columns of their own
+            changed = {key: change for key, change in row.changed.items() if key != "backbone"}
+            return _distinct(replace(row, variant={}, changed=changed), self.rows) + (OTHER_SETTINGS if changed else "")
+
         def ours(key: str) -> Cell:
             return lambda row: _spread(*row.ours(key), _mark(row))
 
@@ -60,7 +64,7 @@ class Table:
             return lambda row: described({key: row.variant[key]})[0].partition("=")[2] if key in row.variant else ""
 
         cells: dict[str, Cell] = {
-            "method": lambda row: row.title + (OTHER_SETTINGS if row.changed.keys() - {"backbone"} else ""),
+            "method": method,
             **{key: setting(key) for key in self._axes},
             "FAA": ours("faa"),
             "CAA": ours("caa"),
@@ -103,22 +107,16 @@ class Table:
             )
         changed = dict[str, list[Row]]()
         for row in self.rows:
+            particular = _particular(row, self.rows)  # these stand beside the method
             for key, (now, then) in row.changed.items():
-                if key != "backbone":
+                if key != "backbone" and key not in particular:
                     changed.setdefault(f"{key} is {now}, not {then}", []).append(row)
+        ran = [row for row in self.rows if row.runs]
         for change, rows in changed.items():
-            whose = (
-                "all"
-                if len(rows) == sum(bool(row.runs) for row in self.rows) > 1
-                else "; ".join(dict.fromkeys(map(self._short, rows)))
-            )
+            whose = "all" if rows == ran and len(ran) > 1 else ", ".join(dict.fromkeys(row.title for row in rows))
             notes.append(f"{OTHER_SETTINGS} {change}: {whose}")
         marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
         return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
-
-    def _short(self, row: Row) -> str:
-        """A row's label, or the method alone where all its rows share the change."""
-        return row.title if all(r.changed == row.changed for r in self.rows if r.method == row.method) else row.label
 
     def markdown(self) -> str:
         lines = [self.headings, ["---"] * len(self.headings), *map(self.cells, self.rows)]
@@ -288,10 +286,14 @@ def _ablation(grid: Grid, rows: Sequence[Row], axis: str, number: int, charts: i
 
 
 def _distinct(row: Row, rows: Sequence[Row]) -> str:
-    """A line's name: the method, what is particular to it, and the settings that rows of this method do not share."""
-    shared = set.intersection(*(set(r.changed.items()) for r in rows if r.method == row.method))
-    own = [f"{key}={pair[0]}" for key, pair in row.changed.items() if (key, pair) not in shared]
-    return ", ".join([row.label, *own])
+    """The method, its place on the axes, and what is particular to it."""
+    return ", ".join([row.label, *(f"{key}={row.changed[key][0]}" for key in _particular(row, rows))])
+
+
+def _particular(row: Row, rows: Sequence[Row]) -> list[str]:
+    """Settings of a row that are not the grid's, and that others of its method do not share."""
+    alike = [r.changed for r in rows if r.method == row.method and r.runs]
+    return [key for key, change in row.changed.items() if any(other.get(key) != change for other in alike)]
 
 
 PAGE = """{% extends "base" %}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
 from vqprompt.images import Images
@@ -37,6 +37,16 @@ class Options(BaseModel, extra="forbid"):
             for name, field in cls.model_fields.items()
             if isinstance(field.default, BaseModel) and isinstance(given.get(name), dict)
         }
+
+
+STATISTICS = "rebalance the classifier from class statistics after each task"
+
+
+class StatisticsOptions(Options):
+    """Of methods that may keep class statistics."""
+
+    statistics: bool = Field(False, description=STATISTICS)
+    rebalancing: Rebalancing = Rebalancing()
 
 
 class View:
@@ -139,6 +149,8 @@ class Method(nn.Module):
         self.statistics: ClassStatistics | None = None
         self.task = TaskInfo(-1, 0, 0)
         self.task_sizes: list[int] = []  # classes of each task so far
+        if isinstance(options, StatisticsOptions) and options.statistics:
+            self.keep_statistics(options.rebalancing)
 
     # ------------------------------------------------------------------ what a method may override
 

@@ -3,12 +3,12 @@ and the frozen linear probe."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.methods.base import Losses, Method, View
+from vqprompt.methods.base import Losses, Method, StatisticsOptions, View
 from vqprompt.methods.base import Options as BaseOptions
 
 
@@ -16,6 +16,7 @@ class LinearProbe(Method):
     title = "Linear"
     year = 2022
     summary = "a linear classifier on frozen features, old logits masked"
+    Options: ClassVar[Any] = StatisticsOptions  # what the statistics are worth by themselves, too
     uses_query = True
 
     def features(self, view: View) -> tuple[Tensor, Losses]:

@@ -12,22 +12,18 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vqprompt.methods.base import Losses, Method, View
-from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
 from vqprompt.prompts import PromptPool, check_blocks, cosine, pick
-from vqprompt.statistics import Rebalancing
 from vqprompt.vit import ViT
 
 
-class L2POptions(BaseOptions):
+class L2POptions(StatisticsOptions):
     pool: int = Field(30, ge=1, description="prompts in a block's pool (N)")
     length: int = Field(20, ge=2, multiple_of=2, description="length of a prompt; half joins the keys, half the values")
     top: int = Field(5, ge=1, description="prompts an image gets in a block")
     blocks: list[int] = Field([0], description="attention blocks that get prompts")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
     prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
-    statistics: bool = Field(False, description="rebalance the classifier from class statistics after each task")
-    rebalancing: Rebalancing = Rebalancing()
 
     @model_validator(mode="after")
     def _enough(self) -> L2POptions:
@@ -48,8 +44,6 @@ class L2P(Method):
         super().__init__(vit, options, tasks)
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
-        if options.statistics:
-            self.keep_statistics(options.rebalancing)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         nearness, choice = cosine(view.query, self.pool.keys).topk(self.options.top, dim=-1)
@@ -80,4 +74,4 @@ class L2PV2(L2P):
     summary = "L2P++ with VQ-Prompt's class statistics"
 
     class Options(L2POptions):
-        statistics: bool = Field(True, description="rebalance the classifier from class statistics after each task")
+        statistics: bool = Field(True, description=STATISTICS)

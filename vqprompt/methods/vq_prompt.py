@@ -13,17 +13,14 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from vqprompt.methods.base import Losses, Method, View
-from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
 from vqprompt.prompts import PromptPool, check_blocks
-from vqprompt.statistics import Rebalancing
 from vqprompt.vit import ViT
 
 QUANTIZE = "replace the soft prompt by its nearest pool element"
-STATISTICS = "rebalance the classifier from class statistics after each task"
 
 
-class VQOptions(BaseOptions):
+class VQOptions(StatisticsOptions):
     pool: int = Field(10, ge=1, description="prompts in a block's pool (N)")
     length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
@@ -38,7 +35,6 @@ class VQOptions(BaseOptions):
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
     prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
     statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing()
 
     @field_validator("length")
     @classmethod
@@ -66,8 +62,6 @@ class VQPrompt(Method):
         super().__init__(vit, options, tasks)
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
-        if options.statistics:
-            self.keep_statistics(options.rebalancing)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         o = self.options
