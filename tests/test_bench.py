@@ -16,6 +16,7 @@ import pytest
 from conftest import TINY, make_vit
 
 from vqprompt import runs
+from vqprompt.bench import cli as bench_cli
 from vqprompt.bench import runner
 from vqprompt.bench.cli import read_settings
 from vqprompt.bench.grids import GRIDS, combine, described, find_grid, plan, smaller
@@ -24,6 +25,7 @@ from vqprompt.bench.results import differences, make_rows, read_runs
 from vqprompt.bench.runner import is_done, run_all
 from vqprompt.bench.tables import Table, make_charts
 from vqprompt.errors import UserError
+from vqprompt.methods import METHODS
 from vqprompt.weights import save_backbone
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -394,6 +396,42 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
     faa = [found["faa"] for found in metrics[2:]]
     assert f"{mean(faa):.2f} ± {abs(faa[0] - faa[1]) / 2**0.5:.2f}†" in out
     assert f'href="{quote(interrupted.name)}/report.html"' in (tmp_path / "cub200-small.html").read_text()
+
+
+def test_runs_that_share_queries_end_as_runs_alone_do(tmp_path, tiny):
+    changes = {**tiny, "tasks": [2, 2], "augment": "crop"}
+    todo = plan(smaller(CUB), ["linear", "vq-prompt", "hide-prompt"], [1], changes)
+    assert run_all(todo, tmp_path / "shared", 1, lambda run, event: None) == {}
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["cub200-small"], "what they shared is gone"
+    for run in todo:
+        alone = runs.run(run.config, tmp_path / "alone" / run.name, report=False)
+        assert (
+            json.loads((tmp_path / "shared" / run.name / "metrics.json").read_text())["accuracy"] == alone["accuracy"]
+        )
+
+
+def test_all_methods_each_with_its_settings(bench, monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(
+        bench_cli, "run_shown", lambda todo, *rest: seen.update({r.config.method: r for r in todo}) or {}
+    )
+    file = tmp_path / "rates.toml"
+    file.write_text('["l2p++"]\nlr = 0.125\n"rebalancing.lr" = 0.5\n')
+    options = ["run", "cub200", "--small", "--methods", "all", "--seeds", "1", "--settings", file, "--out", tmp_path]
+    status, _, err = bench(*options)
+    assert status == 0, err
+    assert seen.keys() == METHODS.keys()
+    assert (seen["l2p++"].config.lr, seen["l2p++"].config.options["rebalancing"]["lr"]) == (0.125, 0.5)
+    assert seen["coda-p"].config.lr == 1e-3
+    for text, why in (
+        ("[l2q]\nlr = 1", "l2q"),
+        ("lr = 1", "lr"),
+        ("[ft]\nseed = 3", "seed cannot be set"),
+        ("][", "TOML"),
+    ):
+        file.write_text(text)
+        status, _, err = bench(*options)
+        assert status == 2 and why in err, err
 
 
 def test_every_table_small_end_to_end(tmp_path, tiny):

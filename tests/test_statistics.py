@@ -316,7 +316,7 @@ def test_statistics_are_those_of_the_learned_prompts(kind, tmp_path):
 
 
 def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
-    """The frozen features' own classifier, from their means and one covariance; no prompt, no step of training counts."""
+    """From their means and one covariance: no prompt, and no step of training, has a say in it."""
     solved = {"how": "closed-form", "covariance": "shared"}
     learner, stream = make_learner("linear", statistics=True, rebalancing=solved), make_stream()
     features, labels = [], []

@@ -18,7 +18,7 @@ from vqprompt.bench.runner import Event, default_workers, is_done, run_all
 from vqprompt.bench.tables import Table
 from vqprompt.config import parse_assignment, read_config_file
 from vqprompt.errors import UserError
-from vqprompt.methods import find_method
+from vqprompt.methods import METHODS, find_method
 from vqprompt.tracking import Tracking
 
 app = typer.Typer(help="The paper's tables and figures, one command each.", no_args_is_help=True)
@@ -56,7 +56,9 @@ def run(
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="Another backbone than the paper's; it will be marked.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Such as 1,2,3.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these, such as vq-prompt,coda-p; others can join.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these, such as vq-prompt,coda-p; others can join; or all.")
+    ] = None,
     small: Small = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Runs at once; one a GPU by default, or one for every 8 cores.")
@@ -82,7 +84,8 @@ def run(
     refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
         raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
-    runs = plan(grid, methods.split(",") if methods else (), parse_seeds(seeds), changes, by_method)
+    chosen = list(METHODS) if methods == "all" else methods.split(",") if methods else ()
+    runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     Tracking(track or (), out)  # refuses here what every run would refuse
     found = read_runs(out)
     todo = [run for run in runs if not is_done(run, found)]
