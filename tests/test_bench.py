@@ -196,6 +196,12 @@ class TestTables:
         assert (bic["FAA"], bic["paper FAA"], bic["seeds"]) == ("–", "81.91 ± 2.59", "–"), "not finished: not counted"
         assert rows["DualPrompt"]["paper FAA"] == "66.00 ± 0.57‡"
 
+    def test_the_paper_s_rows_alone(self, tmp_path):
+        """What somebody gets whose runs all failed."""
+        table = self.table(tmp_path)
+        assert len(table.write(tmp_path, figure=True)) == 4
+        assert cells(table.markdown())["SLCA"]["paper FAA"] == "84.71 ± 0.40" and len(table.rows) == 10
+
     def test_hardware_is_a_column_where_it_differs(self, out):
         (other,) = plan(CUB, ["slca"], [1])
         write_run(out / other.name, other, 80.0, 90.0, hardware="slide rule")

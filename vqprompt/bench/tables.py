@@ -84,7 +84,7 @@ class Table:
         if self.one_hardware:
             del cells["hardware"]
         columns = {heading: [cell(row) for row in self.rows] for heading, cell in cells.items()}
-        return {heading: column for heading, column in columns.items() if set(column) != {NONE}}
+        return {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}}
 
     @property
     def headings(self) -> list[str]:
