@@ -235,6 +235,12 @@ class TestTables:
         assert not any("epochs" in note for note in table.notes), "it stands beside the method already"
         assert [name for name in cells(table.markdown()) if "VQ" in name] == ["VQ-Prompt", "VQ-Prompt, epochs=2§"]
 
+    def test_nor_are_held_out_images(self, tmp_path):
+        (run,) = plan(CUB, ["ft"], [1], {"validation": 0.2})
+        write_run(tmp_path / run.name, run, 50.0, 60.0)
+        assert cells(self.table(tmp_path).markdown())["FT§"]["paper FAA"] == "11.04 ± 0.78"
+        assert all(row.difference("faa") is None for row in self.table(tmp_path).rows)
+
     def test_other_data_is_not_subtracted(self, tmp_path):
         grid = GRIDS["ablation-tau"]
         (run,) = plan(grid, ["vq-prompt-s"], [1], {"data": "cub200=/birds"})

@@ -23,6 +23,7 @@ from vqprompt.methods import METHODS
 from vqprompt.report import flatten
 
 NONE = "–"
+OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class"}
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class Row:
         return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
 
     def difference(self, key: str) -> float | None:
-        """Ours less the paper's; none where the data or the tasks are others, for then it would say nothing."""
+        """Ours less the paper's; none where the images or the tasks are others, for then it would say nothing."""
         ours, theirs = self.ours(key)[0], self.paper(key)[0]
-        return None if ours is None or theirs is None or {"data", "tasks"} & self.changed.keys() else ours - theirs
+        return None if ours is None or theirs is None or OTHER_IMAGES & self.changed.keys() else ours - theirs
 
     def curve(self) -> list[float]:
         """Average accuracy after each task, mean over the seeds."""
