@@ -149,6 +149,16 @@ def finished(tmp_path_factory):
 
 
 class TestRun:
+    def test_a_classifier_solved_for_trains_nothing(self, command, tmp_path):
+        options = ["--set", "train_per_class=5", "--set", "test_per_class=4", "--tasks", "3,2", "--size", 28]
+        options += ["--method", "linear", "--preset", "closed-form", "--out", tmp_path / "run"]
+        status, printed, err = command("run", *options)
+        assert status == 0, err
+        metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+        assert metrics["images_per_second"] is None and metrics["losses"] == []
+        assert metrics["parameters"]["trainable"] == 0 and metrics["faa"] > 2 * 20, "five classes: chance is 20 %"
+        assert "│        – │" in printed and "Nothing was trained." in (tmp_path / "run" / "report.html").read_text()
+
     def test_prints_a_table(self, finished):
         folder, printed = finished
         metrics = json.loads((folder / "metrics.json").read_text())

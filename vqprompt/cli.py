@@ -66,9 +66,10 @@ def summary(results: dict[str, dict[str, Any]]) -> Table:
     for heading in ("method", "FAA %", "CAA %", "forgetting", "seconds", "images/s", "prompting params"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for found in results.values():
+        rate = found["images_per_second"]
         table.add_row(
             found["title"], f"{found['faa']:.2f}", f"{found['caa']:.2f}", f"{found['forgetting']:.2f}",
-            f"{found['seconds']:.1f}", f"{found['images_per_second']:.0f}", f"{found['parameters']['prompting']:,}",
+            f"{found['seconds']:.1f}", "–" if rate is None else f"{rate:.0f}", f"{found['parameters']['prompting']:,}",
         )  # fmt: skip
     return table
 

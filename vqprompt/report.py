@@ -98,13 +98,13 @@ def _cards(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     so_far = "" if metrics["done"] or not averages else f" So far: {_percent(averages[-1])}."
     single = len(metrics["tasks"]) == 1
     forgetting = "One task: nothing to forget." if single else "Points that tasks fell from their best, on average."
-    parameters = metrics["parameters"]
+    parameters, rate = metrics["parameters"], metrics["images_per_second"]
     return [
         ("FAA", _percent(metrics["faa"]), f"Final average accuracy: over all tasks, after the last.{so_far}"),
         ("CAA", _percent(metrics["caa"]), "Cumulative average accuracy: the mean of the averages after each task."),
         ("Forgetting", UNKNOWN if single else _fixed(metrics["forgetting"]), forgetting),
         ("Time", _duration(metrics["seconds"]), "Learning and testing of all tasks."),
-        ("Images per second", _fixed(metrics["images_per_second"], 0), "Speed of training."),
+        ("Images per second", _fixed(rate, 0), "Speed of training." if rate else "Nothing was trained."),
         (
             "Prompting parameters",
             f"{parameters['prompting']:,}",

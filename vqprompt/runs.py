@@ -199,7 +199,7 @@ def _metrics(
         "accuracy": accuracy,
         "seconds": state["seconds"],
         "task_seconds": state["task_seconds"],
-        "images_per_second": learner.images_seen / max(learner.seconds_training, 1e-9),
+        "images_per_second": learner.images_seen / learner.seconds_training if learner.images_seen else None,
         "parameters": learner.method.parameter_counts(),
         "bytes_per_class": learner.method.bytes_per_class(),
         "exemplars": learner.method.exemplar_count(),

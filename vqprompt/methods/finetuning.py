@@ -17,7 +17,12 @@ class LinearProbe(Method):
     year = 2022
     summary = "a linear classifier on frozen features, old logits masked"
     Options: ClassVar[Any] = StatisticsOptions  # what the statistics are worth by themselves, too
+    presets = {"closed-form": {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}}
     uses_query = True
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        solved = self.statistics is not None and self.options.rebalancing.how == "closed-form"
+        return [] if solved else super().parameter_groups()  # what is solved for need not be trained first
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         return view.query, {}
