@@ -48,6 +48,13 @@ class TestPrecedence:
         assert options["rebalancing"]["lr"] == 1e-5 and options["rebalancing"]["ratio"] == 3
         assert METHODS["vq-prompt"].presets["released-cub"]["rebalancing"] == {"lr": 1e-5, "ratio": 2}, "left alone"
 
+    @pytest.mark.parametrize("method", [name for name, m in METHODS.items() if "closed-form" in m.presets])
+    def test_closed_form_is_what_it_says_for_who_has_it(self, method):
+        options = resolve({"method": method, "data": "cub200", "rebalancing.shrinkage": 0.5}, "closed-form").options
+        assert options["statistics"] is True
+        found = [options["rebalancing"][key] for key in ("how", "covariance", "shrinkage")]
+        assert found == ["closed-form", "shared", 0.5]
+
     def test_every_setting_is_there_and_repeats_the_run(self):
         first = resolve({"tau": 3, "tasks": [5, 5], "epochs": 2}, "released")
         again = resolve(json.loads(first.model_dump_json()))

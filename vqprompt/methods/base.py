@@ -49,6 +49,9 @@ class StatisticsOptions(Options):
     rebalancing: Rebalancing = Rebalancing()
 
 
+CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
+
+
 class View:
     """A batch of images as a method sees it. Nothing is computed before it is asked for."""
 

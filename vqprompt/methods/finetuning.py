@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.methods.base import Losses, Method, StatisticsOptions, View
+from vqprompt.methods.base import CLOSED_FORM, Losses, Method, StatisticsOptions, View
 from vqprompt.methods.base import Options as BaseOptions
 
 
@@ -17,7 +17,7 @@ class LinearProbe(Method):
     year = 2022
     summary = "a linear classifier on frozen features, old logits masked"
     Options: ClassVar[Any] = StatisticsOptions  # what the statistics are worth by themselves, too
-    presets = {"closed-form": {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}}
+    presets = {"closed-form": CLOSED_FORM}
     uses_query = True
 
     def parameter_groups(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
+from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions, View
 from vqprompt.prompts import PromptPool, check_blocks
 from vqprompt.vit import ViT
 
@@ -56,6 +56,7 @@ class VQPrompt(Method):
         "released-cub": {
             "tau": 5.0, "vq_weight": 0.1, "commitment_weight": 0.4, "rebalancing": {"lr": 1e-5, "ratio": 2},
         },
+        "closed-form": CLOSED_FORM,
     }  # fmt: skip
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
