@@ -160,8 +160,8 @@ class TestLosses:
         hard = pool.prompts.detach()[range(BLOCKS), pool.nearest(soft)]
         squared = ((soft - hard) ** 2).double()
         means, norms = pool.quantize(soft, reduction="mean"), pool.quantize(soft, reduction="sum")
-        assert float(means.vq.detach()) == pytest.approx(sum(float(squared[:, m].mean()) for m in range(BLOCKS)), rel=1e-5)
-        assert float(norms.vq.detach()) == pytest.approx(float(squared.sum()) / BATCH, rel=1e-5)
+        assert means.vq.item() == pytest.approx(sum(float(squared[:, m].mean()) for m in range(BLOCKS)), rel=1e-5)
+        assert norms.vq.item() == pytest.approx(float(squared.sum()) / BATCH, rel=1e-5)
         assert torch.equal(means.vq, means.commitment) and torch.equal(norms.vq, norms.commitment)
 
 
