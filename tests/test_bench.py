@@ -333,6 +333,7 @@ class TestTables:
 
     def test_a_file_that_holds_no_results(self, bench, tmp_path):
         file = tmp_path / "x.json"
+        assert f"--results {file}: no such file or folder" in bench("table", "cub200", "--results", file)[2]
         for text in ("{}", '[{"faa": 1}]', "[1]", "not json"):
             file.write_text(text)
             status, _, err = bench("table", "cub200", "--results", file)

@@ -170,9 +170,13 @@ def print_table(
     """
     grid = find_grid(name, small)
     source = results or out
+    if results is not None and not results.exists():
+        raise UserError(
+            f"--results {results}: no such file or folder; give a folder of runs, or a file that --save wrote"
+        )
     if source is None:
         raise UserError("give --out, the folder that `bench run` wrote to, or --results, a file or folder of results")
-    if not (source.is_dir() if results is None else source.exists()):
+    if results is None and not source.is_dir():
         raise UserError(f"{source}: no such folder; `vqprompt bench run {name} --out {source}` makes it")
     table = make_table(grid, source, from_bench=results is None)
     print(table.markdown())

@@ -173,9 +173,8 @@ class Method(nn.Module):
         if own:
             groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
         if self.tunes_backbone:
-            layers, scale, decay = self.vit.layers(), self.options.backbone_lr_scale, self.options.layer_decay
-            if decay == 1:  # one group is faster than a dozen
-                layers = [[p for layer in layers for p in layer]]
+            scale, decay = (getattr(self.options, key, 1.0) for key in ("backbone_lr_scale", "layer_decay"))
+            layers = self.vit.layers() if decay < 1 else [list(self.vit.parameters())]  # one group is faster than many
             groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(layers)]
         return groups
 
