@@ -39,11 +39,10 @@ def random_stream(images: int, side: int) -> Stream:
 
 def measure(name: str, backbone: str, size: int, stream: Stream, training: Training, device: str) -> float:
     """Images a second in the second task; of who learns all at once, in the second go."""
-    joint = METHODS[name].joint
     rates = []
     learner = Learner(backbone, name, size=size, tasks=2, training=training, device=device)
     for task in stream:
-        if joint:
+        if METHODS[name].joint:
             learner = Learner(backbone, name, size=size, tasks=1, training=training, device=device)
         before = learner.images_seen, learner.seconds_training
         learner.learn(task)

@@ -7,8 +7,9 @@ import torch
 from conftest import TINY, make_stream, make_vit
 
 from vqprompt.learner import Learner
+from vqprompt.methods import METHODS
 from vqprompt.optim import Recorded
-from vqprompt.training import Training
+from vqprompt.training import Training, same_bits
 from vqprompt.views import random_boxes, render
 from vqprompt.vit import ViT, gelu
 
@@ -61,6 +62,35 @@ def test_recorded_and_compiled_bf16_learns_what_plain_fp32_does(method):
         scores.append(learner.logits(stream.tasks[0].test))
     plain, fast = scores
     assert (plain - fast).abs().mean() < 0.2 * plain.std()
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_the_same_bits_twice(method):
+    def learned():
+        learner = Learner(make_vit(), method, training=Training(epochs=2, batch_size=8), device="cuda", compile="off")
+        for task in make_stream(tasks=1 if METHODS[method].joint else 3):
+            learner.learn(task)
+        return learner.method.state_dict()
+
+    first, second = learned(), learned()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@needs_cuda
+def test_the_gradient_of_long_attention_is_the_same_bits_every_time():
+    """As long as that of 224 px: short ones fit into one tile, and are the same anyway."""
+    cuda = torch.device("cuda")
+    q, k, v = (torch.randn(64, 6, n, 64, device=cuda, dtype=torch.bfloat16) for n in (257, 261, 261))
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+
+    def gradients():
+        return torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum(), (q, k, v))
+
+    with same_bits(cuda):
+        first = gradients()
+        assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(gradients(), first, strict=True))
+    assert not torch.are_deterministic_algorithms_enabled(), "it is left as it was"
 
 
 @needs_cuda

@@ -16,6 +16,8 @@ from vqprompt.learner import explain
 from vqprompt.methods import find_method
 from vqprompt.training import Training
 
+WHERE = ("device", "precision", "compile", "deterministic")  # settings that say where a run happens, not what it is
+
 
 class RunConfig(Training, extra="forbid"):
     data: str = Field("quickdraw50", description="a data set: NAME, NAME=PATH, or a folder or zip of images")
@@ -32,6 +34,7 @@ class RunConfig(Training, extra="forbid"):
     device: str = "auto"
     precision: str = "auto"
     compile: str = "auto"
+    deterministic: bool = Field(True, description="the same bits every time on CUDA too; false is a little faster")
     options: dict[str, Any] = Field({}, description="the method's own settings (vqprompt methods NAME)")
 
     @property

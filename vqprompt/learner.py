@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from vqprompt.images import Images, Store, cache_folder, decode, save_array, to_
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Finish, Method, TaskInfo, View
 from vqprompt.stream import Task
-from vqprompt.training import Training, clean_images, derive_seed, draw, epoch_views, fit
+from vqprompt.training import Training, clean_images, derive_seed, draw, epoch_views, fit, same_bits
 from vqprompt.vit import ViT
 from vqprompt.weights import fingerprint, load_backbone
 
@@ -52,7 +53,8 @@ class Learner:
     backbone: a name (`vqprompt backbones`), a weights file, or a ViT. method: a name (`vqprompt methods`).
     size: image size in px, the backbone's own by default. tasks: how many are planned, for methods that divide a pool.
     training: settings of the loop. device: "auto", "cpu", "cuda", … precision: "auto", "fp32", "bf16".
-    compile: "auto" (on CUDA), "on", "off". options: the method's own settings.
+    compile: "auto" (on CUDA), "on", "off". deterministic: the same seed gives the same bits, on CUDA too.
+    options: the method's own settings.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class Learner:
         device: str = "auto",
         precision: str = "auto",
         compile: str = "auto",
+        deterministic: bool = True,
         **options: Any,
     ) -> None:
-        self.device = pick_device(device)
+        self.device, self.deterministic = pick_device(device), deterministic
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants before it repeats itself
         method_class = find_method(method)
         self.settings = training or Training(**method_class.training_defaults)
         self.seed, self.backbone, self.method_name = (
@@ -158,23 +162,24 @@ class Learner:
         queries = self._training_queries(shown)
         self.method.train()  # not before: taking queries puts it into evaluation
         if groups := self.method.parameter_groups():
-            seen, seconds = fit(
-                self.method.losses,
-                groups,
-                self.vit,
-                shown,
-                shown_labels,
-                self.settings,
-                seed,
-                self.device,
-                task=info.number,
-                queries=queries,
-                epoch_queries=self._epoch_queries(shown, seed),
-                autocast=self.autocast,
-                on_batch=lambda count: progress(count, "learning"),
-                on_epoch=after_epoch,
-                resume=resume,
-            )
+            with same_bits(self.device, self.deterministic):
+                seen, seconds = fit(
+                    self.method.losses,
+                    groups,
+                    self.vit,
+                    shown,
+                    shown_labels,
+                    self.settings,
+                    seed,
+                    self.device,
+                    task=info.number,
+                    queries=queries,
+                    epoch_queries=self._epoch_queries(shown, seed),
+                    autocast=self.autocast,
+                    on_batch=lambda count: progress(count, "learning"),
+                    on_epoch=after_epoch,
+                    resume=resume,
+                )
             self.images_seen, self.seconds_training = self.images_seen + seen, self.seconds_training + seconds
         self.method.eval()
         self.method.finish_task(
@@ -372,7 +377,7 @@ class Learner:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
-             backbone: str | Path | ViT | None = None) -> Learner:  # fmt: skip
+             deterministic: bool = True, backbone: str | Path | ViT | None = None) -> Learner:  # fmt: skip
         """What `save` wrote. backbone: where the weights are now, if not where they were."""
         folder = Path(folder)
         tensors, info = read_checkpoint(folder)
@@ -381,7 +386,7 @@ class Learner:
         learner = cls(
             backbone or info["backbone"], info["method"], size=info["size"], tasks=info["planned_tasks"],
             seed=info["seed"], training=Training(**info["training"]), device=device, precision=precision,
-            compile=compile, **info["options"],
+            compile=compile, deterministic=deterministic, **info["options"],
         )  # fmt: skip
         if learner.fingerprint != info["fingerprint"]:
             raise CheckpointError(

@@ -15,7 +15,7 @@ import torch
 
 from vqprompt import metrics as m
 from vqprompt.checkpoint import INFO, read_checkpoint, write_atomically
-from vqprompt.config import RunConfig
+from vqprompt.config import WHERE, RunConfig
 from vqprompt.datasets import open_dataset
 from vqprompt.errors import UserError
 from vqprompt.learner import Learner
@@ -52,14 +52,14 @@ def run(
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
     tracking = Tracking(track, out)
+    where = {key: getattr(config, key) for key in WHERE}
     if resume and (out / INFO).exists():
-        learner = Learner.load(out, config.device, config.precision, config.compile)
+        learner = Learner.load(out, **where)
         state = {"steps": 0} | read_checkpoint(out)[1]["run"]  # older ones did not count steps
     else:
         learner = Learner(
             config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
-            tasks=_count(config), device=config.device, precision=config.precision, compile=config.compile,
-            **config.options,
+            tasks=_count(config), **where, **config.options,
         )  # fmt: skip
         state = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0, "seconds": 0.0}
     learner.shared_queries = shared_queries
@@ -165,8 +165,7 @@ def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         except json.JSONDecodeError:
             raise UserError(f"{existing}: damaged; restore it or give another folder") from None
         new = config.model_dump(mode="json")
-        where = {"device", "precision", "compile"}
-        changed = sorted(k for k in new.keys() | old.keys() if k not in where and old.get(k) != new.get(k))
+        changed = sorted(k for k in new.keys() | old.keys() if k not in WHERE and old.get(k) != new.get(k))
         if changed:
             pairs = ", ".join(f"{k}={old.get(k)!r} then, {new.get(k)!r} now" for k in changed[:4])
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")

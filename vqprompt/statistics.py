@@ -75,15 +75,14 @@ class ClassStatistics(nn.Module):
         means, shares, spread = [self.means], [self.shares], [self.spread]  # joined once, not class by class
         for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
             member = self._assign(own)
-            held = torch.bincount(member, minlength=self.centroids).to(own)
-            mean = torch.zeros(self.centroids, own.shape[1]).to(own).index_add_(0, member, own)
-            mean = mean / held.clamp(min=1)[:, None]
+            belongs = F.one_hot(member, self.centroids).to(own).T  # a product adds up in the same order every time
+            held = belongs.sum(1)
+            mean = belongs @ own / held.clamp(min=1)[:, None]
             rest = own - mean[member]
             means.append(mean[None])
             shares.append((held / held.sum())[None])
             if self.covariance == "diagonal":
-                variance = torch.zeros_like(mean).index_add_(0, member, rest.square())
-                spread.append((variance / (held - 1).clamp(min=1)[:, None] + JITTER)[None])
+                spread.append((belongs @ rest.square() / (held - 1).clamp(min=1)[:, None] + JITTER)[None])
             elif self.covariance == "full":
                 spread.append((rest.T @ rest / max(len(own) - 1, 1))[None])
             else:

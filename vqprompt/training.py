@@ -1,7 +1,7 @@
 """The one training loop (paper, section 4.4): AdamW, per-iteration cosine, everything drawn from seeds.
 
-All randomness of an epoch comes from (seed, task, epoch), so an epoch can be repeated, and a run that was killed
-continues to the same result as one that was not.
+All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time, so an epoch
+can be repeated, and a run that was killed continues to the same result as one that was not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -95,6 +96,24 @@ def epoch_views(
 def draw(inputs: Inputs, vit: ViT) -> Tensor:
     """The images of a view, normalized."""
     return render(inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled)
+
+
+@contextmanager
+def same_bits(device: torch.device, wanted: bool = True) -> Iterator[None]:
+    """Inside, CUDA uses only kernels that give the same bits every time, and refuses what has none. (CPUs have no other
+    kind.) What matters in practice is the gradient of attention, which is else added up in any order."""
+    if device.type != "cuda" or not wanted:
+        yield
+        return
+    more: Any = torch.utils.deterministic
+    mode, filling = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("error")
+    more.fill_uninitialized_memory = False  # a help for debugging, and slow
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        more.fill_uninitialized_memory = filling
 
 
 def fit(

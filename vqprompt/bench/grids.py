@@ -12,13 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vqprompt.config import RunConfig, resolve
+from vqprompt.config import WHERE, RunConfig, resolve
 from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
 from vqprompt.weights import SUFFIXES
-
-WHERE = ("device", "precision", "compile")  # settings that say where a run happens, not what it is
 
 
 @dataclass(frozen=True)

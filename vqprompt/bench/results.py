@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from vqprompt.bench.grids import WHERE, Grid, backbone_name, combine, data_name, described
+from vqprompt.bench.grids import Grid, backbone_name, combine, data_name, described
 from vqprompt.bench.paper import NUMBERS, Quoted
 from vqprompt.checkpoint import write_atomically
-from vqprompt.config import resolve
+from vqprompt.config import WHERE, resolve
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
 from vqprompt.report import flatten
