@@ -191,7 +191,7 @@ class TestTables:
             "trainable": "249,800", "images/s": "1,500", "paper FAA": "86.72 ± 0.94", "paper CAA": "90.33 ± 1.03",
             "Δ FAA": "+0.61", "Δ CAA": "+0.00", "seeds": "1, 2, 3", "backbone": "vit-b16-in21k",
         }  # fmt: skip
-        assert "Hardware: abacus." in self.table(out).notes
+        assert "Hardware: abacus: all" in self.table(out).notes
         bic = rows["BiC"]
         assert (bic["FAA"], bic["paper FAA"], bic["seeds"]) == ("–", "81.91 ± 2.59", "–"), "not finished: not counted"
         assert rows["DualPrompt"]["paper FAA"] == "66.00 ± 0.57‡"
@@ -202,13 +202,18 @@ class TestTables:
         assert len(table.write(tmp_path, figure=True)) == 4
         assert cells(table.markdown())["SLCA"]["paper FAA"] == "84.71 ± 0.40" and len(table.rows) == 10
 
-    def test_hardware_is_a_column_where_it_differs(self, out):
+    def test_it_is_said_what_ran_on_which_hardware(self, out):
         (other,) = plan(CUB, ["slca"], [1])
         write_run(out / other.name, other, 80.0, 90.0, hardware="slide rule")
+        (fourth,) = plan(CUB, ["vq-prompt"], [4])
+        write_run(out / fourth.name, fourth, 89.0, 92.0, hardware="slide rule")
         table = self.table(out)
-        rows = cells(table.markdown())
-        assert (rows["VQ-Prompt"]["hardware"], rows["SLCA"]["hardware"]) == ("abacus", "slide rule")
-        assert not any("abacus" in note for note in table.notes)
+        assert [note for note in table.notes if "Hardware" in note] == [
+            "Hardware: abacus: FT, VQ-Prompt",
+            "Hardware: slide rule: SLCA, VQ-Prompt",
+        ]
+        kept = {row["method"]: row["hardware"] for row in csv.DictReader(table.csv().splitlines())}
+        assert (kept["slca"], kept["vq-prompt"]) == ("slide rule", "abacus; slide rule")
 
     def test_other_backbones_are_marked(self, out):
         table = self.table(out)
@@ -258,9 +263,23 @@ class TestTables:
         grid = GRIDS["mitigation"]
         table = self.table(tmp_path, grid)
         assert [(row.label, row.seeds) for row in table.rows if row.runs] == [("L2P++, tasks=5", [1])]
-        (same,) = plan(grid, ["l2p++"], [1], {"tasks": 5})
-        assert is_done(same, read_runs(tmp_path))
-        assert not is_done(plan(grid, ["l2p++"], [2], {"tasks": 5})[0], read_runs(tmp_path))
+
+    def test_what_another_table_has_done_is_not_done_again(self, tmp_path):
+        """Also where the user has changed settings, in which case the table cannot tell whose runs they are."""
+        changes = {"epochs": 3, "backbone": "vit-s14"}
+        for seed in (1, 2):
+            (run,) = plan(GRIDS["imagenet-r-5"], ["l2p++"], [seed], changes)
+            write_run(tmp_path / run.name, run, 70.0, 78.0)
+            (tmp_path / run.name / "report.html").write_text("how it went")
+        grid = GRIDS["mitigation"]
+        one, two, three = plan(grid, ["l2p++"], [1, 2, 3], {"tasks": 5, **changes})
+        (tmp_path / two.name).mkdir(parents=True)  # begun here too: it goes on
+        found = read_runs(tmp_path)
+        assert [is_done(run, found, tmp_path) for run in (one, two, three)] == [True, False, False]
+        assert not is_done(plan(grid, ["l2p++"], [1], {"tasks": 5, **changes, "lr": 0.5})[0], found, tmp_path)
+        assert (tmp_path / one.name / "report.html").read_text() == "how it went"
+        table = self.table(tmp_path, grid)
+        assert [(row.label, row.seeds) for row in table.rows if row.runs] == [("L2P++, tasks=5", [1])]
 
     def test_formats_agree(self, out):
         table = self.table(out)

@@ -2,16 +2,18 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from conftest import TINY, make_stream, make_vit
 
+from vqprompt.images import Images, Store
 from vqprompt.learner import Learner
 from vqprompt.methods import METHODS
 from vqprompt.optim import Recorded
 from vqprompt.training import Training, same_bits
 from vqprompt.views import random_boxes, render
-from vqprompt.vit import ViT, gelu
+from vqprompt.vit import ViT, ViTConfig, gelu
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -91,6 +93,16 @@ def test_the_gradient_of_long_attention_is_the_same_bits_every_time():
         first = gradients()
         assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(gradients(), first, strict=True))
     assert not torch.are_deterministic_algorithms_enabled(), "it is left as it was"
+
+
+@needs_cuda
+def test_features_of_long_sequences_are_the_same_bits_every_time():
+    vit = ViT(ViTConfig(width=128, depth=5, heads=2, patch=14, image_size=224))
+    learner = Learner(vit, "vq-prompt", device="cuda", compile="off")
+    pixels = np.random.default_rng(0).integers(0, 256, (512, 3, 256, 256), dtype=np.uint8)
+    images = Images(Store(pixels, np.ones(len(pixels)), ""), np.arange(len(pixels)), np.zeros(len(pixels)))
+    first = learner.extract(images)
+    assert all(torch.equal(learner.extract(images), first) for _ in range(5))
 
 
 @needs_cuda

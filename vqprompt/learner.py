@@ -220,7 +220,10 @@ class Learner:
             query = None if known is None else known[index.to(self.device)]
             clean = clean_images(self.vit, pixels, aspect[index], self.settings.test_crop)
             view = View(self.vit, clean, query, task=task)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            with (
+                same_bits(self.device, self.deterministic),
+                torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast),
+            ):
                 results.append(compute(view))
             progress(len(index), what)
         return torch.cat(results)[: len(images)]

@@ -101,7 +101,7 @@ def draw(inputs: Inputs, vit: ViT) -> Tensor:
 @contextmanager
 def same_bits(device: torch.device, wanted: bool = True) -> Iterator[None]:
     """Inside, CUDA uses only kernels that give the same bits every time, and refuses what has none. (CPUs have no other
-    kind.) What matters in practice is the gradient of attention, which is else added up in any order."""
+    kind.) What matters in practice is attention and its gradient: cuDNN's are else added up in any order."""
     if device.type != "cuda" or not wanted:
         yield
         return

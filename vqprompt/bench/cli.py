@@ -88,7 +88,7 @@ def run(
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     Tracking(track or (), out)  # refuses here what every run would refuse
     found = read_runs(out)
-    todo = [run for run in runs if not is_done(run, found)]
+    todo = [run for run in runs if not is_done(run, found, out)]
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", highlight=False)
     try:
@@ -141,13 +141,12 @@ def _result(run: Run, kind: str, what: Any) -> str:
 
 
 def shown(table: Table) -> RichTable:
-    """For a terminal: without the hardware."""
+    """For a terminal."""
     drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
-    columns = [(heading, cells) for heading, cells in table.columns.items() if heading != "hardware"]
-    for n, (heading, _) in enumerate(columns):
+    for n, heading in enumerate(table.headings):
         drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
-    for cells in zip(*(cells for _, cells in columns), strict=True):
-        drawn.add_row(*map(escape, cells))
+    for row in table.rows:
+        drawn.add_row(*map(escape, table.cells(row)))
     return drawn
 
 

@@ -64,8 +64,8 @@ class Row:
         return bool(self.runs) and self.backbone not in self.paper_backbones
 
     @property
-    def hardware(self) -> str:
-        return "; ".join(dict.fromkeys(run.metrics["hardware"] for run in self.runs.values()))
+    def hardware(self) -> list[str]:
+        return list(dict.fromkeys(run.metrics["hardware"] for run in self.runs.values()))
 
     def values(self, key: str) -> list[Any]:
         found = [self.runs[seed].metrics for seed in self.seeds]

@@ -47,11 +47,26 @@ def default_workers() -> int:
     return torch.cuda.device_count() or max(1, cores // CORES_A_RUN)
 
 
-def is_done(run: Run, found: Sequence[Found]) -> bool:
-    """Whether this very run is finished, in whatever table's folder."""
+def is_done(run: Run, found: Sequence[Found], out: Path) -> bool:
+    """Whether this very run is finished. One that another table has done becomes this table's too: its files are linked
+    to where they would be, so the table, the report and who looks for them find them."""
     config = run.config.model_dump(mode="json")
-    return any(f.metrics["done"] and f.config["seed"] == config["seed"] and not differences(f.config, config, True)
-               for f in found)  # fmt: skip
+    done = [f.folder for f in found if f.metrics["done"] and f.config["seed"] == config["seed"]
+            and not differences(f.config, config, strict=True)]  # fmt: skip
+    place = out / run.name
+    if place in done:
+        return True
+    if not done or done[0] is None or place.exists():  # where something is, it goes on
+        return False
+    shutil.copytree(done[0], place, copy_function=_link)
+    return True
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)  # safe: a run's files are replaced, never written into
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
 
 
 def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell, track: Sequence[str] = ()) -> dict[str, str]:

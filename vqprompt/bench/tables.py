@@ -36,16 +36,9 @@ class Table:
     def _axes(self) -> list[str]:
         return list(dict.fromkeys(key for row in self.rows for key in row.variant))
 
-    @property
-    def one_hardware(self) -> str:
-        """What all runs ran on, if it is one thing."""
-        found = {row.hardware for row in self.rows if row.runs}
-        return found.pop() if len(found) == 1 else ""
-
     @cached_property
     def columns(self) -> dict[str, list[str]]:
-        """Cells by heading, a row each; columns that nothing is in are left out, and hardware that is always the same
-        is left to the notes."""
+        """Cells by heading, a row each; columns that nothing is in are left out."""
 
         def method(row: Row) -> str:  # the axes and the backbone have columns of their own
             changed = {key: change for key, change in row.changed.items() if key != "backbone"}
@@ -77,12 +70,9 @@ class Table:
             "Δ CAA": difference("caa"),
             "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
             "backbone": lambda row: row.backbone + _mark(row) if row.runs else NONE,
-            "hardware": lambda row: row.hardware or NONE,
         }
         if self.grid.ablation:
             del cells["trainable"], cells["images/s"]
-        if self.one_hardware:
-            del cells["hardware"]
         columns = {heading: [cell(row) for row in self.rows] for heading, cell in cells.items()}
         return {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}}
 
@@ -97,8 +87,16 @@ class Table:
     def notes(self) -> list[str]:
         quoted = f" The paper's numbers: its {self.grid.table}." if any(row.quoted for row in self.rows) else ""
         notes = ["Mean ± standard deviation over the seeds." + quoted]
-        if self.one_hardware:
-            notes.append(f"Hardware: {self.one_hardware}.")
+        ran = [row for row in self.rows if row.runs]
+
+        def whose(rows: list[Row]) -> str:
+            return "all" if rows == ran and len(ran) > 1 else ", ".join(dict.fromkeys(row.title for row in rows))
+
+        hardware = dict[str, list[Row]]()
+        for row in ran:
+            for name in row.hardware:
+                hardware.setdefault(name, []).append(row)
+        notes += [f"Hardware: {name}: {whose(rows)}" for name, rows in hardware.items()]
         for backbone in dict.fromkeys(row.backbone for row in self.rows if row.other_backbone):
             theirs = ", ".join(self.grid.backbones)
             notes.append(
@@ -111,10 +109,7 @@ class Table:
             for key, (now, then) in row.changed.items():
                 if key != "backbone" and key not in particular:
                     changed.setdefault(f"{key} is {now}, not {then}", []).append(row)
-        ran = [row for row in self.rows if row.runs]
-        for change, rows in changed.items():
-            whose = "all" if rows == ran and len(ran) > 1 else ", ".join(dict.fromkeys(row.title for row in rows))
-            notes.append(f"{OTHER_SETTINGS} {change}: {whose}")
+        notes += [f"{OTHER_SETTINGS} {change}: {whose(rows)}" for change, rows in changed.items()]
         marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
         return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
 
@@ -146,7 +141,7 @@ class Table:
             changed = " ".join(f"{key}={now}" for key, (now, _) in row.changed.items())
             writer.writerow([
                 row.method, " ".join(described(row.variant)), *("" if v is None else v for v in values),
-                " ".join(map(str, row.seeds)), *backbones, row.hardware,
+                " ".join(map(str, row.seeds)), *backbones, "; ".join(row.hardware),
                 self.grid.table if row.quoted else "", row.quoted.mark if row.quoted else "", changed,
             ])  # fmt: skip
         return text.getvalue()

@@ -168,8 +168,10 @@ class Method(nn.Module):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate. None: there is nothing to train."""
-        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         own = [p for p in self.prompting_parameters() if p.requires_grad]
+        if not own and not self.tunes_backbone and self._solved:
+            return []  # a classifier that will be solved for need not be trained first
+        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
             groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
         if self.tunes_backbone:
@@ -249,6 +251,10 @@ class Method(nn.Module):
             "backbone": sum(p.numel() for p in self.vit.parameters()),
             "trainable": sum(p.numel() for group in self.parameter_groups() for p in group["params"]),
         }
+
+    @property
+    def _solved(self) -> bool:
+        return self.statistics is not None and self.options.rebalancing.how == "closed-form"
 
     def keep_statistics(self, settings: Rebalancing) -> None:
         self.statistics = ClassStatistics(self.vit.config.width, settings.covariance, settings.centroids)

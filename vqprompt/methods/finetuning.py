@@ -20,10 +20,6 @@ class LinearProbe(Method):
     presets = {"closed-form": CLOSED_FORM}
     uses_query = True
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        solved = self.statistics is not None and self.options.rebalancing.how == "closed-form"
-        return [] if solved else super().parameter_groups()  # what is solved for need not be trained first
-
     def features(self, view: View) -> tuple[Tensor, Losses]:
         return view.query, {}
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions, View
+from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions, TaskInfo, View
 from vqprompt.prompts import PromptPool, check_blocks
 from vqprompt.vit import ViT
 
@@ -33,6 +33,9 @@ class VQOptions(StatisticsOptions):
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
+    learn: Literal["always", "first-task"] = Field(
+        "always", description="prompts learn in every task, or in the first alone: then old statistics stay true"
+    )
     prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
     statistics: bool = Field(True, description=STATISTICS)
 
@@ -57,12 +60,17 @@ class VQPrompt(Method):
             "tau": 5.0, "vq_weight": 0.1, "commitment_weight": 0.4, "rebalancing": {"lr": 1e-5, "ratio": 2},
         },
         "closed-form": CLOSED_FORM,
+        "first-task": {**CLOSED_FORM, "learn": "first-task"},
     }  # fmt: skip
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
+
+    def start_task(self, task: TaskInfo) -> None:
+        super().start_task(task)
+        self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         o = self.options
