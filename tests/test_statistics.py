@@ -1,9 +1,11 @@
 """Class Gaussians and the classifier's rebalancing from them."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
-from conftest import make_learner, make_stream, make_vit, same_tensors
+from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from vqprompt.learner import Learner
@@ -334,3 +336,24 @@ def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
     rebalance(expected, statistics, 0, 8, Rebalancing(**solved), seed=0)
     torch.testing.assert_close(learner.method.head.weight, expected.weight, rtol=1e-3, atol=1e-3)
     assert "statistics" not in dict(make_learner("linear").method.named_modules()), "none unless asked for"
+
+
+@pytest.mark.parametrize("how", ["closed-form", "train"])
+def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(how, tmp_path):
+    learner = make_learner("vq-prompt", learn="first-task", rebalancing={"covariance": "shared", "how": how})
+    pools, trained = [tensors_of(learner)["pool.prompts"]], []
+    for task in make_stream():
+        learner.learn(task)
+        if not pools[1:]:
+            first = task.train
+            learner.save(tmp_path)
+            learner = Learner.load(tmp_path, backbone=make_vit(), device="cpu", compile="off")
+        pools.append(tensors_of(learner)["pool.prompts"])
+        trained.append(learner.images_seen)
+    assert not torch.equal(pools[0], pools[1]) and torch.equal(pools[1], pools[2]) and torch.equal(pools[1], pools[3])
+    steps = [b - a for a, b in pairwise([0, *trained])]
+    assert steps[0] and (steps[1:] == [0, 0] if how == "closed-form" else all(steps)), "what is solved is not trained"
+    first._guard = None  # a look that no method gets
+    features = learner.extract(first)
+    means = torch.stack([features[first.labels == c].mean(0) for c in range(2)])
+    torch.testing.assert_close(learner.method.statistics.means[:2, 0], means)
