@@ -71,6 +71,7 @@ class Line:
     color: str
     marker: str = "o"
     style: str = "-"
+    spread: Values = ()  # standard deviations of the values, where known
 
     @property
     def glyph(self) -> str:
@@ -99,12 +100,19 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
 
 
 def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: str, xlabel: str, ylabel: str) -> str:
-    """A line over the values of a setting, evenly spaced whatever they are; y reaches no further than the lines."""
-    with matplotlib.rc_context(STYLE):
+    """A line over the values of a setting, evenly spaced whatever they are; y reaches no further than the lines. Where
+    values have a spread, lines stand a little beside each other so that one can see whose it is."""
+    with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.4} if any(line.spread for line in lines) else {})):
         figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
-        for line in lines:
+        for n, line in enumerate(lines):
             look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
-            axes.plot(range(len(ticks)), _numbers(line.values), **look, zorder=3)
+            aside = 0.05 * (n - (len(lines) - 1) / 2) if line.spread else 0.0
+            at, values = [tick + aside for tick in range(len(ticks))], _numbers(line.values)
+            axes.plot(at, values, **look, zorder=3)
+            if line.spread:
+                axes.errorbar(
+                    at, values, _numbers(line.spread), fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2
+                )
         axes.set_xticks(range(len(ticks)), list(ticks))
         axes.margins(y=0.12)
         return _svg(figure, key, title)
@@ -115,12 +123,15 @@ def standalone(svg: str, lines: Sequence[Line]) -> str:
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box is not None
     width, height = map(float, box.groups())
+    entry = 6 * max((len(line.name) for line in lines), default=0) + 20  # px of a legend's entry, about
+    rows = math.ceil(len(lines) / max(1, int((width - 40) / entry)))
     legend = "".join(
-        f'<text y="{height + 14 * (n + 1):.1f}" font-size="10"><tspan x="46" text-anchor="middle" fill="{line.color}">'
-        f'{line.glyph}</tspan><tspan x="56">{escape(line.name)}</tspan></text>'
+        f'<text y="{height + 14 * (n % rows + 1):.1f}" font-size="10"><tspan x="{46 + n // rows * entry}" '
+        f'text-anchor="middle" fill="{line.color}">{line.glyph}</tspan>'
+        f'<tspan x="{56 + n // rows * entry}">{escape(line.name)}</tspan></text>'
         for n, line in enumerate(lines)
     )
-    whole = f"{width:g} {height + 14 * len(lines) + 8:g}"
+    whole = f"{width:g} {height + 14 * rows + 8:g}"
     start = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" fill="{INK}" viewBox="0 0 {whole}"'
     body = svg.replace(f"<svg {box[0]}", start, 1).removesuffix("</svg>")
     return body.replace("</title>", '</title><rect width="100%" height="100%" fill="white"/>', 1) + legend + "</svg>\n"

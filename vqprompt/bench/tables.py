@@ -263,18 +263,19 @@ def _ablation(grid: Grid, rows: Sequence[Row], axis: str, number: int, charts: i
     """FAA over an axis; a line for each method and value of the other axes. What has no axes is a level."""
     rows = [row for row in rows if not row.variant or list(row.variant)[-1] == axis]
     ticks = sorted({row.variant[axis] for row in rows if row.variant})
-    series: dict[tuple[str, str], dict[Any, float | None]] = {}
+    series: dict[tuple[str, str], dict[Any, tuple[float | None, float | None]]] = {}
     for row in rows:
         alike = [r.variant for r in rows if r.method == row.method]
         others = {k: v for k, v in row.variant.items() if k != axis and any(r[k] != v for r in alike)}
         name = _distinct(replace(row, variant=others), rows)
         points = series.setdefault((name, "-" if row.variant else "--"), {})
-        points.update({row.variant[axis] if row.variant else tick: row.ours("faa")[0] for tick in ticks})
-    lines = [
-        replace(figures.distinct_line(n, name, [points.get(tick) for tick in ticks]), style=style)
-        for n, ((name, style), points) in enumerate(series.items())
-    ]
-    caption = f"FAA over {axis}"
+        points.update({row.variant[axis] if row.variant else tick: row.ours("faa") for tick in ticks})
+    lines = []
+    for n, ((name, style), points) in enumerate(series.items()):
+        values, spread = zip(*(points.get(tick, (None, None)) for tick in ticks), strict=True)
+        line = figures.distinct_line(n, name, values)
+        lines.append(replace(line, style=style, spread=spread if any(s is not None for s in spread) else ()))
+    caption = f"FAA over {axis}" + (", ± standard deviation over the seeds" if any(li.spread for li in lines) else "")
     title = f"{caption} ({', '.join(map(str, ticks))}): " + "; ".join(map(told, lines))
     svg = figures.sweep_chart(lines, list(map(str, ticks)), f"chart{number}", title, axis, "FAA (%)")
     return Chart(grid.name if charts == 1 else f"{grid.name}-{axis}", caption, svg, lines)
