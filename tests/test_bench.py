@@ -317,6 +317,17 @@ class TestTables:
         assert [line.name for line in chart.lines] == [f"VQ-Prompt, vq_weight={w}" for w in (0.0, 0.1, 0.4, 1.0)]
         assert [list(line.values) for line in chart.lines] == [[50.0 + 4 * i + j for j in range(4)] for i in range(4)]
         assert cells(self.table(tmp_path, grid).markdown())  # λ_q = 0.4, λ_c = 0.1 is the paper's default
+        assert not any(line.spread for line in chart.lines) and "±" not in chart.caption
+
+    def test_ablation_plots_show_how_seeds_differ(self, tmp_path):
+        grid = GRIDS["ablation-loss"]
+        for run in plan(grid, seeds=[1, 2]):
+            write_run(tmp_path / run.name, run, 50.0 + 2 * run.config.seed * run.config.options["vq_weight"], 60.0)
+        (chart,) = make_charts(grid, self.table(tmp_path, grid).rows)
+        for line, weight in zip(chart.lines, (0.0, 0.1, 0.4, 1.0), strict=True):
+            assert list(line.values) == pytest.approx([50 + 3 * weight] * 4)
+            assert list(line.spread) == pytest.approx([2**0.5 * weight] * 4)
+        assert "± standard deviation" in chart.caption
         (default,) = [row for row in self.table(tmp_path, grid).rows if row.quoted]
         assert default.variant == {"vq_weight": 0.4, "commitment_weight": 0.1}
         grid = GRIDS["ablation-tau"]
