@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 from dataclasses import replace
 from multiprocessing import active_children
@@ -22,7 +23,7 @@ from vqprompt.bench.cli import read_settings
 from vqprompt.bench.grids import GRIDS, combine, described, find_grid, plan, smaller
 from vqprompt.bench.paper import NUMBERS, Quoted
 from vqprompt.bench.results import differences, make_rows, read_runs
-from vqprompt.bench.runner import is_done, run_all
+from vqprompt.bench.runner import adopt, run_all, split_done
 from vqprompt.bench.tables import Table, make_charts
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
@@ -98,7 +99,7 @@ class TestGrids:
     def test_what_is_changed_is_in_the_name(self):
         changes = {"data": "cub200=/my/birds.zip", "backbone": "/w/mine.pth", "epochs": 3, "device": "cpu"}
         (run,) = plan(GRIDS["imagenet-r-10"], ["vq-prompt"], [4], changes)
-        assert run.name == "imagenet-r-10/cub200/mine/vq-prompt/epochs=3/seed4"
+        assert run.name == "imagenet-r-10/cub200/w_mine/vq-prompt/epochs=3/seed4"
         assert (run.config.data, run.config.epochs, run.config.options["tau"]) == ("cub200=/my/birds.zip", 3, 5.0)
         (run,) = plan(CUB, ["ft"], [1], {"data": "cub200=/my/birds.zip"})
         assert run.name == "cub200/ft/seed1", "where the data is makes no other run of it"
@@ -274,9 +275,12 @@ class TestTables:
         grid = GRIDS["mitigation"]
         one, two, three = plan(grid, ["l2p++"], [1, 2, 3], {"tasks": 5, **changes})
         (tmp_path / two.name).mkdir(parents=True)  # begun here too: it goes on
-        found = read_runs(tmp_path)
-        assert [is_done(run, found, tmp_path) for run in (one, two, three)] == [True, False, False]
-        assert not is_done(plan(grid, ["l2p++"], [1], {"tasks": 5, **changes, "lr": 0.5})[0], found, tmp_path)
+        (slower,) = plan(grid, ["l2p++"], [1], {"tasks": 5, **changes, "lr": 0.5})
+        (bf16,) = plan(grid, ["l2p++"], [1], {"tasks": 5, **changes, "precision": "bf16"})
+        todo, elsewhere = split_done([one, two, three, slower, bf16], tmp_path)
+        assert todo == [two, three, slower, bf16] and list(elsewhere) == [one.name]
+        adopt(elsewhere[one.name], tmp_path / one.name)
+        assert split_done([one], tmp_path) == ([], {})
         assert (tmp_path / one.name / "report.html").read_text() == "how it went"
         table = self.table(tmp_path, grid)
         assert [(row.label, row.seeds) for row in table.rows if row.runs] == [("L2P++, tasks=5", [1])]
@@ -496,7 +500,53 @@ def test_differences_know_what_matters():
     (a,), (b,) = (plan(CUB, ["vq-prompt-s"], [seed], {"rebalancing.lr": lr}) for seed, lr in ((1, 1e-3), (2, 1e-2)))
     one, other = (run.config.model_dump(mode="json") for run in (a, b))
     assert differences(one, other) == {}, "nothing is rebalanced, so its rate does not matter"
-    assert differences(one, other, strict=True) == {"rebalancing.lr": ("0.001", "0.01")}
+    assert differences(one, {**one, "precision": "bf16"}) == {"precision": ("auto", "bf16")}
     assert differences({**one, "data": "/my/cub200.zip", "device": "cuda"}, one) == {}
     older = {key: value for key, value in one.items() if key != "test_crop"}
-    assert differences(older, one) == {} and "test_crop" in differences(older, one, strict=True)
+    assert differences(older, one) == {}
+    assert differences({**one, "data": "/a/photos.v1"}, {**one, "data": "/b/photos.v2"}).keys() == {"data"}
+    assert differences({**one, "backbone": "a/model.pth"}, {**one, "backbone": "b/model.pth"}).keys() == {"backbone"}
+
+
+def test_which_runs_are_one_and_the_same(tmp_path):
+    (run,) = plan(CUB, ["vq-prompt"], [1], {"data": "cub200=/here/birds.zip", "backbone": "vit-s14"})
+    write_run(tmp_path / "other" / "seed1", run, 50.0, 60.0)
+    written = json.loads((tmp_path / "other" / "seed1" / "config.json").read_text())
+    del written["options"]["learn"]  # an option that did not exist when it was written
+    (tmp_path / "other" / "seed1" / "config.json").write_text(json.dumps(written))
+
+    def known(**changes) -> bool:
+        given = {"data": "cub200=/here/birds.zip", "backbone": "vit-s14", **changes}
+        return bool(split_done(plan(CUB, ["vq-prompt"], [1], given), tmp_path)[1])
+
+    assert known() and known(data="cub200=/elsewhere/birds.zip") and known(device="cpu", deterministic=False)
+    assert not known(data="/here/birds.zip") and not known(learn="first-task") and not known(precision="bf16")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.pth").touch()
+    given = {"data": "/here/birds.zip", "backbone": str(tmp_path / "a" / "model.pth")}
+    (run,) = plan(CUB, ["vq-prompt"], [1], given)
+    write_run(tmp_path / "other" / "seed2", run, 50.0, 60.0)
+    assert known(**given) and not known(**{**given, "backbone": str(tmp_path / "b" / "model.pth")})
+    assert not known(**{**given, "data": "/there/birds.zip"})
+
+
+def test_an_interrupted_adoption_leaves_nothing_behind(tmp_path, monkeypatch):
+    (run,) = plan(CUB, ["vq-prompt"], [1])
+    write_run(tmp_path / "other" / "seed1", run, 50.0, 60.0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner, "_link", lambda source, target: interrupt(shutil.copy(source, target)))
+        adopt(tmp_path / "other" / "seed1", tmp_path / run.name)
+    assert not (tmp_path / run.name).exists() and len(read_runs(tmp_path)) == 1
+    assert split_done([run], tmp_path) == ([], {run.name: tmp_path / "other" / "seed1"})
+
+
+def interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_nothing_is_planned_twice(bench, tmp_path, monkeypatch):
+    planned = []
+    monkeypatch.setattr("vqprompt.bench.cli.run_shown", lambda todo, *rest: planned.extend(todo) or {})
+    bench("run", "cub200", "--small", "--methods", "linear,vq-prompt,linear", "--seeds", "1,1", "--out", tmp_path)
+    assert [run.name.split("/")[1:] for run in planned] == [["vq-prompt", "seed1"], ["linear", "seed1"]]

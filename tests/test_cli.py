@@ -1,6 +1,7 @@
 """The command line as a person meets it: lists, refusals without tracebacks, and a real small run."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from conftest import command_environment
 from PIL import Image
 
 from vqprompt import cli, runs
+from vqprompt.checkpoint import held
+from vqprompt.config import resolve
 from vqprompt.datasets import DATASETS
 from vqprompt.learner import Learner
 from vqprompt.methods import METHODS
@@ -82,6 +85,8 @@ class TestRefusals:
             (["--device", "cuda:7"], ["cuda:7", "cpu"]),
             (["--device", "abacus"], ["abacus", "cpu"]),
             (["--set", "precision=fp8"], ["fp8", "bf16"]),
+            (["--set", "compile=yes"], ["compile", "yes", "'on'"]),
+            (["--set", "options=5"], ["options=5", "--set tau=5"]),
         ],
     )
     def test_message_without_traceback(self, command, no_training, tmp_path, arguments, words):
@@ -159,6 +164,13 @@ class TestRun:
         assert metrics["parameters"]["trainable"] == 0 and metrics["faa"] > 2 * 20, "five classes: chance is 20 %"
         assert "│        – │" in printed and "Nothing was trained." in (tmp_path / "run" / "report.html").read_text()
 
+    def test_what_learned_in_any_task_was_trainable(self, command, tmp_path):
+        options = ["--set", "train_per_class=5", "--set", "test_per_class=4", "--tasks", "3,2", "--size", 28]
+        options += ["--epochs", 1, "--preset", "first-task", "--out", tmp_path / "run"]
+        assert command("run", *options)[0] == 0
+        metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+        assert metrics["parameters"]["trainable"] == 172_800 + 3 * (384 + 1), "prompts, keys, the first task's rows"
+
     def test_prints_a_table(self, finished):
         folder, printed = finished
         metrics = json.loads((folder / "metrics.json").read_text())
@@ -228,6 +240,40 @@ class TestRun:
         status, _, err = command(*out, "--resume")
         assert status == 2 and "has other classes now" in err
 
+    def test_a_preset_is_never_passed_over(self, finished, command, no_training, tmp_path):
+        status, _, err = command("run", "--out", finished[0], "--resume", "--preset", "closed-form")
+        assert status == 2 and "rebalancing.how=train then, closed-form now" in err
+        given = resolve({"rebalancing.lr": 0.5}, "released", json.loads((finished[0] / "config.json").read_text()))
+        assert given.options["vq_weight"] == 0.1 and given.options["rebalancing"]["lr"] == 0.5
+        assert given.options["rebalancing"]["epochs"] == 2, "as the file has it"
+
+    def test_a_run_that_is_older_than_an_option_goes_on(self, finished, command, no_training, tmp_path):
+        folder = shutil.copytree(finished[0], tmp_path / "old")
+        for name, place in (("config.json", ("options",)), ("checkpoint.json", ("options",))):
+            content = json.loads((folder / name).read_text())
+            del content[place[0]]["learn"]
+            (folder / name).write_text(json.dumps(content))
+        status, out, err = command("run", "--out", folder, "--resume")
+        assert status == 0 and "VQ-Prompt" in out, err
+
+    def test_a_file_in_the_way(self, command, no_training, tmp_path):
+        (tmp_path / "file").touch()
+        status, _, err = command("run", "--out", tmp_path / "file" / "run")
+        assert status == 2 and f"{tmp_path / 'file'} is a file; give a folder" in err
+
+    def test_two_at_once_is_refused(self, finished, command, no_training):
+        with held(finished[0]):
+            status, _, err = command("run", "--out", finished[0], "--resume")
+        assert status == 2 and "another process is at work here" in err
+
+    def test_a_learner_saved_over_a_run_is_told(self, finished, command, no_training, tmp_path):
+        folder = shutil.copytree(finished[0], tmp_path / "over")
+        content = json.loads((folder / "checkpoint.json").read_text())
+        del content["run"]
+        (folder / "checkpoint.json").write_text(json.dumps(content))
+        status, _, err = command("run", "--out", folder, "--resume")
+        assert status == 2 and "a learner was saved over this run" in err
+
     def test_the_folder_is_not_overwritten(self, finished, command, no_training):
         status, _, err = command("run", "--out", finished[0])
         assert status == 2 and "already holds a run" in err
@@ -244,6 +290,11 @@ class TestPredict:
         Image.fromarray(drawings["tree"]).save(tmp_path / "pictures" / "two" / "b.PNG")
         (tmp_path / "pictures" / "notes.txt").write_text("not an image")
         return tmp_path / "pictures"
+
+    def test_hidden_files_are_passed_over(self, finished, command, pictures):
+        (pictures / "._a.png").write_bytes(b"what a Mac leaves behind")
+        status, out, err = command("predict", finished[0], pictures)
+        assert status == 0 and len(out.splitlines()) == 2, err
 
     def test_says_what_the_learner_says(self, finished, command, pictures):
         files = sorted(pictures.rglob("*.[pP]*"))

@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,13 @@ import torch
 from conftest import command_environment
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from vqprompt import images as images_module
 from vqprompt.datasets import open_dataset
 from vqprompt.errors import ImageError, UserError
 from vqprompt.images import A_DAY, Images, Source, Store, build_store, decode, to_pixels
+from vqprompt.weights import backbones_folder
 
 SIDE = 16
 RNG = np.random.default_rng(0)
@@ -129,6 +131,22 @@ class TestModes:
         for kind, tolerance in [("JPEG", 25), ("PNG", 0)]:
             options = {"quality": 100, "subsampling": 0} if kind == "JPEG" else {}
             assert close(decode(encoded(stored, kind, exif=exif, **options), "x"), upright, tolerance)
+
+    @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+    def test_damaged_exif_is_no_reason_to_lose_the_image(self):
+        exif = Image.Exif()
+        exif[0x0112], exif[0x010E] = 6, "a longer text, which is kept apart from its entry"
+        whole = encoded(picture(16, 8), "JPEG", exif=exif, quality=100, subsampling=0)
+        start, damaged = whole.index(b"Exif"), 0
+        for place in range(start + 6, start + 60):
+            for value in (0x00, 0x7F, 0xFF):
+                changed = whole[:place] + bytes([value]) + whole[place + 1 :]
+                assert sorted(decode(changed, "x").size) == [8, 16]
+                with suppress(struct.error), Image.open(io.BytesIO(changed)) as image:
+                    ImageOps.exif_transpose(image)
+                    continue
+                damaged += 1
+        assert damaged, "some of these Pillow itself gives up on"
 
     @pytest.mark.parametrize("kind", ["GIF", "WEBP", "BMP", "TIFF", "PPM"])
     def test_formats(self, kind):
@@ -540,3 +558,11 @@ class TestStore:
         seen = []
         build_store(Source(fill(tmp_path)), SIDE, lambda *given: seen.append(given))
         assert seen == [(i, 10, "decoding images") for i in range(1, 11)]
+
+
+def test_a_home_below_one_s_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("VQPROMPT_HOME", "~/kept")
+    assert images_module.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
+    monkeypatch.setenv("VQPROMPT_HOME", "")
+    assert images_module.cache_folder() == tmp_path / ".cache" / "vqprompt"

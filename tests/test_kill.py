@@ -165,3 +165,23 @@ def test_killed_after_every_single_batch(tiny_run):
         with pytest.raises(Killed):
             tiny_run(f"killed {fatal}", "vq-prompt", progress=dying)
         assert_same_end(whole, tiny_run(f"killed {fatal}", "vq-prompt", resume=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
+def test_the_time_before_a_kill_is_counted(tiny_run, monkeypatch):
+    """Of a task that was killed after its first epoch, both parts."""
+    clock, real, calls = 0.0, time.perf_counter, 0
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + clock)
+
+    def dying(done, total, what):
+        nonlocal clock, calls
+        calls += 1
+        if calls == 1:
+            clock += 1000  # a long first batch
+        if calls == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        tiny_run("killed", "vq-prompt", progress=dying)
+    seconds = json.loads((tiny_run("killed", "vq-prompt", resume=True) / "metrics.json").read_text())["task_seconds"]
+    assert len(seconds) == 2 and seconds[0] > 1000 > seconds[1]

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, make_learner, make_stream, make_vit
+from conftest import QUICK, TINY, make_learner, make_stream, make_vit, same_tensors, tensors_of
 from PIL import Image
 
 from vqprompt.errors import ImageError, UserError
 from vqprompt.images import Images, Store
 from vqprompt.learner import Learner, pick_device, pick_precision
+from vqprompt.weights import save_backbone
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +153,93 @@ def test_nameless_stores_are_not_taken_for_one_another():
     ]
     one, other = (learner.queries(Images(store, np.arange(4), np.zeros(4))) for store in stores)
     assert not torch.equal(one, other)
+
+
+class TestInterruption:
+    """A task learned half: what was known before can be asked for, and nothing half-learned passes for whole."""
+
+    def half_learned(self, method="vq-prompt", **options):
+        learner, tasks = make_learner(method, **options), iter(make_stream())
+        learner.learn(next(tasks))
+        second = next(tasks)
+
+        def stop(count, what):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            learner.learn(second, stop)
+        return learner, second
+
+    @pytest.mark.parametrize("method", ["vq-prompt", "bic", "evoprompt"])
+    def test_it_is_neither_repeated_nor_saved(self, method, tmp_path):
+        learner, task = self.half_learned(method)
+        for attempt in (lambda: learner.learn(task), lambda: learner.save(tmp_path)):
+            with pytest.raises(UserError, match=f"learning {task.classes[0]}.* was interrupted.*Learner.load"):
+                attempt()
+        assert not list(tmp_path.iterdir())
+
+    def test_old_classes_can_be_asked_for(self, pictures):
+        learner, _ = self.half_learned()
+        assert learner.scores(pictures).shape == (5, 2)
+        assert set(learner.predict(pictures)) <= set(learner.classes)
+
+    def test_also_from_a_checkpoint_in_mid_task(self, pictures, tmp_path):
+        learner, tasks = make_learner(), iter(make_stream())
+        learner.learn(next(tasks))
+        task = next(tasks)
+
+        def save_and_stop():
+            learner.save(tmp_path)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            learner.learn(task, checkpoint=save_and_stop)
+        loaded = Learner.load(tmp_path, backbone=make_vit(), device="cpu")
+        assert loaded.scores(pictures).shape == (5, 2) and set(loaded.predict(pictures)) <= set(loaded.classes)
+        learner.learn(task)  # it was whole when it was interrupted, so it goes on
+        loaded.learn(task)
+        assert same_tensors(tensors_of(learner), tensors_of(loaded))
+
+    def test_training_that_diverges_is_stopped(self):
+        learner = make_learner(training=QUICK.model_copy(update={"lr": 1e30}))
+        with pytest.raises(UserError, match=r"task 1, epoch \d: the \w+ loss is not a finite number.*than lr=1e\+30"):
+            for task in make_stream():
+                learner.learn(task)
+
+
+def test_learners_do_not_share_the_backbone_they_were_given():
+    vit = make_vit()
+    before = {name: t.clone() for name, t in vit.state_dict().items()}
+    probe, stream = Learner(vit, "linear", training=QUICK, device="cpu", compile="off"), make_stream()
+    for task in stream:
+        probe.learn(task)
+    found = probe.accuracies(stream.tasks)
+    tuned = Learner(vit, "ft", size=14, training=QUICK, device="cpu", compile="off")
+    for task in make_stream():
+        tuned.learn(task)
+    assert same_tensors(before, vit.state_dict()) and vit.config == TINY
+    probe._queries.clear()
+    assert probe.accuracies(stream.tasks) == found
+
+
+class TestWhereThingsAre:
+    def test_weights_are_found_again_from_anywhere(self, tmp_path, monkeypatch):
+        save_backbone(make_vit(), tmp_path / "mine.safetensors")
+        monkeypatch.chdir(tmp_path)
+        learner = Learner("mine.safetensors", "linear", training=QUICK, device="cpu")
+        for task in make_stream():
+            learner.learn(task)
+        learner.save("learned")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert same_tensors(tensors_of(Learner.load(tmp_path / "learned")), tensors_of(learner))
+        (tmp_path / "mine.safetensors").rename(tmp_path / "moved.safetensors")
+        with pytest.raises(UserError, match=r"mine.safetensors, which are not there; say where.*--backbone"):
+            Learner.load(tmp_path / "learned")
+        assert Learner.load(tmp_path / "learned", backbone=tmp_path / "moved.safetensors").classes == learner.classes
+
+    def test_a_run_is_not_saved_over(self, learner, tmp_path):
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(UserError, match="holds a run"):
+            learner.save(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import make_learner, make_stream
 
 from vqprompt import Learner, Stream, Training
-from vqprompt.errors import PastImagesError
+from vqprompt.errors import PastImagesError, UserError
 from vqprompt.images import Images, Store
 from vqprompt.methods import find_method
 from vqprompt.methods.base import TaskInfo, View
@@ -418,3 +419,10 @@ def test_older_means_are_drawn_closer_to_zero(monkeypatch):
     head = torch.nn.Linear(4, 4)
     rebalance(head, statistics, 3, 8, Rebalancing(covariance="full", epochs=1, mean_decay=0.1), 0, [2, 1, 1])
     assert torch.allclose(taken["scales"], torch.tensor([0.9 + 0.1 / 3, 0.9 + 0.1 / 3, 0.9 + 0.2 / 3, 1.0]))
+
+
+def test_bic_s_memory_must_hold_an_image_of_every_class():
+    learner, stream = make_learner("bic", exemplars=3), iter(make_stream())
+    learner.learn(next(stream))
+    with pytest.raises(UserError, match="exemplars=3 cannot hold an image of each of 4 classes"):
+        learner.learn(next(stream))

@@ -267,6 +267,22 @@ class TestClosedForm:
         np.testing.assert_allclose(head.weight.detach(), weight, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(head.bias.detach(), -0.5 * (weight * means).sum(1), rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_several_centroids_are_one_class_all_the_same(self, kind):
+        """Its mean and its covariance are what they were; only how they are kept differs."""
+        one, features, labels = filled(kind, count=60)
+        several = ClassStatistics(WIDTH, kind, 4)
+        several.add(features, labels)
+        torch.testing.assert_close(several.class_means(), one.class_means(), rtol=1e-4, atol=1e-4)
+        whole, parts = one.class_covariance(), several.class_covariance()
+        assert (parts - whole).norm() < 0.15 * whole.norm() < (several.shared_covariance() - whole).norm()
+
+    def test_a_class_of_one_image_says_nothing_of_the_spread(self):
+        statistics, features, _ = filled("shared")
+        before = statistics.shared_covariance()
+        statistics.add(features[:2], torch.tensor([3, 4]))
+        assert torch.equal(statistics.shared_covariance(), before)
+
 
 @pytest.mark.parametrize(
     ("kind", "centroids", "floats"),

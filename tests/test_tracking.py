@@ -18,9 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from vqprompt import runs, tracking
-from vqprompt.config import resolve
+from vqprompt.config import flatten, resolve
 from vqprompt.learner import Learner
-from vqprompt.report import flatten
 from vqprompt.weights import save_backbone
 
 BOTH = ("mlflow", "tensorboard")
@@ -167,7 +166,7 @@ class TestWhatIsTold:
 
     def test_an_experiment_of_one_s_own_and_very_long_settings(self, track, store, monkeypatch):
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
-        monkeypatch.setattr("vqprompt.report.flatten", lambda config: {"tasks": "x" * 9000})
+        monkeypatch.setattr("vqprompt.tracking.flatten", lambda config: {"tasks": "x" * 9000})
         run = mlflow_run(track(trackers=["mlflow"], method="linear", tasks=[2]))
         assert store.get_experiment(run.info.experiment_id).name == "birds"
         assert run.data.params == {"tasks": "x" * 6000}

@@ -346,3 +346,24 @@ class TestResume:
             learner.save(tmp_path)
             learner = Learner.load(tmp_path, backbone=make_vit(), compile="off")
         assert same_tensors(tensors_of(whole), tensors_of(learner))
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_what_another_machine_s_optimizer_needs_stays_there(name, tmp_path):
+    """A checkpoint in mid-task that a GPU wrote: its optimizer was fused, and capturable if it can be."""
+    settings, ends = Training(epochs=3, batch_size=8, lr=1e-3, optimizer=name), []
+    for foreign in (False, True):
+        learner, task = make_learner(training=settings), next(iter(make_stream()))
+
+        def save_and_stop(learner=learner, foreign=foreign):
+            for group in learner._unfinished[3]["param_groups"] if foreign else []:
+                group.update({key: True for key in ("fused", "capturable") if key in group})
+            learner.save(tmp_path / str(foreign))
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            learner.learn(task, checkpoint=save_and_stop)
+        loaded = Learner.load(tmp_path / str(foreign), backbone=make_vit(), device="cpu", compile="off")
+        loaded.learn(task)
+        ends.append(tensors_of(loaded))
+    assert same_tensors(*ends)

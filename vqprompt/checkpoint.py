@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vqprompt.errors import CheckpointError
+from vqprompt.errors import CheckpointError, UserError
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows has no such thing
+    fcntl = None
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 1
@@ -33,6 +42,27 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(partial, path)
     for stale in path.parent.glob(f".{path.name}.*.partial"):  # of one that was killed
         stale.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """One process at a time is at work in a folder. It is made if need be, and goes again if nothing came into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".lock"
+    with open(lock, "w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it, however a process ends
+            except OSError:
+                raise UserError(
+                    f"{folder}: another process is at work here; wait for it, or give another folder"
+                ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _checksum(path: Path) -> str:

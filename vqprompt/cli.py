@@ -140,14 +140,13 @@ def run(
 ) -> None:
     """Learn a data set task by task, test after each, write a report.
 
-    Command-line settings win over --set, --set over --config, all of them over the method's and data set's habits.
+    Command-line settings win over --set, --set over --preset, that over --config, all of them over the method's and
+    data set's habits.
 
     [bold]vqprompt run --data birds/ --tasks 10 --out runs/birds[/bold]
     """
-    given: dict[str, Any] = read_config_file(config) if config else {}
-    if resume and not config and (out / "config.json").exists():
-        given = read_config_file(out / "config.json")
-    given |= dict(parse_assignment(text) for text in assignments or [])
+    file = config or (out / "config.json" if resume and (out / "config.json").exists() else None)
+    given = dict(parse_assignment(text) for text in assignments or [])
     direct = {
         "data": data,
         "tasks": parse_tasks(tasks),
@@ -161,7 +160,7 @@ def run(
         "validation": validation,
     }
     given |= {key: value for key, value in direct.items() if value is not None}
-    resolved = resolve(given, preset)
+    resolved = resolve(given, preset, read_config_file(file) if file else None)
     with progress_bar() as progress:
         found = runs.run(resolved, out, resume, progress, track=track or ())
     for note in found["notes"]:
@@ -186,6 +185,9 @@ def predict(
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")] = False,
+    backbone: Annotated[
+        str | None, typer.Option(help="The weights file it was learned with, if that is not where it was.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
 ) -> None:
     """Name what is in images, among all classes learned so far.
@@ -193,7 +195,7 @@ def predict(
     [bold]vqprompt predict runs/birds garden.jpg holiday/ --top 3[/bold]
     """
     files = [file for path in images for file in image_files(path)]
-    learner = Learner.load(learned, device)
+    learner = Learner.load(learned, device, backbone=backbone)
     for chunk in (files[i : i + PREDICTED_AT_ONCE] for i in range(0, len(files), PREDICTED_AT_ONCE)):
         shares, places = learner.scores(chunk).topk(min(top, len(learner.classes)))
         for file, share, place in zip(chunk, shares.tolist(), places.tolist(), strict=True):
@@ -211,7 +213,11 @@ def image_files(path: Path) -> list[Path]:
     """The path itself, or what a folder holds."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    found = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
     if not found:
         raise UserError(
             f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(SUFFIXES))}"
@@ -264,7 +270,7 @@ def add_settings(table: Table, options: Any, prefix: str = "") -> None:
 @app.command()
 def backbones() -> None:
     """List the backbones."""
-    listing(("name", "what it is"), [(b.name, b.summary) for b in BACKBONES.values()])
+    listing(("name", "what it is", "licence"), [(b.name, b.summary, b.licence) for b in BACKBONES.values()])
     console.print("\nAny weights file works too: --backbone FILE (safetensors, .pth, .npz)")
 
 

@@ -6,7 +6,7 @@ import difflib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -16,7 +16,8 @@ from vqprompt.learner import explain
 from vqprompt.methods import find_method
 from vqprompt.training import Training
 
-WHERE = ("device", "precision", "compile", "deterministic")  # settings that say where a run happens, not what it is
+MACHINE = ("device", "compile", "deterministic")  # settings that say where a run happens, not what it is
+WHERE = (*MACHINE, "precision")  # and with which a run can go on that began with others
 
 
 class RunConfig(Training, extra="forbid"):
@@ -32,8 +33,8 @@ class RunConfig(Training, extra="forbid"):
     train_per_class: int | None = Field(None, ge=1, description="at most so many training images a class")
     test_per_class: int | None = Field(None, ge=1, description="at most so many test images a class")
     device: str = "auto"
-    precision: str = "auto"
-    compile: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     deterministic: bool = Field(True, description="the same bits every time on CUDA too; false is a little faster")
     options: dict[str, Any] = Field({}, description="the method's own settings (vqprompt methods NAME)")
 
@@ -42,13 +43,13 @@ class RunConfig(Training, extra="forbid"):
         return Training(**{name: getattr(self, name) for name in Training.model_fields})
 
 
-def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
-    """Fill in what was not given: from the preset, else the method's habits, else the data set's, else the common ones.
+def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None) -> RunConfig:
+    """Fill in what was not given: from the preset, else a file's settings, else the method's habits, else the data
+    set's, else the common ones.
 
     Keys are settings of the run, or of the method (dots reach into groups: `rebalancing.lr`).
     """
-    given = dict(given)
-    method_name = str(given.get("method", "vq-prompt"))
+    method_name = str({**(file or {}), **given}.get("method", "vq-prompt"))
     method = find_method(method_name)
     layers = [given]
     if preset is not None:
@@ -56,8 +57,8 @@ def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
             there = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
             raise UserError(f"{method_name} has no preset {preset!r}; {there}")
         layers.append(method.presets[preset])
-    layers.append(method.training_defaults)
-    entry = DATASETS.get(parse_data(str(given.get("data", "quickdraw50")))[0] or "")
+    layers += [file or {}, method.training_defaults]
+    entry = DATASETS.get(parse_data(str({**(file or {}), **given}.get("data", "quickdraw50")))[0] or "")
     if entry is not None:
         layers.append(entry.defaults)
         if all(key.split(".")[0] in method.Options.model_fields for key in entry.options):
@@ -67,6 +68,8 @@ def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
     for layer in reversed(layers):
         for key, value in layer.items():
             if key == "options":
+                if not isinstance(value, dict):
+                    raise UserError(f"options={value!r}: expected settings by name, as in --set tau=5")
                 for name, inner in value.items():
                     _put(options, name, inner)
             elif key in RunConfig.model_fields:
@@ -83,6 +86,25 @@ def resolve(given: dict[str, Any], preset: str | None = None) -> RunConfig:
         return RunConfig(**run, options=checked.model_dump())
     except ValidationError as error:
         raise UserError(explain(error, "run settings")) from None
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by their dotted names, as one writes them on the command line."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return flat
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A saved run's settings; those that did not exist then at their defaults."""
+    try:
+        return resolve(config).model_dump(mode="json")
+    except UserError:
+        return config  # some do not exist any more: it is another run than any of today's
 
 
 def _put(target: dict[str, Any], key: str, value: Any) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import struct
 import time
 import uuid
 import warnings
@@ -19,6 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +45,8 @@ def no_progress(done: int, total: int, what: str) -> None: ...
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("VQPROMPT_HOME", Path.home() / ".cache" / "vqprompt"))
+    """Where decoded images, queries and weights are kept."""
+    return Path(os.environ.get("VQPROMPT_HOME") or "~/.cache/vqprompt").expanduser()
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -74,14 +77,15 @@ def decode(data: bytes, name: str) -> Image.Image:
         raise
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name}: {error}; shrink it or take it out") from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
+    except Exception as error:  # decoders stumble over damaged files in every way there is
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else f"damaged image ({error})"
         raise ImageError(f"{name}: {reason}; replace the file or take it out") from None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Upright, 8 bits, three channels; transparency becomes white paper."""
-    image = ImageOps.exif_transpose(image)
+    with suppress(struct.error, SyntaxError, ValueError, TypeError, KeyError):  # damaged EXIF: then it stays as it lies
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":  # 16- and 32-bit grey: Pillow would clip, not scale
         values = np.asarray(image, dtype=np.float64)
         top = 65535 if image.mode != "F" else max(1.0, float(values.max()))

@@ -8,8 +8,10 @@ learner.predict(["drawing.png"])
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -32,7 +34,7 @@ from vqprompt.methods.base import Finish, Method, TaskInfo, View
 from vqprompt.stream import Task
 from vqprompt.training import Training, clean_images, derive_seed, draw, epoch_views, fit, same_bits
 from vqprompt.vit import ViT
-from vqprompt.weights import fingerprint, load_backbone
+from vqprompt.weights import BACKBONES, fingerprint, load_backbone
 
 Progress = Callable[[int, str], None]
 """Called with images just dealt with and what is being done."""
@@ -76,20 +78,16 @@ class Learner:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants before it repeats itself
         method_class = find_method(method)
         self.settings = training or Training(**method_class.training_defaults)
-        self.seed, self.backbone, self.method_name = (
-            seed,
-            "custom" if isinstance(backbone, ViT) else str(backbone),
-            method,
-        )
+        self.seed, self.method_name = seed, method
+        self.backbone = "custom" if isinstance(backbone, ViT) else backbone_path(backbone)
         try:
             checked = method_class.Options(**options)
         except ValidationError as error:
             raise UserError(explain(error, f"the options of {method}")) from None
-        vit = (
-            backbone.resize(size or backbone.config.image_size)
-            if isinstance(backbone, ViT)
-            else load_backbone(backbone, size)
-        )
+        if isinstance(backbone, ViT):  # a copy: what is learned here is nobody else's business
+            vit = copy.deepcopy(backbone).resize(size or backbone.config.image_size)
+        else:
+            vit = load_backbone(backbone, size)
         self.fingerprint = fingerprint(vit)
         bf16 = pick_precision(precision, self.device) == torch.bfloat16
         # a frozen backbone is simply stored in bf16; one that learns keeps fp32 weights and casts as it goes
@@ -106,6 +104,7 @@ class Learner:
         self._queries: dict[str, Tensor] = {}
         self._passing: list[str] = []  # those of them that go when the next task comes
         self._unfinished: tuple[TaskInfo, list[str], int, dict[str, Any]] | None = None
+        self._amid: list[str] | None = None  # the classes that `learn` is at, but for moments when `self` is whole
         self.images_seen, self.seconds_training = 0, 0.0
         self.shared_queries: Path | None = None  # a folder in which runs keep queries of augmented views for each other
 
@@ -127,6 +126,7 @@ class Learner:
         on_epoch: called with the losses of the epoch's steps, term by term. checkpoint: called after an epoch, when
         `self` can be saved in the middle of the task.
         """
+        self._refuse_if_interrupted()
         twice = sorted(set(task.classes) & set(self.classes))
         if twice:
             raise UserError(f"the class {twice[0]!r} was learned before; tasks must have classes of their own")
@@ -137,6 +137,7 @@ class Learner:
         self._passing = [self._query_key(images, mirrored) for mirrored in (False, True)]
         if self._unfinished is None:
             info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
+            self._amid = task.classes
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
             self.method.to(self.device)
@@ -146,7 +147,7 @@ class Learner:
                 raise CheckpointError(
                     f"the checkpoint was learning {names}, not {task.classes}; resume with the same data"
                 )
-            resume = (epoch, optimizer)
+            self._amid, resume = task.classes, (epoch, optimizer)
         labels = (images.labels + info.old_classes).to(self.device)
         if resume is None:
             self.method.prepare_training(lambda: (self.queries(images), labels))
@@ -154,10 +155,17 @@ class Learner:
 
         def after_epoch(epoch: int, losses: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
             values = torch.stack(list(losses.values())).tolist()  # read at once: the device waits once an epoch
-            on_epoch(epoch, dict(zip(losses, values, strict=True)))
+            told = dict(zip(losses, values, strict=True))
+            if lost := [name for name, steps in told.items() if not all(map(math.isfinite, steps))]:
+                raise UserError(
+                    f"task {info.number + 1}, epoch {epoch + 1}: the {lost[0]} loss is not a finite number any more; "
+                    f"learn more slowly than lr={self.settings.lr:g}"
+                )
+            on_epoch(epoch, told)
             if checkpoint is not None and epoch + 1 < self.settings.epochs:
-                self._unfinished = (info, task.classes, epoch + 1, optimizer.state_dict())
+                self._unfinished, self._amid = (info, task.classes, epoch + 1, optimizer.state_dict()), None
                 checkpoint()
+                self._amid = task.classes
 
         queries = self._training_queries(shown)
         self.method.train()  # not before: taking queries puts it into evaluation
@@ -194,9 +202,16 @@ class Learner:
             )
         )
         self.method.end_task()
-        self._unfinished = None
+        self._unfinished = self._amid = None
         self.history.append(info)
         self.classes += task.classes
+
+    def _refuse_if_interrupted(self) -> None:
+        if self._amid is not None:
+            raise UserError(
+                f"learning {', '.join(self._amid[:3])} … was interrupted, and a half-learned task can be neither "
+                "repeated nor saved; go on with Learner.load from where it was last saved, or with a new learner"
+            )
 
     # ------------------------------------------------------------------ look
 
@@ -258,7 +273,7 @@ class Learner:
 
     def _query_key(self, images: Images, mirrored: bool) -> str:
         return json.dumps([self.fingerprint, images.key, self.vit.config.image_size, self.settings.test_crop, mirrored,
-                           str(self.vit.dtype), self.device.type])  # fmt: skip
+                           str(self.vit.dtype), self.device.type, self.deterministic])  # fmt: skip
 
     def _training_queries(self, images: Images) -> list[Tensor] | None:
         """Queries known before training: of un-augmented images, and of mirrored ones where there are flips."""
@@ -327,7 +342,8 @@ class Learner:
         store = Store(pixels, np.array([i.width / i.height for i in opened]), fingerprint="")
         known, self._queries = self._queries, {}  # nameless pixels: what is computed for them is not kept
         try:
-            return self.logits(Images(store, np.arange(len(opened)), np.zeros(len(opened)))).softmax(dim=1).cpu()
+            scores = self.logits(Images(store, np.arange(len(opened)), np.zeros(len(opened))))
+            return scores[:, : len(self.classes)].softmax(dim=1).cpu()  # in mid-task there are rows for classes to come
         finally:
             self._queries = known
 
@@ -339,6 +355,9 @@ class Learner:
 
     def save(self, folder: str | Path, **extra: Any) -> None:
         """Write everything learned; a frozen backbone is named, not copied. `extra` goes into the JSON beside it."""
+        self._refuse_if_interrupted()
+        if "run" not in extra and (Path(folder) / "config.json").exists():
+            raise UserError(f"{folder}: holds a run, which could not be resumed any more; save to another folder")
         tensors = {name: t for name, t in self.method.state_dict().items() if name in self._saved_names()}
         info: dict[str, Any] = {
             "backbone": self.backbone,
@@ -386,6 +405,11 @@ class Learner:
         tensors, info = read_checkpoint(folder)
         if missing := [key for key in SAVED if key not in info]:
             raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
+        if backbone is None and info["backbone"] not in BACKBONES and not Path(info["backbone"]).is_file():
+            raise CheckpointError(
+                f"{folder}: learned with the weights {info['backbone']}, which are not there; say where they are: "
+                "backbone=… of Learner.load, --backbone of vqprompt predict"
+            )
         learner = cls(
             backbone or info["backbone"], info["method"], size=info["size"], tasks=info["planned_tasks"],
             seed=info["seed"], training=Training(**info["training"]), device=device, precision=precision,
@@ -426,6 +450,12 @@ class Learner:
         """Tensors that belong to what was learned; a frozen backbone's do not."""
         names = self.method.state_dict().keys()
         return {n for n in names if self.method.tunes_backbone or not n.startswith("vit.")}
+
+
+def backbone_path(backbone: str | Path) -> str:
+    """A weights file where it can be found again from anywhere; a name as it is."""
+    path = Path(backbone).expanduser()
+    return str(path.resolve()) if path.is_file() else str(backbone)
 
 
 def _query_of(view: View) -> Tensor:

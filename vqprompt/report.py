@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from vqprompt import figures
 from vqprompt.checkpoint import write_atomically
+from vqprompt.config import flatten
 from vqprompt.errors import UserError
 
 PAGE_NAME = "report.html"
@@ -175,17 +176,6 @@ def _task_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
         first, now = (known[0], known[-1]) if known else (None, None)
         rows.append({"number": number + 1, "classes": classes, "first": first, "now": now, "seconds": seconds})
     return rows
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings by their dotted names, as one writes them on the command line."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return flat
 
 
 def _names(folders: Sequence[Path], all_metrics: Sequence[dict[str, Any]]) -> list[str]:

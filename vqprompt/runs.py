@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from vqprompt import metrics as m
-from vqprompt.checkpoint import INFO, read_checkpoint, write_atomically
-from vqprompt.config import WHERE, RunConfig
+from vqprompt.checkpoint import INFO, held, read_checkpoint, write_atomically
+from vqprompt.config import WHERE, RunConfig, completed, flatten
 from vqprompt.datasets import open_dataset
-from vqprompt.errors import UserError
+from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import Learner
 from vqprompt.stream import Stream, Task
 from vqprompt.tracking import Tracking
@@ -51,78 +51,87 @@ def run(
     """
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
-    tracking = Tracking(track, out)
-    where = {key: getattr(config, key) for key in WHERE}
-    if resume and (out / INFO).exists():
-        learner = Learner.load(out, **where)
-        state = {"steps": 0} | read_checkpoint(out)[1]["run"]  # older ones did not count steps
-    else:
-        learner = Learner(
-            config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
-            tasks=_count(config), **where, **config.options,
-        )  # fmt: skip
-        state = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0, "seconds": 0.0}
-    learner.shared_queries = shared_queries
-    dataset = open_dataset(
-        config.data, config.size, config.seed, lambda done, total, what: progress(0, 0, f"{what} {done}/{total}")
-    )
-    images = (config.seed, config.validation, config.train_per_class, config.test_per_class)
-    stream = Stream(dataset, config.tasks, *images)
-    if learner.method.joint:  # the same classes, in one task
-        stream = Stream(dataset, [[name for task in stream.tasks for name in task.classes]], *images)
-    if learner.classes != [name for task in stream.tasks[: len(learner.history)] for name in task.classes]:
-        raise UserError(f"--resume {out}: {config.data} has other classes now than when the run began; put them back")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "config.json", config.model_dump_json(indent=1))
-    before = state["seconds"]
-    work = Work(stream, learner, config, progress)
-    saved_at = time.perf_counter()
+    with held(out):
+        tracking = Tracking(track, out)
+        where = {key: getattr(config, key) for key in WHERE}
+        state: dict[str, Any] = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0,
+                                 "seconds": 0.0, "seconds_in_task": 0.0, "trainable": 0}  # fmt: skip
+        if resume and (out / INFO).exists():
+            learner = Learner.load(out, backbone=config.backbone, **where)
+            saved = read_checkpoint(out)[1]
+            if "run" not in saved:
+                raise CheckpointError(f"{out}: a learner was saved over this run's; restore it or give another folder")
+            state |= saved["run"]
+        else:
+            learner = Learner(
+                config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
+                tasks=_count(config), **where, **config.options,
+            )  # fmt: skip
+        learner.shared_queries = shared_queries
+        dataset = open_dataset(
+            config.data, config.size, config.seed, lambda done, total, what: progress(0, 0, f"{what} {done}/{total}")
+        )
+        images = (config.seed, config.validation, config.train_per_class, config.test_per_class)
+        stream = Stream(dataset, config.tasks, *images)
+        if learner.method.joint:  # the same classes, in one task
+            stream = Stream(dataset, [[name for task in stream.tasks for name in task.classes]], *images)
+        if learner.classes != [name for task in stream.tasks[: len(learner.history)] for name in task.classes]:
+            raise UserError(
+                f"--resume {out}: {config.data} has other classes now than when the run began; put them back"
+            )
+        write_atomically(out / "config.json", config.model_dump_json(indent=1))
+        before = state["seconds"]
+        work = Work(stream, learner, config, progress)
+        saved_at = task_started = time.perf_counter()
 
-    def seconds() -> float:
-        return before + time.perf_counter() - started
+        def seconds() -> float:
+            return before + time.perf_counter() - started
 
-    def save() -> None:
-        nonlocal saved_at
-        state["seconds"] = seconds()
-        learner.save(out, run=state)
-        saved_at = time.perf_counter()
+        def save() -> None:
+            nonlocal saved_at
+            state["seconds"] = seconds()
+            learner.save(out, run=state)
+            saved_at = time.perf_counter()
 
-    def checkpoint() -> None:
-        if time.perf_counter() - saved_at >= checkpoint_seconds:
-            save()
+        def checkpoint() -> None:
+            if time.perf_counter() - saved_at >= checkpoint_seconds:
+                state["seconds_in_task"] = time.perf_counter() - task_started
+                save()
 
-    def write_metrics() -> dict[str, Any]:
-        found = _metrics(config, stream, learner, state, at_once)
-        write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+        def write_metrics() -> dict[str, Any]:
+            found = _metrics(config, stream, learner, state, at_once)
+            write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+            return found
+
+        tracking.begin(config.model_dump(mode="json"))
+        with tracking:
+            for task in stream.start_at(len(learner.history)):
+                task_started = time.perf_counter() - state["seconds_in_task"]
+                number = task.number
+                work.begin(task)
+
+                def on_epoch(epoch: int, losses: dict[str, list[float]], number: int = number) -> None:
+                    means = {name: sum(values) / len(values) for name, values in losses.items()}
+                    state["losses"].append({"task": number, "epoch": epoch, "losses": means})
+                    tracking.losses(state["steps"], losses)
+                    state["steps"] += max(map(len, losses.values()))
+
+                learner.learn(task, work.step, on_epoch, checkpoint)
+                state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
+                state["prompt_use"].append(learner.prompt_use(task))
+                state["task_seconds"].append(time.perf_counter() - task_started)
+                state["seconds_in_task"] = 0.0
+                state["trainable"] = max(state["trainable"], learner.method.parameter_counts()["trainable"])
+                tracking.accuracies(state["accuracy"][-1])  # before the task is saved as done: told again if need be
+                save()
+                write_metrics()
+            found = write_metrics()  # once more: who resumes a finished run wants them too
+            if report:
+                from vqprompt.report import write_report  # figures are slow to import and needed only here
+
+                write_report(out)
+            tracking.finish(found)
         return found
-
-    tracking.begin(config.model_dump(mode="json"))
-    with tracking:
-        for task in stream.start_at(len(learner.history)):
-            task_started = time.perf_counter()
-            number = task.number
-            work.begin(task)
-
-            def on_epoch(epoch: int, losses: dict[str, list[float]], number: int = number) -> None:
-                means = {name: sum(values) / len(values) for name, values in losses.items()}
-                state["losses"].append({"task": number, "epoch": epoch, "losses": means})
-                tracking.losses(state["steps"], losses)
-                state["steps"] += max(map(len, losses.values()))
-
-            learner.learn(task, work.step, on_epoch, checkpoint)
-            state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
-            state["prompt_use"].append(learner.prompt_use(task))
-            state["task_seconds"].append(time.perf_counter() - task_started)
-            tracking.accuracies(state["accuracy"][-1])  # before the task is saved as done: told again if need be
-            save()
-            write_metrics()
-        found = write_metrics()  # once more: who resumes a finished run wants them too
-        if report:
-            from vqprompt.report import write_report  # figures are slow to import and needed only here
-
-            write_report(out)
-        tracking.finish(found)
-    return found
 
 
 class Work:
@@ -154,20 +163,24 @@ def _count(config: RunConfig) -> int:
 
 def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a folder")
+    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
+        raise UserError(f"--out {out}: {file} is a file; give a folder")
     existing = out / "config.json"
     if existing.exists():
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to go on with it, or give another folder")
         try:
-            old = json.loads(existing.read_text(encoding="utf-8"))
+            old = completed(json.loads(existing.read_text(encoding="utf-8")))
         except json.JSONDecodeError:
             raise UserError(f"{existing}: damaged; restore it or give another folder") from None
-        new = config.model_dump(mode="json")
-        changed = sorted(k for k in new.keys() | old.keys() if k not in WHERE and old.get(k) != new.get(k))
+        then, now = flatten(old), flatten(config.model_dump(mode="json"))
+        moved = {"backbone"} if Path(config.backbone).is_file() else set()  # that it is the same is checked later
+        changed = sorted(k for k in now.keys() | then.keys() if k not in {*WHERE, *moved} and then.get(k) != now.get(k))
         if changed:
-            pairs = ", ".join(f"{k}={old.get(k)!r} then, {new.get(k)!r} now" for k in changed[:4])
+            pairs = ", ".join(
+                f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
+                for k in changed[:4]
+            )
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
     elif (out / INFO).exists():
         raise UserError(f"--out {out}: holds a learner that is not a run's; give another folder")
@@ -199,7 +212,7 @@ def _metrics(
         "seconds": state["seconds"],
         "task_seconds": state["task_seconds"],
         "images_per_second": learner.images_seen / learner.seconds_training if learner.images_seen else None,
-        "parameters": learner.method.parameter_counts(),
+        "parameters": {**learner.method.parameter_counts(), "trainable": state["trainable"]},
         "bytes_per_class": learner.method.bytes_per_class(),
         "exemplars": learner.method.exemplar_count(),
         "prompt_use": {"blocks": blocks, "counts": uses} if uses else None,

@@ -32,7 +32,7 @@ class Rebalancing(BaseModel, extra="forbid"):
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(1e-3, gt=0, description="learning rate, cosine to zero; 1e-5 in the released code")
     optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
-    weight_decay: float = Field(5e-4, ge=0, description="of the classifier's weights")
+    weight_decay: float = Field(5e-4, ge=0, description="of the classifier")
     ratio: int = Field(4, ge=1, description="pseudo-features a class and epoch, in batches")
     steps: int = Field(
         200, ge=1, description="at most so many steps an epoch: beyond, time would grow with the square of the classes"
@@ -87,24 +87,30 @@ class ClassStatistics(nn.Module):
                 spread.append((rest.T @ rest / max(len(own) - 1, 1))[None])
             else:
                 spread[0] = spread[0] + rest.T @ rest
-                self.seen = self.seen + max(len(own) - self.centroids, 1)
+                self.seen = self.seen + max(len(own) - self.centroids, 0)
         self.means, self.shares, self.spread = torch.cat(means), torch.cat(shares), torch.cat(spread)
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
         if self.centroids == 1 or len(own) <= self.centroids:
-            return (
-                torch.arange(len(own), device=own.device) % self.centroids
-                if self.centroids > 1
-                else torch.zeros(len(own), dtype=torch.long, device=own.device)
-            )
+            return torch.arange(len(own), device=own.device) % self.centroids
         from sklearn.cluster import KMeans
 
         found = KMeans(self.centroids, n_init=1, random_state=0).fit_predict(own.cpu().numpy())
         return torch.as_tensor(found, dtype=torch.long, device=own.device)
 
+    def class_means(self) -> Tensor:
+        """Of whole classes [C, D]."""
+        return (self.means * self.shares[..., None]).sum(1)
+
+    def class_covariance(self) -> Tensor:
+        """One for all whole classes [D, D]: within the centroids, and that of the centroids themselves."""
+        apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
+        between = torch.einsum("ckd,cke->de", apart, apart) / len(apart)
+        return self.shared_covariance() + (between.diag().diag() if self.covariance == "diagonal" else between)
+
     def shared_covariance(self) -> Tensor:
-        """One covariance for all classes [D, D]."""
+        """One covariance for all classes [D, D], about each centroid."""
         if self.covariance == "shared":
             return self.spread / self.seen.clamp(min=1)
         if self.covariance == "full":
@@ -211,10 +217,10 @@ def rebalance(
 @torch.no_grad()
 def _solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float) -> None:
     """Linear discriminant: W = Σ⁻¹ μ, b = −½ μᵀ Σ⁻¹ μ, with one covariance for all classes."""
-    covariance = statistics.shared_covariance().double()
+    covariance = statistics.class_covariance().double()
     identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
     covariance = (1 - shrinkage) * covariance + (shrinkage * covariance.diagonal().mean() + JITTER) * identity
-    means = (statistics.means * statistics.shares[..., None]).sum(1).double()
+    means = statistics.class_means().double()
     weight = torch.linalg.solve(covariance, means.T).T
     head.weight.copy_(weight)
     head.bias.copy_(-0.5 * (weight * means).sum(1))

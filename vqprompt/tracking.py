@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vqprompt.checkpoint import write_atomically
+from vqprompt.config import flatten
 from vqprompt.errors import UserError
 
 Points = list[tuple[str, int, float]]
@@ -154,8 +155,6 @@ class Tracking:
         self.trackers = {name: open_tracker(name, out) for name in names}
 
     def begin(self, config: dict[str, Any]) -> None:
-        from vqprompt.report import flatten  # brings the figures, which are slow to import
-
         self._tell(lambda tracker: tracker.begin(flatten(config)))
 
     def losses(self, steps_before: int, losses: dict[str, list[float]]) -> None:

@@ -146,8 +146,12 @@ def fit(
     optimizer = make_optimizer(groups, settings.optimizer, settings.lr, settings.weight_decay)
     first_epoch = 0
     if resume is not None:
-        first_epoch = resume[0]
-        optimizer.load_state_dict(resume[1])
+        first_epoch, saved = resume
+        here = [
+            {key: group[key] for key in ("fused", "capturable") if key in group} for group in optimizer.param_groups
+        ]
+        groups_here = [{**group, **own} for group, own in zip(saved["param_groups"], here, strict=True)]
+        optimizer.load_state_dict({**saved, "param_groups": groups_here})  # another machine may have written it
 
     def take_step(inputs: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)

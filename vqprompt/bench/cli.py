@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from vqprompt.bench.grids import GRIDS, Grid, Run, find_grid, plan
 from vqprompt.bench.results import NONE, make_rows, read_runs, save_runs
-from vqprompt.bench.runner import Event, default_workers, is_done, run_all
+from vqprompt.bench.runner import Event, adopt, default_workers, run_all, split_done
 from vqprompt.bench.tables import Table
 from vqprompt.config import parse_assignment, read_config_file
 from vqprompt.errors import UserError
@@ -84,14 +84,15 @@ def run(
     refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
         raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
-    chosen = list(METHODS) if methods == "all" else methods.split(",") if methods else ()
+    chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else ()
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     Tracking(track or (), out)  # refuses here what every run would refuse
-    found = read_runs(out)
-    todo = [run for run in runs if not is_done(run, found, out)]
-    if len(todo) < len(runs):
-        console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", highlight=False)
     try:
+        todo, elsewhere = split_done(runs, out)
+        for name_here, folder in elsewhere.items():
+            adopt(folder, out / name_here)
+        if len(todo) < len(runs):
+            console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", highlight=False)
         failed = run_shown(todo, out, workers or default_workers(), track or ())
     except KeyboardInterrupt:
         Console(stderr=True).print("\ninterrupted; the same command goes on with it")
@@ -206,6 +207,6 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
 def parse_seeds(text: str | None) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")] if text else []
+        return list(dict.fromkeys(int(part) for part in text.split(","))) if text else []
     except ValueError:
         raise UserError(f"--seeds {text!r}: expected numbers, as in 1,2,3") from None

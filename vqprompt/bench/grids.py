@@ -12,7 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vqprompt.config import WHERE, RunConfig, resolve
+from vqprompt.archives import SUFFIXES as ARCHIVES
+from vqprompt.config import MACHINE, RunConfig, resolve
 from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
@@ -180,7 +181,7 @@ def _name(grid: Grid, config: RunConfig, variant: dict[str, Any], changes: dict[
         parts.append(data_name(config.data))
     if "backbone" not in variant and config.backbone != grid.declared(config.method, {})["backbone"]:
         parts.append(backbone_name(config.backbone))
-    settings = {k: v for k, v in changes.items() if k not in (*WHERE, "data", "backbone", "method", "seed", *variant)}
+    settings = {k: v for k, v in changes.items() if k not in (*MACHINE, "data", "backbone", "method", "seed", *variant)}
     parts += [config.method, *described(variant), *described(settings), f"seed{config.seed}"]
     return "/".join(re.sub(r"[^\w.,=+-]", "_", part) for part in parts)
 
@@ -198,12 +199,14 @@ def described(settings: dict[str, Any]) -> list[str]:
 
 def data_name(data: str) -> str:
     name, path = parse_data(data)
-    return name or Path(str(path)).stem
+    own = Path(str(path)).name
+    return name or own.removesuffix(next((suffix for suffix in ARCHIVES if own.endswith(suffix)), ""))
 
 
 def backbone_name(backbone: str) -> str:
+    """Of a file, its folder too: half of the world's weights are called `model`."""
     path = Path(backbone)
-    return path.stem if path.suffix in SUFFIXES else path.name
+    return "/".join([*path.parent.parts[-1:], path.stem]) if path.suffix in SUFFIXES else path.name
 
 
 assert all(method in METHODS for grid in _LISTED for sweep in grid.sweeps for method in sweep.methods)

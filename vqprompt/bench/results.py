@@ -17,10 +17,9 @@ from typing import Any
 from vqprompt.bench.grids import Grid, backbone_name, combine, data_name, described
 from vqprompt.bench.paper import NUMBERS, Quoted
 from vqprompt.checkpoint import write_atomically
-from vqprompt.config import WHERE, resolve
+from vqprompt.config import MACHINE, flatten, resolve
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
-from vqprompt.report import flatten
 
 NONE = "–"
 OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class"}
@@ -112,7 +111,8 @@ def read_runs(source: Path) -> list[Found]:
         Found(_read(path), _read(path.parent / "config.json"), path.parent)
         for path in sorted(source.rglob("metrics.json"))
         if (path.parent / "config.json").exists()
-        and "mlruns" not in path.relative_to(source).parts  # MLflow's copies of runs that are there already
+        # but for MLflow's copies of runs that are there already, and what was interrupted while it was linked
+        and not any(part == "mlruns" or part.startswith(".") for part in path.relative_to(source).parts)
     ]
 
 
@@ -141,20 +141,15 @@ def _read(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error}); restore it or do the run again") from None
 
 
-def differences(config: dict[str, Any], other: dict[str, Any], strict: bool = False) -> dict[str, tuple[str, str]]:
-    """Settings that two configs do not share, but for seed and machine. Unless strict, an older one may lack some, and
-    how to rebalance is nobody's business where nothing is rebalanced."""
+def differences(config: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Settings that two configs do not share, but for seed and machine. An older one may lack some, and how to
+    rebalance is nobody's business where nothing is rebalanced."""
     ours, theirs = flatten(_named(config)), flatten(_named(other))
-    keys = ours.keys() | theirs.keys() if strict else ours.keys() & theirs.keys()
-    idle = (
-        ()
-        if strict or "true" in {c.get("options.statistics", "true") for c in (ours, theirs)}
-        else "options.rebalancing"
-    )
+    idle = () if "true" in {c.get("options.statistics", "true") for c in (ours, theirs)} else "options.rebalancing"
     return {
         key.removeprefix("options."): (ours.get(key, NONE), theirs.get(key, NONE))
-        for key in sorted(keys)
-        if key not in (*WHERE, "seed") and not key.startswith(idle) and ours.get(key) != theirs.get(key)
+        for key in sorted(ours.keys() & theirs.keys())
+        if key not in (*MACHINE, "seed") and not key.startswith(idle) and ours.get(key) != theirs.get(key)
     }
 
 

@@ -6,6 +6,7 @@ takes its own run with it, no other, and is replaced.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -23,8 +24,11 @@ import torch
 
 from vqprompt import runs
 from vqprompt.bench.grids import Run
-from vqprompt.bench.results import Found, differences
+from vqprompt.bench.results import read_runs
+from vqprompt.config import MACHINE, completed
+from vqprompt.datasets import parse_data
 from vqprompt.errors import UserError
+from vqprompt.learner import backbone_path
 
 ERROR, SHARED = "error.txt", ".shared"
 CORES_A_RUN = 8  # more hardly help a single run
@@ -47,19 +51,41 @@ def default_workers() -> int:
     return torch.cuda.device_count() or max(1, cores // CORES_A_RUN)
 
 
-def is_done(run: Run, found: Sequence[Found], out: Path) -> bool:
-    """Whether this very run is finished. One that another table has done becomes this table's too: its files are linked
-    to where they would be, so the table, the report and who looks for them find them."""
-    config = run.config.model_dump(mode="json")
-    done = [f.folder for f in found if f.metrics["done"] and f.config["seed"] == config["seed"]
-            and not differences(f.config, config, strict=True)]  # fmt: skip
-    place = out / run.name
-    if place in done:
-        return True
-    if not done or done[0] is None or place.exists():  # where something is, it goes on
-        return False
-    shutil.copytree(done[0], place, copy_function=_link)
-    return True
+def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Path]]:
+    """The runs that are still to be done; and, of those that are not, the finished ones that lie in another table's
+    folder, by their name in this one."""
+    done: dict[str, list[Path]] = {}
+    for found in read_runs(out):
+        if found.metrics["done"] and found.folder is not None:
+            done.setdefault(_identity(completed(found.config)), []).append(found.folder)
+    todo, elsewhere = [], dict[str, Path]()
+    for run in runs:
+        folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
+        if place in folders:
+            continue
+        if not folders or place.exists():  # where something is, it goes on
+            todo.append(run)
+        else:
+            elsewhere[run.name] = folders[0]
+    return todo, elsewhere
+
+
+def _identity(config: dict[str, Any]) -> str:
+    """What makes two runs one and the same: all settings but the machine's. A data set that has a name is known by it,
+    whatever its place; other images and weights are known by their place alone."""
+    name, path = parse_data(config["data"])
+    data = name or str(Path(str(path)).expanduser().resolve())
+    what = {**config, "data": data, "backbone": backbone_path(config["backbone"])}
+    return json.dumps({key: value for key, value in sorted(what.items()) if key not in MACHINE})
+
+
+def adopt(folder: Path, place: Path) -> None:
+    """A run that another table has done is this table's too: the same files, linked to where they would be, so that the
+    table, the report and whoever looks for them find them."""
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(folder, partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
+    partial.rename(place)
 
 
 def _link(source: str, target: str) -> None:

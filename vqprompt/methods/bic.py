@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from vqprompt.errors import UserError
 from vqprompt.images import Images, Store
 from vqprompt.methods.base import Finish, Losses, TaskInfo, View
 from vqprompt.methods.finetuning import TuningOptions
@@ -45,6 +46,9 @@ class BiC(LwF):
         self.held_out: tuple[Images, Tensor] | None = None
 
     def start_task(self, task: TaskInfo) -> None:
+        if self.options.exemplars < task.all_classes:
+            kept = f"exemplars={self.options.exemplars}"
+            raise UserError(f"{kept} cannot hold an image of each of {task.all_classes} classes; allow more")
         super().start_task(task)
         identity = self.correction.new_tensor([[1.0], [0.0]]).expand(2, task.new_classes)
         self.correction = torch.cat([self.correction, identity], dim=1)
