@@ -238,7 +238,7 @@ class TestTables:
             ([1], "vit-s14", {"backbone": ("vit-s14", "vit-b16-in21k")}),
             ([1], "vit-b16-in21k", {"epochs": ("2", "20")}),
         ]
-        assert not any("epochs" in note for note in table.notes), "it stands beside the method already"
+        assert "§ epochs is 2, not 20: VQ-Prompt" in table.notes
         assert [name for name in cells(table.markdown()) if "VQ" in name] == ["VQ-Prompt", "VQ-Prompt, epochs=2§"]
 
     def test_nor_are_held_out_images(self, tmp_path):
@@ -543,6 +543,25 @@ def test_an_interrupted_adoption_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def interrupt(_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_refused_before_any_run(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("vqprompt.bench.cli.run_shown", lambda *given: pytest.fail("runs began"))
+    for data, word in (("foo=1", "neither a data set"), ("cub200=/no/such.zip", "/no/such.zip does not exist")):
+        status, _, err = bench("run", "cub200", "--small", "--data", data, "--out", tmp_path / "out")
+        assert status == 2 and word in err and err.count("error") == 1
+    (tmp_path / "file").touch()
+    status, _, err = bench("run", "cub200", "--small", "--out", tmp_path / "file" / "out")
+    assert status == 2 and "is a file; give a folder" in err
+
+
+def test_a_narrow_terminal_gets_fewer_columns_not_broken_ones():
+    table = Table(CUB, make_rows(CUB, read_runs(RESULTS / "cub200.json")))
+    wide, none = bench_cli.shown(table, 300)
+    assert none == [] and len(wide.columns) == len(table.headings)
+    narrow, left_out = bench_cli.shown(table, 100)
+    assert left_out[:2] == ["images/s", "trainable"] and len(narrow.columns) == len(table.headings) - len(left_out)
+    assert "FAA" not in left_out and "Δ FAA" not in left_out
 
 
 def test_nothing_is_planned_twice(bench, tmp_path, monkeypatch):

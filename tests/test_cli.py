@@ -1,6 +1,7 @@
 """The command line as a person meets it: lists, refusals without tracebacks, and a real small run."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from conftest import command_environment
 from PIL import Image
 
-from vqprompt import cli, runs
+from vqprompt import __version__, cli, runs
 from vqprompt.checkpoint import held
 from vqprompt.config import resolve
 from vqprompt.datasets import DATASETS
@@ -34,6 +35,10 @@ def write_images(folder: Path, classes=3, count=4) -> Path:
         for i in range(count):
             Image.new("RGB", (20, 16), (80 * c, 10 * i, 99)).save(folder / f"class {c}" / f"{i}.png")
     return folder
+
+
+def test_version(command):
+    assert command("--version")[1] == f"vqprompt {__version__}\n"
 
 
 class TestLists:
@@ -240,6 +245,41 @@ class TestRun:
         status, _, err = command(*out, "--resume")
         assert status == 2 and "has other classes now" in err
 
+    def test_resuming_with_other_images_is_refused(self, command, tmp_path, monkeypatch):
+        """The held-out ones would be others, and some of them learned from already."""
+        data = write_images(tmp_path / "images", count=10)
+        out = ["run", "--tasks", "1,1,1", "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "prompt_use", lambda self, task: None if task.number == 0 else pytest.fail("stop"))
+            with pytest.raises(pytest.fail.Exception):
+                command(*out, "--data", data)
+        began = json.loads((tmp_path / "run" / "metrics.json").read_text())
+        assert began["average_accuracy"] and not began["done"]
+        learned = data / began["tasks"][0][0]
+        spared = (learned / "0.png").rename(tmp_path / "0.png")
+        monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
+        status, _, err = command(*out, "--data", data, "--resume")
+        assert status == 2 and "has other images for task 1 now" in err
+        spared.rename(learned / "0.png")
+        monkeypatch.undo()
+        moved = data.rename(tmp_path / "moved")  # the same ones at another place
+        status, _, err = command(*out, "--data", moved, "--resume")
+        assert status == 0, err
+
+    def test_into_a_file_there_is_a_line_for_every_task(self, finished):
+        for task in (1, 2, 3):
+            assert re.search(rf"^task {task}/3, \d+% done$", finished[1], re.MULTILINE), finished[1]
+
+    def test_classes_left_out_and_held_out_images_are_told(self, command, tmp_path):
+        options = ["--tasks", "2,2", "--validation", 0.5, "--method", "linear", "--preset", "closed-form", *SMALL]
+        status, out, err = command("run", *options, "--out", tmp_path / "run")
+        assert status == 0, err
+        assert "note: 46 of 50 classes are in no task" in out and "Tested on 50% of the training images" in out
+
+    def test_another_method_with_the_same_settings(self, finished):
+        given = resolve({"method": "linear"}, file=json.loads((finished[0] / "config.json").read_text()))
+        assert (given.method, given.epochs, given.tasks) == ("linear", 1, [3, 2, 2])
+
     def test_a_preset_is_never_passed_over(self, finished, command, no_training, tmp_path):
         status, _, err = command("run", "--out", finished[0], "--resume", "--preset", "closed-form")
         assert status == 2 and "rebalancing.how=train then, closed-form now" in err
@@ -290,6 +330,13 @@ class TestPredict:
         Image.fromarray(drawings["tree"]).save(tmp_path / "pictures" / "two" / "b.PNG")
         (tmp_path / "pictures" / "notes.txt").write_text("not an image")
         return tmp_path / "pictures"
+
+    def test_broken_images_do_not_keep_the_others_from_being_told(self, finished, command, pictures):
+        (pictures / "two" / "broken.png").write_text("text")
+        (pictures / "empty.jpg").touch()
+        status, out, err = command("predict", finished[0], pictures, pictures / "two" / "b.PNG")
+        assert status == 2 and len(out.splitlines()) == 3
+        assert "2 of 5 images cannot be used" in err and "broken.png: not an image" in err and "empty.jpg" in err
 
     def test_hidden_files_are_passed_over(self, finished, command, pictures):
         (pictures / "._a.png").write_bytes(b"what a Mac leaves behind")

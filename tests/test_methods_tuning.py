@@ -346,13 +346,6 @@ def test_exemplars_are_cut_from_the_end():
     assert len(keep) == 5 and len(out) == 0
 
 
-def test_a_memory_too_small_for_the_classes_is_left_empty(make, stream):
-    learner = make("bic", exemplars=1)
-    for task in stream:
-        learner.learn(task)
-    assert learner.method.exemplar_count() == 0 and torch.equal(learner.method.correction[0], torch.ones(CLASSES))
-
-
 # ---------------------------------------------------------------------------------------------- SLCA
 
 

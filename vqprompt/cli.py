@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from vqprompt import runs
+from vqprompt import __version__, runs
 from vqprompt.bench.cli import Track
 from vqprompt.bench.cli import app as bench_app
 from vqprompt.config import parse_assignment, read_config_file, resolve
@@ -24,14 +24,15 @@ from vqprompt.datasets import DATASETS
 from vqprompt.datasets.common import data_folder
 from vqprompt.errors import UserError
 from vqprompt.images import SUFFIXES
-from vqprompt.learner import Learner
+from vqprompt.learner import Learner, open_image
 from vqprompt.methods import METHODS, find_method
 from vqprompt.report import write_comparison
 from vqprompt.vit import ViT
 from vqprompt.weights import BACKBONES, load_backbone
 
 app = typer.Typer(
-    help="Continual learning with a frozen Vision Transformer: teach it classes as they come, forget none of them.\n\n"
+    help="Continual learning with a frozen Vision Transformer: teach it classes as they come, keep none of the images."
+    "\n\n"
     "Start with [bold]vqprompt demo[/bold], then [bold]vqprompt run --data YOUR_FOLDER --out RESULTS[/bold].",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -39,6 +40,21 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench", rich_help_panel="Commands")
 console = Console()
+
+
+def say_version(asked: bool) -> None:
+    if asked:
+        print(f"vqprompt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say which version this is.")
+    ] = False,
+) -> None: ...
+
 
 PREDICTED_AT_ONCE = 256  # images opened at a time
 DEMO = {"train_per_class": 30, "test_per_class": 10, "seed": 1, "tasks": 10, "data": "quickdraw50"}
@@ -50,13 +66,19 @@ def progress_bar(title: str = "") -> Iterator[runs.Progress]:
     """One live line: what, how far, how long, how long still."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
+        TextColumn("gone,"), TimeRemainingColumn(), TextColumn("to go"),
     )  # fmt: skip
+    told = ""
     with Progress(*columns, console=console, transient=True) as bar:
         line = bar.add_task("starting", total=None)
 
         def report(done: float, total: float, what: str) -> None:
+            nonlocal told
             bar.update(line, completed=done, total=total or None, description=title + what)
+            task = what.partition(" · ")[0]
+            if total and task != told and not console.is_terminal:  # into a file: a line for every task
+                told = task
+                console.print(f"{title}{task}, {done / total:.0%} done", highlight=False)
 
         yield report
 
@@ -98,7 +120,9 @@ def demo(
     page = write_comparison([out / method for method in results], out / "report.html")
     console.print()
     console.print(summary(results))
-    console.print("\nFAA: accuracy over all 50 classes at the end; forgetting: points lost since each task was fresh.")
+    console.print(
+        "\nFAA: accuracy over all 50 classes at the end; forgetting: points lost since each task was at its best."
+    )
     console.print(f"Look at [bold]{escape(str(page))}[/bold]")
 
 
@@ -166,6 +190,8 @@ def run(
     for note in found["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)
     console.print(summary({resolved.method: found}))
+    if resolved.validation:
+        console.print(f"Tested on {resolved.validation:.0%} of the training images, held out; not on the test images.")
     console.print(f"\nLook at [bold]{escape(str(out / 'report.html'))}[/bold]")
 
 
@@ -196,9 +222,17 @@ def predict(
     """
     files = [file for path in images for file in image_files(path)]
     learner = Learner.load(learned, device, backbone=backbone)
+    bad: list[str] = []
     for chunk in (files[i : i + PREDICTED_AT_ONCE] for i in range(0, len(files), PREDICTED_AT_ONCE)):
-        shares, places = learner.scores(chunk).topk(min(top, len(learner.classes)))
-        for file, share, place in zip(chunk, shares.tolist(), places.tolist(), strict=True):
+        good, opened = [], []
+        for file in chunk:
+            try:
+                opened.append(open_image(file))
+                good.append(file)
+            except UserError as error:
+                bad.append(str(error))
+        shares, places = learner.scores(opened).topk(min(top, len(learner.classes)))
+        for file, share, place in zip(good, shares.tolist(), places.tolist(), strict=True):
             named = [(learner.classes[p], s) for p, s in zip(place, share, strict=True)]
             if as_json:
                 print(json.dumps({"image": str(file), "classes": dict(named)}, ensure_ascii=False))
@@ -207,6 +241,9 @@ def predict(
                     f"{file}: " + ", ".join(f"{n} {s:.0%}" for n, s in named),
                     markup=False, highlight=False, soft_wrap=True,
                 )  # fmt: skip
+
+    if bad:
+        raise UserError("\n  ".join([f"{len(bad)} of {len(files)} images cannot be used:", *bad]))
 
 
 def image_files(path: Path) -> list[Path]:

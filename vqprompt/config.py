@@ -49,7 +49,10 @@ def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, An
 
     Keys are settings of the run, or of the method (dots reach into groups: `rebalancing.lr`).
     """
-    method_name = str({**(file or {}), **given}.get("method", "vq-prompt"))
+    file = file or {}
+    method_name = str({**file, **given}.get("method", "vq-prompt"))
+    if file.get("method", method_name) != method_name:  # another method's options are of no use here
+        file = {key: value for key, value in file.items() if key != "options"}
     method = find_method(method_name)
     layers = [given]
     if preset is not None:
@@ -57,8 +60,8 @@ def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, An
             there = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
             raise UserError(f"{method_name} has no preset {preset!r}; {there}")
         layers.append(method.presets[preset])
-    layers += [file or {}, method.training_defaults]
-    entry = DATASETS.get(parse_data(str({**(file or {}), **given}.get("data", "quickdraw50")))[0] or "")
+    layers += [file, method.training_defaults]
+    entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
     if entry is not None:
         layers.append(entry.defaults)
         if all(key.split(".")[0] in method.Options.model_fields for key in entry.options):

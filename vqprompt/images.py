@@ -314,6 +314,11 @@ class Images:
         """Names exactly these pixels in this order: the key under which things computed from them are kept."""
         return hashlib.sha256(self.store.identity.encode() + self.rows.tobytes()).hexdigest()[:24]
 
+    def digest(self) -> str:
+        """Of what is in these images, wherever they lie: the middle line of each, for it has to be quick."""
+        pixels = self.store.pixels
+        return hashlib.sha256(pixels[self.rows, :, pixels.shape[2] // 2].tobytes()).hexdigest()[:16]
+
     def take(self, index: Tensor) -> Images:
         """Some of these images, as closely guarded."""
         return Images(self.store, self.rows[index.numpy()], self.labels[index].numpy(), self._guard)

@@ -335,7 +335,7 @@ class Learner:
         if not self.classes:
             raise UserError("nothing has been learned yet; learn a task first")
         side = round(self.vit.config.image_size * 8 / 7)
-        opened = [_open(image) for image in images]
+        opened = [open_image(image) for image in images]
         if not opened:
             return torch.zeros(0, len(self.classes))
         pixels = np.stack([to_pixels(image, side) for image in opened])
@@ -466,7 +466,7 @@ def _mirrored_query_of(view: View) -> Tensor:
     return view.vit(view.images.flip(-1)).float()
 
 
-def _open(image: str | Path | Image.Image | np.ndarray) -> Image.Image:
+def open_image(image: str | Path | Image.Image | np.ndarray) -> Image.Image:
     if isinstance(image, str | Path):
         path = Path(image).expanduser()
         if not path.is_file():
@@ -503,7 +503,7 @@ def pick_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto, cpu or cuda"
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
         ) from None
     return device
 

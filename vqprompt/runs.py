@@ -16,7 +16,7 @@ import torch
 from vqprompt import metrics as m
 from vqprompt.checkpoint import INFO, held, read_checkpoint, write_atomically
 from vqprompt.config import WHERE, RunConfig, completed, flatten
-from vqprompt.datasets import open_dataset
+from vqprompt.datasets import open_dataset, parse_data
 from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import Learner
 from vqprompt.stream import Stream, Task
@@ -52,16 +52,17 @@ def run(
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
     with held(out):
-        tracking = Tracking(track, out)
+        tracking, begun = Tracking(track, out), 0  # tasks
         where = {key: getattr(config, key) for key in WHERE}
         state: dict[str, Any] = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0,
-                                 "seconds": 0.0, "seconds_in_task": 0.0, "trainable": 0}  # fmt: skip
+                                 "seconds": 0.0, "seconds_in_task": 0.0, "trainable": 0, "images": []}  # fmt: skip
         if resume and (out / INFO).exists():
             learner = Learner.load(out, backbone=config.backbone, **where)
             saved = read_checkpoint(out)[1]
             if "run" not in saved:
                 raise CheckpointError(f"{out}: a learner was saved over this run's; restore it or give another folder")
             state |= saved["run"]
+            begun += len(learner.history) + (saved["unfinished"] is not None)
         else:
             learner = Learner(
                 config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
@@ -79,6 +80,14 @@ def run(
             raise UserError(
                 f"--resume {out}: {config.data} has other classes now than when the run began; put them back"
             )
+        images_now = [task.train.digest() + task.test.digest() for task in stream.tasks]
+        for number, (then, now) in enumerate(zip(state["images"][:begun], images_now, strict=False), start=1):
+            if then != now:  # what was learned from might now be tested with
+                raise UserError(
+                    f"--resume {out}: {config.data} has other images for task {number} now than when the run began; "
+                    "put them back, or start anew in another folder"
+                )
+        state["images"] = images_now
         write_atomically(out / "config.json", config.model_dump_json(indent=1))
         before = state["seconds"]
         work = Work(stream, learner, config, progress)
@@ -174,7 +183,9 @@ def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         except json.JSONDecodeError:
             raise UserError(f"{existing}: damaged; restore it or give another folder") from None
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
-        moved = {"backbone"} if Path(config.backbone).is_file() else set()  # that it is the same is checked later
+        # where things lie is free to change: that they are the same things is checked later
+        moved = {"backbone"} if Path(config.backbone).is_file() else set()
+        moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
         changed = sorted(k for k in now.keys() | then.keys() if k not in {*WHERE, *moved} and then.get(k) != now.get(k))
         if changed:
             pairs = ", ".join(
@@ -194,6 +205,8 @@ def _metrics(
     accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
     square = [row[:learned] for row in accuracy[:learned]]
     uses = [use for use in state["prompt_use"] if use]
+    there, used = len(stream.dataset.classes), sum(len(task.classes) for task in stream.tasks)
+    left_out = [f"{there - used} of {there} classes are in no task"] if used < there else []
     blocks = getattr(learner.method.options, "blocks", list(range(len(uses[0]) if uses else 0)))
     return {
         "method": config.method,
@@ -218,7 +231,7 @@ def _metrics(
         "prompt_use": {"blocks": blocks, "counts": uses} if uses else None,
         "losses": state["losses"],
         "validation": config.validation,
-        "notes": list(stream.dataset.notes),
+        "notes": [*stream.dataset.notes, *left_out],
         "hardware": hardware(learner.device) + (f", {at_once} runs at once" if at_once > 1 else ""),
     }
 

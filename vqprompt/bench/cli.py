@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -17,12 +18,14 @@ from vqprompt.bench.results import NONE, make_rows, read_runs, save_runs
 from vqprompt.bench.runner import Event, adopt, default_workers, run_all, split_done
 from vqprompt.bench.tables import Table
 from vqprompt.config import parse_assignment, read_config_file
+from vqprompt.datasets import check_data
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
 from vqprompt.tracking import Tracking
 
 app = typer.Typer(help="The paper's tables and figures, one command each.", no_args_is_help=True)
 console = Console()
+SPARED = ("images/s", "trainable", "Δ CAA", "paper CAA", "backbone", "forgetting")  # first, where there is no room
 
 Name = Annotated[str, typer.Argument(help="One of `vqprompt bench list`.")]
 Small = Annotated[bool, typer.Option("--small", help="On the embedded drawings and backbone, at reduced size.")]
@@ -84,9 +87,13 @@ def run(
     refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
         raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
+    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
+        raise UserError(f"--out {out}: {file} is a file; give a folder")
     chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else ()
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     Tracking(track or (), out)  # refuses here what every run would refuse
+    for place in dict.fromkeys(run.config.data for run in runs):
+        check_data(place)
     try:
         todo, elsewhere = split_done(runs, out)
         for name_here, folder in elsewhere.items():
@@ -97,10 +104,14 @@ def run(
     except KeyboardInterrupt:
         Console(stderr=True).print("\ninterrupted; the same command goes on with it")
         raise typer.Exit(130) from None
-    table = Table(grid, make_rows(grid, read_runs(out), out))
+    rows = make_rows(grid, read_runs(out), out)
+    table = Table(grid, [row for row in rows if row.runs or not chosen or row.method in chosen])
     written = table.write(out, figure)
     console.print()
-    console.print(shown(table))
+    drawn, left_out = shown(table, console.width)
+    console.print(drawn)
+    if left_out:
+        console.print(f"Left out, for the terminal is narrow: {', '.join(left_out)}.", highlight=False)
     for note in table.notes:
         console.print(note, markup=False, highlight=False)
     console.print(f"\nLook at [bold]{escape(str(written[3]))}[/bold]")
@@ -114,8 +125,10 @@ def run(
 
 def run_shown(todo: list[Run], out: Path, workers: int, track: Sequence[str]) -> dict[str, str]:
     """A live line for every run that is going on, and one that stays when it is over."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    # the name last: it may be long, and only the end of a line is cut off
+    columns = (BarColumn(20), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     lines: dict[str, TaskID] = {}
+    parts: dict[str, float] = {}  # how far the runs at work are
     with Progress(*columns, console=console, transient=True) as bar:
         whole = bar.add_task(f"{len(todo)} runs", total=len(todo), visible=len(todo) > 1)
 
@@ -127,10 +140,12 @@ def run_shown(todo: list[Run], out: Path, workers: int, track: Sequence[str]) ->
                 done, total, what = more
                 text = f"{run.name} · {what}"
                 bar.update(lines[run.name], completed=done, total=total or None, description=text)
+                parts[run.name] = done / total if total else 0.0
             else:
                 bar.remove_task(lines.pop(run.name))
-                bar.advance(whole)
+                parts[run.name] = 1.0
                 console.print(_result(run, kind, more[0]), highlight=False, soft_wrap=True)
+            bar.update(whole, completed=sum(parts.values()))
 
         return run_all(todo, out, workers, tell, track)
 
@@ -141,14 +156,19 @@ def _result(run: Run, kind: str, what: Any) -> str:
     return f"[green]✓[/green] {escape(run.name)}: FAA {what['faa']:.2f}, CAA {what['caa']:.2f}, {what['seconds']:.0f} s"
 
 
-def shown(table: Table) -> RichTable:
-    """For a terminal."""
-    drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
-    for n, heading in enumerate(table.headings):
-        drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
-    for row in table.rows:
-        drawn.add_row(*map(escape, table.cells(row)))
-    return drawn
+def shown(table: Table, width: int) -> tuple[RichTable, list[str]]:
+    """For a terminal; and the columns that it has no room for."""
+    left_out = [heading for heading in SPARED if heading in table.headings]
+    for count in range(len(left_out) + 1):
+        drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
+        kept = [heading for heading in table.headings if heading not in left_out[:count]]
+        for n, heading in enumerate(kept):
+            drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
+        for cells in zip(*(table.columns[heading] for heading in kept), strict=True):
+            drawn.add_row(*map(escape, cells))
+        if Measurement.get(console, console.options.update(width=10_000), drawn).maximum <= width:
+            break
+    return drawn, left_out[:count]
 
 
 @app.command("table")
@@ -191,7 +211,8 @@ def print_table(
 def make_table(grid: Grid, source: Path, from_bench: bool = True) -> Table:
     rows = make_rows(grid, read_runs(source), source if from_bench else None)
     if not any(row.runs for row in rows):
-        raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`")
+        small = "; there are some of --small" if (source / f"{grid.name}-small").is_dir() else ""
+        raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`{small}")
     return Table(grid, rows if from_bench else [row for row in rows if row.runs])
 
 

@@ -130,10 +130,8 @@ def smaller(grid: Grid) -> Grid:
     tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults["tasks"])
     settings = {**SMALL, "tasks": few(tasks)} | {k: v for k, v in grid.settings.items() if k == "validation"}
     sweeps = (Sweep(s.methods[-2:], {key: ends(key, values) for key, values in s.axes.items()}) for s in grid.sweeps)
-    return replace(
-        grid, name=f"{grid.name}-small", title=f"Stand-in for: {grid.title}", settings=settings,
-        sweeps=tuple(sweeps), seeds=(1, 2),
-    )  # fmt: skip
+    title = f"Stand-in for: {grid.title}; the embedded drawings, 28 px"
+    return replace(grid, name=f"{grid.name}-small", title=title, settings=settings, sweeps=tuple(sweeps), seeds=(1, 2))
 
 
 # ------------------------------------------------------------------------------------------------------ runs

@@ -105,10 +105,9 @@ class Table:
             )
         changed = dict[str, list[Row]]()
         for row in self.rows:
-            particular = _particular(row, self.rows)  # these stand beside the method
             for key, (now, then) in row.changed.items():
-                if key != "backbone" and key not in particular:
-                    changed.setdefault(f"{key} is {now}, not {then}", []).append(row)
+                if key != "backbone":
+                    changed.setdefault(f"{key} is {now}, not {then}".replace("null", "none"), []).append(row)
         notes += [f"{OTHER_SETTINGS} {change}: {whose(rows)}" for change, rows in changed.items()]
         marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
         return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
@@ -127,6 +126,7 @@ class Table:
             "faa_difference",
             "caa_difference",
             *MORE,
+            "forgetting_std",
             "seeds",
             "backbone",
             "paper_backbone",
@@ -136,7 +136,7 @@ class Table:
         writer.writerow(["method", "variant", *numbers, *rest, "paper_table", "paper_note", "changed"])
         for row in self.rows:
             values = [*row.ours("faa"), *row.ours("caa"), *row.paper("faa"), *row.paper("caa")]
-            values += [row.difference("faa"), row.difference("caa"), *map(row.mean, MORE)]
+            values += [row.difference("faa"), row.difference("caa"), *map(row.mean, MORE), row.ours("forgetting")[1]]
             backbones = [row.backbone if row.runs else "", " ".join(self.grid.backbones), int(row.other_backbone)]
             changed = " ".join(f"{key}={now}" for key, (now, _) in row.changed.items())
             writer.writerow([

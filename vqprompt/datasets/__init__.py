@@ -82,9 +82,17 @@ def open_dataset(data: str, size: int, seed: int = 0, progress: Progress = no_pr
     name, path = parse_data(data)
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)
-    if not Path(data).expanduser().exists():
+    check_data(data)
+    return open_folder(data, side, seed, progress)
+
+
+def check_data(data: str) -> None:
+    """Refuse what is neither a name nor a place, before anything is done for it."""
+    name, path = parse_data(data)
+    if name is None and not Path(data).expanduser().exists():
         raise UserError(
             f"{data}: neither a data set ({', '.join(DATASETS)}) nor an existing folder or zip; "
             "give the folder that holds one folder per class, or NAME=PATH for a data set you have elsewhere"
         )
-    return open_folder(data, side, seed, progress)
+    if path is not None and not Path(path).expanduser().exists():
+        raise UserError(f"{data}: {path} does not exist; give the archive or folder that holds {name}")
