@@ -292,9 +292,13 @@ class TestRun:
         for name, place in (("config.json", ("options",)), ("checkpoint.json", ("options",))):
             content = json.loads((folder / name).read_text())
             del content[place[0]]["learn"]
+            for key in ("trainable", "images", "seconds_in_task"):  # nor were these kept
+                content.get("run", {}).pop(key, None)
             (folder / name).write_text(json.dumps(content))
+        before = json.loads((folder / "metrics.json").read_text())
         status, out, err = command("run", "--out", folder, "--resume")
         assert status == 0 and "VQ-Prompt" in out, err
+        assert json.loads((folder / "metrics.json").read_text())["parameters"] == before["parameters"]
 
     def test_a_file_in_the_way(self, command, no_training, tmp_path):
         (tmp_path / "file").touch()

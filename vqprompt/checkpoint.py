@@ -53,10 +53,12 @@ def held(folder: Path) -> Iterator[None]:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it, however a process ends
-            except OSError:
+            except BlockingIOError:
                 raise UserError(
                     f"{folder}: another process is at work here; wait for it, or give another folder"
                 ) from None
+            except OSError:  # a file system without locks
+                pass
         try:
             yield
         finally:

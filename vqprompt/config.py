@@ -35,7 +35,9 @@ class RunConfig(Training, extra="forbid"):
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
-    deterministic: bool = Field(True, description="the same bits every time on CUDA too; false is a little faster")
+    deterministic: bool = Field(
+        True, description="on CUDA, only kernels that repeat themselves; false is a little faster"
+    )
     options: dict[str, Any] = Field({}, description="the method's own settings (vqprompt methods NAME)")
 
     @property

@@ -55,7 +55,7 @@ class Learner:
     backbone: a name (`vqprompt backbones`), a weights file, or a ViT. method: a name (`vqprompt methods`).
     size: image size in px, the backbone's own by default. tasks: how many are planned, for methods that divide a pool.
     training: settings of the loop. device: "auto", "cpu", "cuda", … precision: "auto", "fp32", "bf16".
-    compile: "auto" (on CUDA), "on", "off". deterministic: the same seed gives the same bits, on CUDA too.
+    compile: "auto" (on CUDA), "on", "off". deterministic: on CUDA, only kernels that repeat themselves.
     options: the method's own settings.
     """
 

@@ -205,6 +205,7 @@ def _metrics(
     accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
     square = [row[:learned] for row in accuracy[:learned]]
     uses = [use for use in state["prompt_use"] if use]
+    counts = learner.method.parameter_counts()
     there, used = len(stream.dataset.classes), sum(len(task.classes) for task in stream.tasks)
     left_out = [f"{there - used} of {there} classes are in no task"] if used < there else []
     blocks = getattr(learner.method.options, "blocks", list(range(len(uses[0]) if uses else 0)))
@@ -225,7 +226,7 @@ def _metrics(
         "seconds": state["seconds"],
         "task_seconds": state["task_seconds"],
         "images_per_second": learner.images_seen / learner.seconds_training if learner.images_seen else None,
-        "parameters": {**learner.method.parameter_counts(), "trainable": state["trainable"]},
+        "parameters": {**counts, "trainable": max(counts["trainable"], state["trainable"])},
         "bytes_per_class": learner.method.bytes_per_class(),
         "exemplars": learner.method.exemplar_count(),
         "prompt_use": {"blocks": blocks, "counts": uses} if uses else None,
