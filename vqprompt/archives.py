@@ -47,7 +47,8 @@ class Files:
             self._list_tar(cache)
         else:
             raise ImageError(
-                f"{path}: neither a folder nor a zip or tar file; give the folder that holds the class folders"
+                f"{path}: neither a folder nor a zip or tar file that is whole; copy it again, or give the folder that "
+                "holds the class folders"
             )
 
     def read(self, name: str) -> bytes:
