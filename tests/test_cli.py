@@ -289,9 +289,9 @@ class TestRun:
 
     def test_a_run_that_is_older_than_an_option_goes_on(self, finished, command, no_training, tmp_path):
         folder = shutil.copytree(finished[0], tmp_path / "old")
-        for name, place in (("config.json", ("options",)), ("checkpoint.json", ("options",))):
+        for name in ("config.json", "checkpoint.json"):
             content = json.loads((folder / name).read_text())
-            del content[place[0]]["learn"]
+            del content["options"]["learn"]
             for key in ("trainable", "images", "seconds_in_task"):  # nor were these kept
                 content.get("run", {}).pop(key, None)
             (folder / name).write_text(json.dumps(content))

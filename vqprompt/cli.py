@@ -23,7 +23,7 @@ from vqprompt.config import parse_assignment, read_config_file, resolve
 from vqprompt.datasets import DATASETS
 from vqprompt.datasets.common import data_folder
 from vqprompt.errors import UserError
-from vqprompt.images import SUFFIXES
+from vqprompt.images import SUFFIXES, hidden
 from vqprompt.learner import Learner, open_image
 from vqprompt.methods import METHODS, find_method
 from vqprompt.report import write_comparison
@@ -253,7 +253,7 @@ def image_files(path: Path) -> list[Path]:
     found = sorted(
         file
         for file in path.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        if file.suffix.lower() in SUFFIXES and not hidden(file.relative_to(path).as_posix())
     )
     if not found:
         raise UserError(

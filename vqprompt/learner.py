@@ -104,7 +104,7 @@ class Learner:
         self._queries: dict[str, Tensor] = {}
         self._passing: list[str] = []  # those of them that go when the next task comes
         self._unfinished: tuple[TaskInfo, list[str], int, dict[str, Any]] | None = None
-        self._amid: list[str] | None = None  # the classes that `learn` is at, but for moments when `self` is whole
+        self._half_learned: list[str] | None = None  # classes; set while `learn` is at them, but for its checkpoints
         self.images_seen, self.seconds_training = 0, 0.0
         self.shared_queries: Path | None = None  # a folder in which runs keep queries of augmented views for each other
 
@@ -137,7 +137,7 @@ class Learner:
         self._passing = [self._query_key(images, mirrored) for mirrored in (False, True)]
         if self._unfinished is None:
             info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
-            self._amid = task.classes
+            self._half_learned = task.classes
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
             self.method.to(self.device)
@@ -147,7 +147,7 @@ class Learner:
                 raise CheckpointError(
                     f"the checkpoint was learning {names}, not {task.classes}; resume with the same data"
                 )
-            self._amid, resume = task.classes, (epoch, optimizer)
+            self._half_learned, resume = task.classes, (epoch, optimizer)
         labels = (images.labels + info.old_classes).to(self.device)
         if resume is None:
             self.method.prepare_training(lambda: (self.queries(images), labels))
@@ -163,9 +163,9 @@ class Learner:
                 )
             on_epoch(epoch, told)
             if checkpoint is not None and epoch + 1 < self.settings.epochs:
-                self._unfinished, self._amid = (info, task.classes, epoch + 1, optimizer.state_dict()), None
+                self._unfinished, self._half_learned = (info, task.classes, epoch + 1, optimizer.state_dict()), None
                 checkpoint()
-                self._amid = task.classes
+                self._half_learned = task.classes
 
         queries = self._training_queries(shown)
         self.method.train()  # not before: taking queries puts it into evaluation
@@ -202,15 +202,15 @@ class Learner:
             )
         )
         self.method.end_task()
-        self._unfinished = self._amid = None
+        self._unfinished = self._half_learned = None
         self.history.append(info)
         self.classes += task.classes
 
     def _refuse_if_interrupted(self) -> None:
-        if self._amid is not None:
+        if self._half_learned is not None:
             raise UserError(
-                f"learning {', '.join(self._amid[:3])} … was interrupted, and a half-learned task can be neither "
-                "repeated nor saved; go on with Learner.load from where it was last saved, or with a new learner"
+                f"learning {', '.join(self._half_learned[:3])} … was interrupted, and a half-learned task can be "
+                "neither repeated nor saved; go on with Learner.load from where it was last saved, or with a new learner"
             )
 
     # ------------------------------------------------------------------ look
@@ -231,16 +231,13 @@ class Learner:
             size = min(size, 1 << (len(order) - 1).bit_length())
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
         results, aspect = [], images.aspect
-        for index, pixels in images.batches(order.split(size), self.device):
-            query = None if known is None else known[index.to(self.device)]
-            clean = clean_images(self.vit, pixels, aspect[index], self.settings.test_crop)
-            view = View(self.vit, clean, query, task=task)
-            with (
-                same_bits(self.device, self.deterministic),
-                torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast),
-            ):
-                results.append(compute(view))
-            progress(len(index), what)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
+        with same_bits(self.device, self.deterministic), autocast:
+            for index, pixels in images.batches(order.split(size), self.device):
+                query = None if known is None else known[index.to(self.device)]
+                clean = clean_images(self.vit, pixels, aspect[index], self.settings.test_crop)
+                results.append(compute(View(self.vit, clean, query, task=task)))
+                progress(len(index), what)
         return torch.cat(results)[: len(images)]
 
     def extract(self, images: Images, progress: Progress = no_progress, task: int | None = None) -> Tensor:

@@ -170,10 +170,14 @@ def _count(config: RunConfig) -> int:
     return config.tasks if isinstance(config.tasks, int) else len(config.tasks)
 
 
-def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
-    """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
+def check_out(out: Path) -> None:
     if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
         raise UserError(f"--out {out}: {file} is a file; give a folder")
+
+
+def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
+    """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
+    check_out(out)
     existing = out / "config.json"
     if existing.exists():
         if not resume:

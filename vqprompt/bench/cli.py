@@ -21,6 +21,7 @@ from vqprompt.config import parse_assignment, read_config_file
 from vqprompt.datasets import check_data
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
+from vqprompt.runs import check_out
 from vqprompt.tracking import Tracking
 
 app = typer.Typer(help="The paper's tables and figures, one command each.", no_args_is_help=True)
@@ -87,8 +88,7 @@ def run(
     refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
         raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
-    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
-        raise UserError(f"--out {out}: {file} is a file; give a folder")
+    check_out(out)
     chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else ()
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     Tracking(track or (), out)  # refuses here what every run would refuse
@@ -128,7 +128,7 @@ def run_shown(todo: list[Run], out: Path, workers: int, track: Sequence[str]) ->
     # the name last: it may be long, and only the end of a line is cut off
     columns = (BarColumn(20), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     lines: dict[str, TaskID] = {}
-    parts: dict[str, float] = {}  # how far the runs at work are
+    parts: dict[str, float] = {}  # how far each run is, of 1
     with Progress(*columns, console=console, transient=True) as bar:
         whole = bar.add_task(f"{len(todo)} runs", total=len(todo), visible=len(todo) > 1)
 
