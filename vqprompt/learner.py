@@ -210,7 +210,7 @@ class Learner:
         if self._half_learned is not None:
             raise UserError(
                 f"learning {', '.join(self._half_learned[:3])} … was interrupted, and a half-learned task can be "
-                "neither repeated nor saved; go on with Learner.load from where it was last saved, or with a new learner"
+                "neither repeated nor saved; go on with Learner.load from what was saved last, or with a new learner"
             )
 
     # ------------------------------------------------------------------ look
