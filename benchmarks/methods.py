@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vqprompt.images import Store
-from vqprompt.learner import Learner
+from vqprompt.backbones.load import load_backbone
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset, Stream
+from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
-from vqprompt.runs import hardware
-from vqprompt.stream import Dataset, Stream
-from vqprompt.training import Training
-from vqprompt.weights import load_backbone
+from vqprompt.runtime import hardware
+from vqprompt.training.settings import Training
 
 REFERENCE = "vq-prompt"
 

@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from vqprompt.images import Store
-from vqprompt.learner import Learner
-from vqprompt.runs import hardware
-from vqprompt.statistics import ClassStatistics, Rebalancing, rebalance
-from vqprompt.stream import Dataset, Stream, Task
-from vqprompt.training import Training
-from vqprompt.vit import ViT, ViTConfig
+from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset, Stream, Task
+from vqprompt.learner.learner import Learner
+from vqprompt.runtime import hardware
+from vqprompt.statistics.gaussians import ClassStatistics
+from vqprompt.statistics.rebalance import Rebalancing, rebalance
+from vqprompt.training.settings import Training
 
 FITTED, LAST = 1.15, 1.3  # exponents clearly above 1: of the line through all points, of the last two alone
 

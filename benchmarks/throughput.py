@@ -28,12 +28,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from vqprompt.images import Images, Store
-from vqprompt.learner import Learner
-from vqprompt.methods.base import TaskInfo
-from vqprompt.runs import hardware
-from vqprompt.training import Training, fit, same_bits
-from vqprompt.vit import ViT, ViTConfig
+from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
+from vqprompt.learner.learner import Learner
+from vqprompt.methods.task import TaskInfo
+from vqprompt.runtime import hardware, same_bits
+from vqprompt.training.loop import fit
+from vqprompt.training.settings import Training
 
 CLASSES = 20
 MODELS = {

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vqprompt import runs
-from vqprompt.config import parse_assignment, resolve
+from vqprompt.runs import runner as runs
+from vqprompt.runs.config import parse_assignment, resolve
 
 
 def main() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from vqprompt import cli
-from vqprompt.images import Store
-from vqprompt.learner import Learner
-from vqprompt.stream import Dataset, Stream
-from vqprompt.training import Training
-from vqprompt.vit import ViT, ViTConfig
+from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.commands import main as cli
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset, Stream
+from vqprompt.learner.learner import Learner
+from vqprompt.training.settings import Training
 
 TINY = ViTConfig(width=32, depth=6, heads=2, patch=14, image_size=28)
 QUICK = Training(epochs=2, batch_size=8, lr=0.01, augment="none", test_crop=0.0)

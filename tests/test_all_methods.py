@@ -13,13 +13,15 @@ import torch
 from conftest import make_learner, make_vit, same_tensors, tensors_of
 from pydantic import BaseModel
 
-from vqprompt import Learner, Stream, open_dataset, runs
-from vqprompt.checkpoint import read_checkpoint
-from vqprompt.config import resolve
+from vqprompt import Learner, Stream, open_dataset
+from vqprompt.data.images import Images
 from vqprompt.errors import PastImagesError
-from vqprompt.images import Images
+from vqprompt.learner.checkpoint import read_checkpoint
 from vqprompt.methods import METHODS
-from vqprompt.training import Training
+from vqprompt.progress import Progress, Stage
+from vqprompt.runs import runner as runs
+from vqprompt.runs.config import resolve
+from vqprompt.training.settings import Training
 
 TASKS = [["cat", "star"], ["pizza", "ladder"], ["fish", "umbrella"]]
 CLASSES = [name for task in TASKS for name in task]
@@ -63,20 +65,19 @@ def ran(request, tmp_path_factory) -> Ran:
     made: dict = {"refused": 0}
     killed = folder / "killed"
 
-    def progress(done: float, total: float, what: str) -> None:
-        if not what.endswith("learning"):
+    def progress(event: Progress) -> None:
+        if event.stage is not Stage.LEARNING:
             return
         stream = made["stream"]
         assert made["learner"].method.training
-        now = next(task.number for task in stream.tasks if what.startswith(f"task {task.number + 1}/"))
         for task in stream.tasks:
-            if task.number == now:
+            if task.number == event.task:
                 task.train.read(torch.arange(1), torch.device("cpu"))
                 continue
             with pytest.raises(PastImagesError):
                 task.train.read(torch.arange(1), torch.device("cpu"))
             made["refused"] += 1
-        if now == len(stream) - 1 and not killed.exists():
+        if event.task == len(stream) - 1 and not killed.exists():
             shutil.copytree(folder / "whole", killed)
 
     def recorded(name, original):

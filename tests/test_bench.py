@@ -16,18 +16,18 @@ from xml.etree import ElementTree
 import pytest
 from conftest import TINY, make_vit
 
-from vqprompt import runs
-from vqprompt.bench import cli as bench_cli
-from vqprompt.bench import runner
-from vqprompt.bench.cli import read_settings
-from vqprompt.bench.grids import GRIDS, combine, described, find_grid, plan, smaller
-from vqprompt.bench.paper import NUMBERS, Quoted
-from vqprompt.bench.results import differences, make_rows, read_runs
-from vqprompt.bench.runner import adopt, run_all, split_done
-from vqprompt.bench.tables import Table, make_charts
+from vqprompt.backbones.load import save_backbone
+from vqprompt.commands import bench as bench_cli
+from vqprompt.commands.bench import read_settings
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
-from vqprompt.weights import save_backbone
+from vqprompt.paper import pool as runner
+from vqprompt.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
+from vqprompt.paper.numbers import NUMBERS, Quoted
+from vqprompt.paper.pool import adopt, run_all, split_done
+from vqprompt.paper.results import differences, make_rows, read_runs
+from vqprompt.paper.tables import Table, make_charts
+from vqprompt.runs import runner as runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 CUB = GRIDS["cub200"]
@@ -403,8 +403,8 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
     (tmp_path / blocked.name).mkdir(parents=True)
     (tmp_path / blocked.name / "config.json").write_text("{}")
 
-    def stop(done, total, what):
-        if "task 2" in what:
+    def stop(event):
+        if event.task == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -546,7 +546,7 @@ def interrupt(_: object) -> None:
 
 
 def test_refused_before_any_run(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("vqprompt.bench.cli.run_shown", lambda *given: pytest.fail("runs began"))
+    monkeypatch.setattr("vqprompt.commands.bench.run_shown", lambda *given: pytest.fail("runs began"))
     for data, word in (("foo=1", "neither a data set"), ("cub200=/no/such.zip", "/no/such.zip does not exist")):
         status, _, err = bench("run", "cub200", "--small", "--data", data, "--out", tmp_path / "out")
         assert status == 2 and word in err and err.count("error") == 1
@@ -566,6 +566,6 @@ def test_a_narrow_terminal_gets_fewer_columns_not_broken_ones():
 
 def test_nothing_is_planned_twice(bench, tmp_path, monkeypatch):
     planned = []
-    monkeypatch.setattr("vqprompt.bench.cli.run_shown", lambda todo, *rest: planned.extend(todo) or {})
+    monkeypatch.setattr("vqprompt.commands.bench.run_shown", lambda todo, *rest: planned.extend(todo) or {})
     bench("run", "cub200", "--small", "--methods", "linear,vq-prompt,linear", "--seeds", "1,1", "--out", tmp_path)
     assert [run.name.split("/")[1:] for run in planned] == [["vq-prompt", "seed1"], ["linear", "seed1"]]

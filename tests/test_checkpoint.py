@@ -10,11 +10,12 @@ import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 from safetensors.torch import save_file
 
-from vqprompt import checkpoint
-from vqprompt.checkpoint import load_tensors, read_checkpoint, write_atomically, write_checkpoint
+from vqprompt.data.images import Images
 from vqprompt.errors import CheckpointError, UserError
-from vqprompt.images import Images
-from vqprompt.learner import Learner
+from vqprompt.files import write_atomically
+from vqprompt.learner import checkpoint
+from vqprompt.learner.checkpoint import load_tensors, read_checkpoint, write_checkpoint
+from vqprompt.learner.learner import Learner
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
 

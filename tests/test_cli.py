@@ -12,13 +12,15 @@ import pytest
 from conftest import command_environment
 from PIL import Image
 
-from vqprompt import __version__, cli, runs
-from vqprompt.checkpoint import held
-from vqprompt.config import resolve
+from vqprompt import __version__
+from vqprompt.backbones.registry import BACKBONES
+from vqprompt.commands import main as cli
 from vqprompt.datasets import DATASETS
-from vqprompt.learner import Learner
+from vqprompt.files import held
+from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
-from vqprompt.weights import BACKBONES
+from vqprompt.runs import runner as runs
+from vqprompt.runs.config import resolve
 
 SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set", "test_per_class=4"]
 
@@ -26,7 +28,7 @@ SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set",
 @pytest.fixture
 def no_training(monkeypatch):
     """Nothing may be learned before a refusal."""
-    monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
+    monkeypatch.setattr("vqprompt.learner.learner.fit", lambda *given, **named: pytest.fail("training began"))
 
 
 def write_images(folder: Path, classes=3, count=4) -> Path:
@@ -241,7 +243,7 @@ class TestRun:
         out = ["run", "--data", data, "--tasks", 3, "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
         assert command(*out)[0] == 0
         (data / "class 1").rename(data / "class one")
-        monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
+        monkeypatch.setattr("vqprompt.learner.learner.fit", lambda *given, **named: pytest.fail("training began"))
         status, _, err = command(*out, "--resume")
         assert status == 2 and "has other classes now" in err
 
@@ -257,7 +259,7 @@ class TestRun:
         assert began["average_accuracy"] and not began["done"]
         learned = data / began["tasks"][0][0]
         spared = (learned / "0.png").rename(tmp_path / "0.png")
-        monkeypatch.setattr("vqprompt.learner.fit", lambda *given, **named: pytest.fail("training began"))
+        monkeypatch.setattr("vqprompt.learner.learner.fit", lambda *given, **named: pytest.fail("training began"))
         status, _, err = command(*out, "--data", data, "--resume")
         assert status == 2 and "has other images for task 1 now" in err
         spared.rename(learned / "0.png")
@@ -326,7 +328,7 @@ class TestRun:
 class TestPredict:
     @pytest.fixture
     def pictures(self, tmp_path):
-        with np.load(Path(cli.__file__).parent / "assets" / "quickdraw50.npz") as packed:
+        with np.load(Path(cli.__file__).parent.parent / "assets" / "quickdraw50.npz") as packed:
             drawings = {str(name): packed["images"][c, 80] for c, name in enumerate(packed["classes"])}
         for name in ("one [b]", "two"):
             (tmp_path / "pictures" / name).mkdir(parents=True)

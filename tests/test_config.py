@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from vqprompt.config import RunConfig, parse_assignment, read_config_file, resolve
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
+from vqprompt.runs.config import RunConfig, parse_assignment, read_config_file, resolve
 
 
 class TestPrecedence:

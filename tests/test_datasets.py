@@ -20,14 +20,15 @@ import torch
 from conftest import make_vit
 from PIL import Image
 
-from vqprompt.config import resolve
+from vqprompt.data.decode import decode, to_pixels
+from vqprompt.data.stream import Stream
 from vqprompt.datasets import DATASETS, cifar100, common, cub200, imagenet_a, imagenet_r, open_dataset, parse_data, vtab
 from vqprompt.datasets.common import Expected, Origin, Remote
 from vqprompt.errors import ImageError, UserError
-from vqprompt.images import decode, to_pixels
-from vqprompt.learner import Learner
+from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
-from vqprompt.stream import Stream
+from vqprompt.progress import Stage
+from vqprompt.runs.config import resolve
 
 SIZE = 28
 SHARED_CUB = Path(__file__).parents[2] / "shared" / "data" / "cub200.zip"
@@ -693,8 +694,8 @@ class TestDownload:
         remote = Remote("CUB_200_2011.tgz", "https://x/CUB.tgz", hashlib.md5(data).hexdigest())
         monkeypatch.setattr(cub200, "ORIGIN", Origin((remote,)))
         asked, seen = self.serve(monkeypatch, {remote.url: data}), []
-        first = open_dataset("cub200", SIZE, progress=lambda *given: seen.append(given))
-        assert seen[0][2] == "downloading CUB_200_2011.tgz, MB"
+        first = open_dataset("cub200", SIZE, progress=seen.append)
+        assert seen[0].stage is Stage.DOWNLOADING and seen[0].detail == "CUB_200_2011.tgz, MB"
         assert same(first, open_dataset("cub200", SIZE)) and len(asked) == 1
         assert [p.name for p in (home / "data" / "cub200").iterdir()] == ["CUB_200_2011.tgz"]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vqprompt import Learner, Stream, runs
-from vqprompt.config import resolve
+from vqprompt import Learner, Stream
 from vqprompt.methods import METHODS
+from vqprompt.runs import runner as runs
+from vqprompt.runs.config import resolve
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from vqprompt import Learner, Stream, Training, open_dataset
-from vqprompt.images import Images
+from vqprompt.data.images import Images
 from vqprompt.metrics import final_average_accuracy, forgetting
 
 TASKS, CLASSES, SEED = 4, 5, 1

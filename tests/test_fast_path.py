@@ -7,13 +7,15 @@ import pytest
 import torch
 from conftest import TINY, make_stream, make_vit
 
-from vqprompt.images import Images, Store
-from vqprompt.learner import Learner
+from vqprompt.backbones.vit import ViT, ViTConfig, gelu
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
+from vqprompt.data.views import random_boxes, render
+from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
-from vqprompt.optim import Recorded
-from vqprompt.training import Training, same_bits
-from vqprompt.views import random_boxes, render
-from vqprompt.vit import ViT, ViTConfig, gelu
+from vqprompt.runtime import same_bits
+from vqprompt.training.recorded import Recorded
+from vqprompt.training.settings import Training
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

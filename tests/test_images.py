@@ -20,11 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vqprompt import images as images_module
+from vqprompt import files
+from vqprompt.backbones.registry import backbones_folder
+from vqprompt.data import store as images_module
+from vqprompt.data.decode import decode, to_pixels
+from vqprompt.data.images import Images
+from vqprompt.data.source import Source
+from vqprompt.data.store import Store, build_store
 from vqprompt.datasets import open_dataset
 from vqprompt.errors import ImageError, UserError
-from vqprompt.images import A_DAY, Images, Source, Store, build_store, decode, to_pixels
-from vqprompt.weights import backbones_folder
+from vqprompt.files import A_DAY
+from vqprompt.progress import Progress, Stage
 
 SIDE = 16
 RNG = np.random.default_rng(0)
@@ -517,8 +523,8 @@ class TestStore:
     def test_an_interrupted_decode_leaves_no_store(self, tmp_path, home, monkeypatch):
         folder = fill(tmp_path)
 
-        def progress(done, total, what):
-            if done == 4:
+        def progress(event):
+            if event.done == 4:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -529,7 +535,7 @@ class TestStore:
         folder = fill(tmp_path)
         code = """
             import os, signal, sys
-            from vqprompt import images
+            from vqprompt.data import decode as images
             plain, count = images.to_pixels, iter(range(6))
             def die(image, side):
                 if next(count, None) is None:
@@ -556,13 +562,13 @@ class TestStore:
 
     def test_progress_counts_to_the_end(self, tmp_path):
         seen = []
-        build_store(Source(fill(tmp_path)), SIDE, lambda *given: seen.append(given))
-        assert seen == [(i, 10, "decoding images") for i in range(1, 11)]
+        build_store(Source(fill(tmp_path)), SIDE, seen.append)
+        assert seen == [Progress(Stage.DECODING, i, 10) for i in range(1, 11)]
 
 
 def test_a_home_below_one_s_own(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("VQPROMPT_HOME", "~/kept")
-    assert images_module.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
+    assert files.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
     monkeypatch.setenv("VQPROMPT_HOME", "")
-    assert images_module.cache_folder() == tmp_path / ".cache" / "vqprompt"
+    assert files.cache_folder() == tmp_path / ".cache" / "vqprompt"

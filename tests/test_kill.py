@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import TINY, command_environment, make_vit, same_tensors
 
-from vqprompt import runs
-from vqprompt.checkpoint import read_checkpoint
-from vqprompt.config import resolve
-from vqprompt.weights import save_backbone
+from vqprompt.backbones.load import save_backbone
+from vqprompt.learner.checkpoint import read_checkpoint
+from vqprompt.progress import ignore
+from vqprompt.runs import runner as runs
+from vqprompt.runs.config import resolve
 
 TIMES = {"seconds", "task_seconds", "images_per_second"}
 RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12",
@@ -110,7 +111,7 @@ def tiny_run(tmp_path, monkeypatch):
     """A run of the tiny ViT that is over in a moment, with a checkpoint after every epoch."""
     save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
 
-    def run(out: str, method: str, resume: bool = False, progress=runs.no_progress) -> Path:
+    def run(out: str, method: str, resume: bool = False, progress=ignore) -> Path:
         monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path / f"home of {out}"))
         config = resolve(
             {"data": "quickdraw50", "backbone": str(tmp_path / "tiny.safetensors"), "method": method, "size": 28,
@@ -151,7 +152,7 @@ def test_killed_after_every_single_batch(tiny_run):
     """No write is near: what was done since the last checkpoint is done again, to the same end."""
     calls, fatal = 0, -1
 
-    def dying(done, total, what):
+    def dying(event):
         nonlocal calls
         calls += 1
         if calls == fatal:
@@ -173,7 +174,7 @@ def test_the_time_before_a_kill_is_counted(tiny_run, monkeypatch):
     clock, real, calls = 0.0, time.perf_counter, 0
     monkeypatch.setattr(time, "perf_counter", lambda: real() + clock)
 
-    def dying(done, total, what):
+    def dying(event):
         nonlocal clock, calls
         calls += 1
         if calls == 1:

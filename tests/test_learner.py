@@ -6,10 +6,12 @@ import torch
 from conftest import QUICK, TINY, make_learner, make_stream, make_vit, same_tensors, tensors_of
 from PIL import Image
 
+from vqprompt.backbones.load import save_backbone
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
 from vqprompt.errors import ImageError, UserError
-from vqprompt.images import Images, Store
-from vqprompt.learner import Learner, pick_device, pick_precision
-from vqprompt.weights import save_backbone
+from vqprompt.learner.learner import Learner
+from vqprompt.runtime import pick_device, pick_precision
 
 
 @pytest.fixture(scope="module")

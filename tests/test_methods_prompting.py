@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from vqprompt import Learner
+from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset, Stream
 from vqprompt.errors import UserError
-from vqprompt.images import Store
 from vqprompt.methods import METHODS
-from vqprompt.methods.base import TaskInfo, View
 from vqprompt.methods.coda import nonorthogonality, orthogonal_rows
-from vqprompt.stream import Dataset, Stream
-from vqprompt.training import Training
-from vqprompt.vit import ViT, ViTConfig
+from vqprompt.methods.task import TaskInfo
+from vqprompt.training.settings import Training
+from vqprompt.training.view import View
 
 WIDTH, BATCH = 32, 6
 NAMES = ["l2p++", "deep-l2p++", "l2p++-v2", "dualprompt", "coda-p"]

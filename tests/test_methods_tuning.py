@@ -9,16 +9,19 @@ import torch.nn.functional as F
 from conftest import make_learner, make_stream
 
 from vqprompt import Learner, Stream, Training
+from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset
 from vqprompt.errors import PastImagesError, UserError
-from vqprompt.images import Images, Store
 from vqprompt.methods import find_method
-from vqprompt.methods.base import TaskInfo, View
 from vqprompt.methods.bic import Exemplars, fit_correction, herd, split
 from vqprompt.methods.lwf import distillation
-from vqprompt.optim import make_optimizer
-from vqprompt.statistics import ClassStatistics, Rebalancing, normalized_cross_entropy, rebalance
-from vqprompt.stream import Dataset
-from vqprompt.vit import ViT, ViTConfig
+from vqprompt.methods.task import TaskInfo
+from vqprompt.statistics.gaussians import ClassStatistics
+from vqprompt.statistics.rebalance import Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.training.optim import make_optimizer
+from vqprompt.training.view import View
 
 CONFIG = ViTConfig(width=32, depth=3, heads=2, patch=14, image_size=28)
 CLASSES, TASKS, PER_CLASS, TEST = 6, 3, 10, 3

@@ -7,12 +7,13 @@ from conftest import TINY, make_learner, make_stream, make_vit, same_tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vqprompt.config import resolve
 from vqprompt.errors import UserError
-from vqprompt.learner import Learner
-from vqprompt.methods.base import TaskInfo, View
+from vqprompt.learner.learner import Learner
+from vqprompt.methods.task import TaskInfo
 from vqprompt.methods.vq_prompt import SoftPrompt, VQOptions, VQPrompt, VQPromptS
 from vqprompt.prompts import PromptPool
+from vqprompt.runs.config import resolve
+from vqprompt.training.view import View
 
 BLOCKS, SIZE, LENGTH, WIDTH, BATCH = 3, 5, 4, 8, 6
 

@@ -14,8 +14,8 @@ import pytest
 
 from vqprompt import metrics as measure
 from vqprompt.errors import UserError
-from vqprompt.figures import cell_colors, loss_chart
-from vqprompt.report import write_comparison, write_report
+from vqprompt.report.figures import cell_colors, loss_chart
+from vqprompt.report.pages import write_comparison, write_report
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 NASTY = ["<script>alert(1)</script>", "a&b \"c\" 'd'", "日本語 ☃", "long" * 80, "{{ 7 * 7 }}", "$x_1$"]

@@ -8,9 +8,10 @@ import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from vqprompt.learner import Learner
+from vqprompt.learner.learner import Learner
 from vqprompt.methods.base import Head
-from vqprompt.statistics import JITTER, ClassStatistics, Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.statistics.gaussians import JITTER, ClassStatistics
+from vqprompt.statistics.rebalance import Rebalancing, normalized_cross_entropy, rebalance
 
 WIDTH = 6
 KINDS = ["diagonal", "full", "shared"]
@@ -206,7 +207,7 @@ class TestRebalancing:
         head.grow(4)
         entropy = normalized_cross_entropy
         monkeypatch.setattr(
-            "vqprompt.statistics.normalized_cross_entropy",
+            "vqprompt.statistics.rebalance.normalized_cross_entropy",
             lambda logits, labels, *rest: (
                 seen.append(torch.bincount(labels, minlength=4)),
                 entropy(logits, labels, *rest),

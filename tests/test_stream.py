@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vqprompt import methods
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset, Stream, split_rows
 from vqprompt.errors import ImageError, PastImagesError, UserError
-from vqprompt.images import Images, Store
 from vqprompt.methods.finetuning import LinearProbe
-from vqprompt.stream import Dataset, Stream, split_rows
 
 CPU = torch.device("cpu")
 

@@ -17,10 +17,12 @@ from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from vqprompt import runs, tracking
-from vqprompt.config import flatten, resolve
-from vqprompt.learner import Learner
-from vqprompt.weights import save_backbone
+from vqprompt.backbones.load import save_backbone
+from vqprompt.learner.learner import Learner
+from vqprompt.progress import ignore
+from vqprompt.runs import runner as runs
+from vqprompt.runs import tracking
+from vqprompt.runs.config import flatten, resolve
 
 BOTH = ("mlflow", "tensorboard")
 TASKS, EPOCHS, IMAGES, BATCH = 3, 2, 12, 4
@@ -53,7 +55,7 @@ def store(place, monkeypatch):
 
 @pytest.fixture
 def track(place, tmp_path):
-    def run(name="run", trackers=BOTH, resume=False, progress=runs.no_progress, **changes) -> Path:
+    def run(name="run", trackers=BOTH, resume=False, progress=ignore, **changes) -> Path:
         config = resolve({**SETTINGS, "backbone": str(place / "tiny.safetensors"), **changes})
         runs.run(config, tmp_path / name, resume, progress, checkpoint_seconds=0, track=trackers)
         return tmp_path / name
@@ -166,7 +168,7 @@ class TestWhatIsTold:
 
     def test_an_experiment_of_one_s_own_and_very_long_settings(self, track, store, monkeypatch):
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
-        monkeypatch.setattr("vqprompt.tracking.flatten", lambda config: {"tasks": "x" * 9000})
+        monkeypatch.setattr("vqprompt.runs.tracking.flatten", lambda config: {"tasks": "x" * 9000})
         run = mlflow_run(track(trackers=["mlflow"], method="linear", tasks=[2]))
         assert store.get_experiment(run.info.experiment_id).name == "birds"
         assert run.data.params == {"tasks": "x" * 6000}
@@ -203,7 +205,7 @@ class TestResume:
             if what == "save":
                 patch.setattr(Learner, "save", lambda *given, **named: (dying(), save(*given, **named)))
             with pytest.raises(Killed):
-                track(progress=dying if what == "step" else runs.no_progress)
+                track(progress=dying if what == "step" else ignore)
         begun = mlflow_run(tmp_path / "run")
         assert begun.info.status == "RUNNING" and "session_end_info" not in hparams(tmp_path / "run")
         folder = track(resume=True, device="cpu")  # a parameter that was "auto" before
@@ -236,8 +238,8 @@ class TestResume:
     def test_tracking_may_begin_late(self, track):
         """What was not told then is not made up; what comes has its true step."""
 
-        def stop(done, total, what):
-            if "task 2" in what:
+        def stop(event):
+            if event.task == 1:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -249,8 +251,8 @@ class TestResume:
 
     @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (ZeroDivisionError, "FAILED")])
     def test_status_of_a_run_that_stops(self, track, tmp_path, error, status):
-        def stop(done, total, what):
-            if "task 2" in what:
+        def stop(event):
+            if event.task == 1:
                 raise error
 
         with pytest.raises(error):
@@ -306,7 +308,7 @@ class TestRefusals:
 
 
 def test_neither_library_is_imported_unasked():
-    code = "import sys, vqprompt.cli; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
+    code = "import sys, vqprompt.commands.main; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -330,9 +332,9 @@ class TestFailing:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
         broken = False
 
-        def breaking(done, total, what):
+        def breaking(event):
             nonlocal broken
-            if "task 2" in what and not broken:
+            if event.task == 1 and not broken:
                 broken = True
                 getattr(self, f"break_{failing}")(tmp_path / "run")
 

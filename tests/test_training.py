@@ -10,14 +10,19 @@ from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, s
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vqprompt import learner as learner_module
-from vqprompt import training as training_module
+from vqprompt.data.stream import Stream
 from vqprompt.errors import CheckpointError, UserError
-from vqprompt.learner import Learner
-from vqprompt.methods.base import TaskInfo
-from vqprompt.optim import Recorded, cosine
-from vqprompt.stream import Stream
-from vqprompt.training import Training, derive_seed, draw, epoch_batches, fit
+from vqprompt.learner import learner as learner_module
+from vqprompt.learner.learner import Learner
+from vqprompt.methods.task import TaskInfo
+from vqprompt.runtime import derive_seed
+from vqprompt.training import batches as batches_module
+from vqprompt.training import loop as training_module
+from vqprompt.training.batches import draw, epoch_batches
+from vqprompt.training.loop import fit
+from vqprompt.training.optim import cosine
+from vqprompt.training.recorded import Recorded
+from vqprompt.training.settings import Training
 
 
 class TestBatches:
@@ -158,9 +163,9 @@ class TestLearning:
 
     @pytest.mark.parametrize(("augment", "drawn"), [("crop", 0), ("flip", 1)])
     def test_every_epoch_draws_its_own_crops_and_flips(self, monkeypatch, augment, drawn):
-        plain, seen = training_module.draw_augmentation, []
+        plain, seen = batches_module.draw_augmentation, []
         spy = lambda *given: (seen.append(found := plain(*given)), found)[1]  # noqa: E731
-        monkeypatch.setattr(training_module, "draw_augmentation", spy)
+        monkeypatch.setattr(batches_module, "draw_augmentation", spy)
         learner = make_learner("linear", training=Training(epochs=4, batch_size=16, augment=augment))
         learner.learn(next(iter(make_stream())))  # 16 images: one batch an epoch
         assert len(seen) == 4

@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from vqprompt import weights
-from vqprompt.vit import ViT, ViTConfig
-from vqprompt.weights import BACKBONES, WeightsError, fingerprint, load_backbone, save_backbone
+from vqprompt.backbones import load as weights
+from vqprompt.backbones import registry
+from vqprompt.backbones.load import fingerprint, load_backbone, save_backbone
+from vqprompt.backbones.registry import BACKBONES, WeightsError
+from vqprompt.backbones.vit import ViT, ViTConfig
 
 WIDTH, DEPTH, HEADS, PATCH, SIZE, HIDDEN, EPS = 32, 2, 4, 4, 12, 80, 1e-6
 ROWS = (SIZE // PATCH) ** 2 + 1
@@ -604,7 +606,8 @@ def test_backbones_are_described():
 
 def test_core_imports_without_the_hub():
     code = (
-        "import sys; sys.modules['huggingface_hub'] = None; import vqprompt.weights; assert 'timm' not in sys.modules"
+        "import sys; sys.modules['huggingface_hub'] = None; "
+        "import vqprompt.backbones.load; assert 'timm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 
@@ -734,7 +737,7 @@ def test_fingerprint_sees_every_weight_and_the_config(tmp_path):
 
 # --- the embedded backbone ---
 
-needs_asset = pytest.mark.skipif(not weights.EMBEDDED.is_file(), reason="the embedded weights are not there")
+needs_asset = pytest.mark.skipif(not registry.EMBEDDED.is_file(), reason="the embedded weights are not there")
 
 
 @needs_asset

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from vqprompt.images import Store
-from vqprompt.learner import Learner
+from vqprompt.backbones.vit import Block, ViT, ViTConfig
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset, Stream
+from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
-from vqprompt.stream import Dataset, Stream
-from vqprompt.training import Training
-from vqprompt.vit import Block, ViT, ViTConfig
+from vqprompt.training.settings import Training
 
 HEADINGS = ("method", "parameters", "kept, D = 384", "kept, D = 768", "passes")
 VIT_B16 = ViTConfig(width=768, depth=12, heads=12, patch=16)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vqprompt.bench.cli import make_table
-from vqprompt.bench.grids import find_grid
-from vqprompt.bench.tables import make_charts
-from vqprompt.figures import standalone
+from vqprompt.commands.bench import make_table
+from vqprompt.paper.grids import find_grid
+from vqprompt.paper.tables import make_charts
+from vqprompt.report.figures import standalone
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproducing.md"

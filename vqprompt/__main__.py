@@ -1,5 +1,5 @@
 """`python -m vqprompt`, where the command itself is not on the path."""
 
-from vqprompt.cli import main
+from vqprompt.commands.main import main
 
 main()

@@ -1,5 +1,19 @@
 """Errors that are the user's to mend: each names what was given, what was wanted and the way out."""
 
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+
+def explain(error: ValidationError, what: str) -> str:
+    """A pydantic error as one line a field: which, what was given, what was wanted."""
+    lines = []
+    for e in error.errors():
+        name = ".".join(str(part) for part in e["loc"])
+        given = "" if e["type"] == "extra_forbidden" else f" (given: {e['input']!r})"
+        lines.append(f"{name}: {'no such setting' if e['type'] == 'extra_forbidden' else e['msg']}{given}")
+    return f"{what}: " + "; ".join(lines)
+
 
 class UserError(ValueError):
     """Shown on the command line as its message alone, without a traceback."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vqprompt.data.stream import Dataset
 from vqprompt.datasets.cifar100 import open_cifar100
 from vqprompt.datasets.cub200 import open_cub200
 from vqprompt.datasets.folder import open_folder
@@ -15,10 +16,9 @@ from vqprompt.datasets.imagenet_r import open_imagenet_r
 from vqprompt.datasets.quickdraw import open_quickdraw
 from vqprompt.datasets.vtab import open_vtab
 from vqprompt.errors import UserError
-from vqprompt.images import Progress, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
-Opener = Callable[[str | None, int, int, Progress], Dataset]
+Opener = Callable[[str | None, int, int, Report], Dataset]
 """(where the user has it, or None; side of the stored squares in px; seed of a split it may have to make; progress)."""
 
 
@@ -75,7 +75,7 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
     return None, data
 
 
-def open_dataset(data: str, size: int, seed: int = 0, progress: Progress = no_progress) -> Dataset:
+def open_dataset(data: str, size: int, seed: int = 0, progress: Report = ignore) -> Dataset:
     """A data set by name, by NAME=PATH, or any folder or archive of images, stored with an eighth of a margin around
     `size` to crop."""
     side = round(size * 8 / 7)

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from vqprompt.archives import Files
-from vqprompt.datasets.common import Expected, Origin, Remote, check_whole, finish, locate, open_files, read_file
+from vqprompt.data.archives import Files
+from vqprompt.data.source import hidden
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset
+from vqprompt.datasets.common import Expected, Origin, Remote, check_whole, locate, make_dataset, open_files, read_file
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.errors import ImageError
-from vqprompt.images import Progress, Store, hidden, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
 _NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -46,13 +48,13 @@ ORIGIN = Origin(
 )
 
 
-def open_cifar100(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+def open_cifar100(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     path = locate("cifar100", source, ORIGIN, progress)
     if parquet_files(path):
         listing = list_parquet(path, ["fine_label"], CLASSES)
         if listing.entries[0].split is None:
             raise ImageError(f"{path}: needs parquet files of both train and test; get the missing ones")
-        return finish("cifar100", listing, SIDE, seed, progress, EXPECTED)
+        return make_dataset("cifar100", listing, SIDE, seed, progress, EXPECTED)
     files = open_files(path)
     (train, train_labels), (test, test_labels) = (_read(files, path, split) for split in ("train", "test"))
     pixels, labels = np.concatenate([train, test]), np.concatenate([train_labels, test_labels])

@@ -15,10 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vqprompt.archives import SUFFIXES, Files
+from vqprompt.data.archives import SUFFIXES, Files
+from vqprompt.data.source import Entry, Source
+from vqprompt.data.store import build_store
+from vqprompt.data.stream import Dataset, check_classes, split_rows
 from vqprompt.errors import ImageError
-from vqprompt.images import Entry, Progress, Source, build_store, cache_folder
-from vqprompt.stream import Dataset, check_classes, split_rows
+from vqprompt.files import cache_folder
+from vqprompt.progress import Progress, Report, Stage
 
 TEST_FRACTION = 0.2
 
@@ -72,7 +75,7 @@ def data_folder() -> Path:
     return Path(os.environ.get("VQPROMPT_DATA") or cache_folder() / "data").expanduser()
 
 
-def locate(name: str, given: str | None, origin: Origin, progress: Progress) -> Path:
+def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Path:
     """What the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is not there."""
     if given is not None:
         path = Path(given).expanduser()
@@ -90,7 +93,7 @@ def locate(name: str, given: str | None, origin: Origin, progress: Progress) -> 
     return folder
 
 
-def _download(name: str, origin: Origin, folder: Path, there: set[str], progress: Progress) -> None:
+def _download(name: str, origin: Origin, folder: Path, there: set[str], progress: Report) -> None:
     if not origin.files:
         raise ImageError(f"{name} is not on this machine and cannot be downloaded; {how_to_get(name, origin)}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +110,7 @@ def _download(name: str, origin: Origin, folder: Path, there: set[str], progress
             ) from None
 
 
-def download(remote: Remote, folder: Path, progress: Progress) -> None:
+def download(remote: Remote, folder: Path, progress: Report) -> None:
     """Written whole and with the right checksum, or not at all."""
     request = urllib.request.Request(remote.url, headers={"User-Agent": "vqprompt"})
     partial = folder / f".{remote.name}.{os.getpid()}.partial"
@@ -119,7 +122,7 @@ def download(remote: Remote, folder: Path, progress: Progress) -> None:
                 file.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                progress(done >> 20, max(total, done) >> 20, f"downloading {remote.name}, MB")
+                progress(Progress(Stage.DOWNLOADING, done >> 20, max(total, done) >> 20, detail=f"{remote.name}, MB"))
         if digest.hexdigest() != remote.md5:
             raise OSError(f"{remote.url} has the md5 {digest.hexdigest()}, not {remote.md5}")
         os.replace(partial, folder / remote.name)
@@ -176,12 +179,12 @@ def list_images(path: Path) -> Listing:
     return Listing(source.path, source.entries, classes, source.read, source.key, ignored=source.ignored)
 
 
-def finish(
+def make_dataset(
     name: str,
     listing: Listing,
     side: int,
     seed: int,
-    progress: Progress,
+    progress: Report,
     expected: Expected | None = None,
     groups: tuple[tuple[str, ...], ...] | None = None,
 ) -> Dataset:

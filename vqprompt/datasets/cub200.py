@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vqprompt.archives import Files
+from vqprompt.data.archives import Files
+from vqprompt.data.source import Entry
+from vqprompt.data.stream import Dataset
 from vqprompt.datasets.common import (
     Expected,
     Listing,
     Origin,
     Remote,
     archive_or_folder,
-    finish,
     list_images,
     locate,
+    make_dataset,
     open_files,
     read_file,
     some,
 )
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.errors import ImageError
-from vqprompt.images import Entry, Progress, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
 EXPECTED = Expected(classes=200, images=11_788, train=5_994)
 ORIGIN = Origin(
@@ -41,8 +42,10 @@ ORIGIN = Origin(
 TABLES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 
 
-def open_cub200(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
-    return finish("cub200", list_cub200(locate("cub200", source, ORIGIN, progress)), side, seed, progress, EXPECTED)
+def open_cub200(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
+    return make_dataset(
+        "cub200", list_cub200(locate("cub200", source, ORIGIN, progress)), side, seed, progress, EXPECTED
+    )
 
 
 def list_cub200(path: Path) -> Listing:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vqprompt.datasets.common import finish, list_images
-from vqprompt.images import Progress, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.data.stream import Dataset
+from vqprompt.datasets.common import list_images, make_dataset
+from vqprompt.progress import Report, ignore
 
 
-def open_folder(path: str | Path, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:
     """seed: which images of each class are held out, where the source has no split of its own."""
-    return finish(str(path), list_images(Path(path).expanduser()), side, seed, progress)
+    return make_dataset(str(path), list_images(Path(path).expanduser()), side, seed, progress)

@@ -6,11 +6,20 @@ It has no official split: without those folders a fifth of each class is held ou
 
 from __future__ import annotations
 
-from vqprompt.datasets.common import Expected, Origin, Remote, archive_or_folder, finish, list_images, locate, ordered
+from vqprompt.data.stream import Dataset
+from vqprompt.datasets.common import (
+    Expected,
+    Origin,
+    Remote,
+    archive_or_folder,
+    list_images,
+    locate,
+    make_dataset,
+    ordered,
+)
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.datasets.wnids import IMAGENET_A
-from vqprompt.images import Progress, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
 EXPECTED = Expected(classes=200, images=7_500, names=IMAGENET_A)
 ORIGIN = Origin(
@@ -25,11 +34,11 @@ ORIGIN = Origin(
 )
 
 
-def open_imagenet_a(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+def open_imagenet_a(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     path = locate("imagenet-a", source, ORIGIN, progress)
     if parquet_files(path):
         listing = list_parquet(path, ["wnid", "label"])
     else:
         listing = list_images(archive_or_folder(path))
     listing.classes = ordered(listing.classes, IMAGENET_A)
-    return finish("imagenet-a", listing, side, seed, progress, EXPECTED)
+    return make_dataset("imagenet-a", listing, side, seed, progress, EXPECTED)

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from vqprompt.data.stream import Dataset
 from vqprompt.datasets.common import (
     Expected,
     Listing,
     Origin,
     Remote,
     archive_or_folder,
-    finish,
     list_images,
     locate,
+    make_dataset,
     ordered,
     some,
 )
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.datasets.wnids import IMAGENET_R
 from vqprompt.errors import ImageError
-from vqprompt.images import Progress, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
 LISTS = {"train": "imagenet-r_train.yaml", "test": "imagenet-r_test.yaml"}
 CODA = "https://raw.githubusercontent.com/GT-RIPL/CODA-Prompt/main/dataloaders/splits"
@@ -44,7 +44,7 @@ ORIGIN = Origin(
 )
 
 
-def open_imagenet_r(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+def open_imagenet_r(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     path = locate("imagenet-r", source, ORIGIN, progress)
     if parquet_files(path):
         listing = list_parquet(path, ["wnid", "label"])
@@ -52,7 +52,7 @@ def open_imagenet_r(source: str | None, side: int, seed: int, progress: Progress
         listing = list_images(archive_or_folder(path))
     listing.classes = ordered(listing.classes, IMAGENET_R)
     listing = heed_lists(listing, path if path.is_dir() else path.parent)
-    return finish("imagenet-r", listing, side, seed, progress, EXPECTED)
+    return make_dataset("imagenet-r", listing, side, seed, progress, EXPECTED)
 
 
 def heed_lists(listing: Listing, folder: Path) -> Listing:

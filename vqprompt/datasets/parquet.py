@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vqprompt.data.source import Entry, hidden
 from vqprompt.datasets.common import Listing, natural
 from vqprompt.errors import ImageError
-from vqprompt.images import Entry, hidden
 
 IMAGE_COLUMNS = ("img", "image")
 KEPT_GROUPS = 3  # rows are read in groups; several threads read neighbouring ones

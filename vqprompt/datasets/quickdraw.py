@@ -7,14 +7,15 @@ from importlib.resources import files
 
 import numpy as np
 
+from vqprompt.data.store import Store
+from vqprompt.data.stream import Dataset
 from vqprompt.errors import UserError
-from vqprompt.images import Progress, Store, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
 TRAIN_PER_CLASS = 80
 
 
-def open_quickdraw(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+def open_quickdraw(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     if source is not None:
         raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; say --data quickdraw50")
     with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vqprompt.datasets.common import Expected, Origin, archive_or_folder, finish, list_images, locate, natural
+from vqprompt.data.stream import Dataset
+from vqprompt.datasets.common import Expected, Origin, archive_or_folder, list_images, locate, make_dataset, natural
 from vqprompt.errors import ImageError
-from vqprompt.images import Progress, no_progress
-from vqprompt.stream import Dataset
+from vqprompt.progress import Report, ignore
 
 DOMAINS = ("resisc45", "dtd", "pets", "eurosat", "flowers")
 EXPECTED = Expected(classes=50)
@@ -21,7 +21,7 @@ ORIGIN = Origin(
 )
 
 
-def open_vtab(source: str | None, side: int, seed: int, progress: Progress = no_progress) -> Dataset:
+def open_vtab(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     path = locate("vtab", source, ORIGIN, progress)
     listing = list_images(archive_or_folder(path))
     if listing.entries[0].split is None:
@@ -30,8 +30,8 @@ def open_vtab(source: str | None, side: int, seed: int, progress: Progress = no_
         )
     classes = sorted(listing.classes, key=natural)
     domain = {name: DOMAINS[i * len(DOMAINS) // len(classes)] for i, name in enumerate(classes)}
-    full = {name: f"{domain[name]}/{name}" for name in classes}  # a bare number says little in a report
+    full = {name: f"{domain[name]}/{name}" for name in classes}  # a bare number says little in a progress
     listing.entries = [replace(entry, label=full[entry.label]) for entry in listing.entries]
     listing.classes = [full[name] for name in classes]
     groups = tuple(tuple(full[name] for name in classes if domain[name] == d) for d in DOMAINS)
-    return finish("vtab", listing, side, seed, progress, EXPECTED, groups)
+    return make_dataset("vtab", listing, side, seed, progress, EXPECTED, groups)

@@ -8,8 +8,6 @@ loop calls `losses` on views of the task's images and steps the parameters of `p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -17,10 +15,13 @@ import torch.nn.functional as F
 from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 
-from vqprompt.images import Images
-from vqprompt.optim import Losses
-from vqprompt.statistics import ClassStatistics, Rebalancing, rebalance
-from vqprompt.vit import ViT
+from vqprompt.backbones.vit import ViT
+from vqprompt.data.images import Images
+from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.statistics.gaussians import ClassStatistics
+from vqprompt.statistics.rebalance import Rebalancing, rebalance
+from vqprompt.training.optim import Losses
+from vqprompt.training.view import View
 
 
 class Options(BaseModel, extra="forbid"):
@@ -50,66 +51,6 @@ class StatisticsOptions(Options):
 
 
 CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
-
-
-class View:
-    """A batch of images as a method sees it. Nothing is computed before it is asked for."""
-
-    def __init__(
-        self,
-        vit: ViT,
-        images: Callable[[], Tensor],
-        query: Tensor | None = None,
-        labels: Tensor | None = None,
-        task: int | None = None,
-    ) -> None:
-        self.vit, self._images, self._query = vit, images, query
-        self.labels = labels  # in training only: positions in the head
-        self.task = task  # of the task's own training images only
-
-    @cached_property
-    def images(self) -> Tensor:
-        """Normalized images [B, 3, S, S]."""
-        return self._images()
-
-    @cached_property
-    def tokens(self) -> Tensor:
-        """What enters block 0 [B, L, D]; the query and the prompted pass share it."""
-        return self.vit.embed(self.images)
-
-    @cached_property
-    def query(self) -> Tensor:
-        """Class-token features without prompts [B, D]; known beforehand for images that are not augmented."""
-        if self._query is not None:
-            return self._query
-        with torch.no_grad():
-            return self.vit.encode(self.tokens).float()
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """What a method may know of a task, without its images."""
-
-    number: int  # from 0
-    old_classes: int
-    new_classes: int
-
-    @property
-    def all_classes(self) -> int:
-        return self.old_classes + self.new_classes
-
-
-@dataclass(frozen=True)
-class Finish:
-    """What a method gets when a task's training ends: its images, and nothing of other tasks."""
-
-    task: TaskInfo
-    features: Callable[[], tuple[Tensor, Tensor]]  # un-augmented training images: features [n, D], labels [n]
-    queries: Callable[[], tuple[Tensor, Tensor]]  # the same without prompts
-    images: Images  # the training images themselves, for methods that rehearse; closed when the next task opens
-    logits: Callable[[Images], Tensor]  # what the method now says of these or of its own exemplars, un-augmented
-    batch_size: int
-    seed: int
 
 
 class Head(nn.Linear):

@@ -15,12 +15,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from vqprompt.backbones.vit import ViT
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
 from vqprompt.errors import UserError
-from vqprompt.images import Images, Store
-from vqprompt.methods.base import Finish, Losses, TaskInfo, View
+from vqprompt.methods.base import Losses
 from vqprompt.methods.finetuning import TuningOptions
 from vqprompt.methods.lwf import LwF
-from vqprompt.vit import ViT
+from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.training.view import View
 
 
 class BiCOptions(TuningOptions):

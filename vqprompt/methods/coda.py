@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from vqprompt.backbones.vit import ViT
 from vqprompt.errors import UserError
-from vqprompt.methods.base import Losses, Method, TaskInfo, View
+from vqprompt.methods.base import Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.methods.task import TaskInfo
 from vqprompt.prompts import check_blocks, train_only
-from vqprompt.vit import ViT
+from vqprompt.training.view import View
 
 
 class CodaOptions(BaseOptions):

@@ -12,10 +12,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.methods.base import Losses, Method, TaskInfo, View
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.methods.task import TaskInfo
 from vqprompt.prompts import PromptPool, check_blocks, cosine, pick, train_only
-from vqprompt.vit import ViT
+from vqprompt.training.view import View
 
 
 class DualPromptOptions(BaseOptions):

@@ -16,10 +16,12 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from vqprompt.backbones.vit import ViT
 from vqprompt.errors import UserError
-from vqprompt.methods.base import Finish, Losses, Method, TaskInfo, View
+from vqprompt.methods.base import Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
-from vqprompt.vit import ViT
+from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.training.view import View
 
 
 class EvoOptions(BaseOptions):

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.methods.base import CLOSED_FORM, Losses, Method, StatisticsOptions, View
+from vqprompt.methods.base import CLOSED_FORM, Losses, Method, StatisticsOptions
 from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.training.view import View
 
 
 class LinearProbe(Method):

@@ -14,11 +14,14 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from vqprompt.methods.base import Finish, Head, Losses, Method, TaskInfo, View
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import Head, Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.methods.task import Finish, TaskInfo
 from vqprompt.prompts import check_blocks, train_only
-from vqprompt.statistics import ClassStatistics, Rebalancing, rebalance
-from vqprompt.vit import ViT
+from vqprompt.statistics.gaussians import ClassStatistics
+from vqprompt.statistics.rebalance import Rebalancing, rebalance
+from vqprompt.training.view import View
 
 
 class Replay(Rebalancing):

@@ -12,9 +12,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions
 from vqprompt.prompts import PromptPool, check_blocks, cosine, pick
-from vqprompt.vit import ViT
+from vqprompt.training.view import View
 
 
 class L2POptions(StatisticsOptions):

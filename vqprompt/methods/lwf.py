@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.methods.base import Losses, Method, TaskInfo, View
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import Losses, Method
 from vqprompt.methods.finetuning import TuningOptions
-from vqprompt.vit import ViT
+from vqprompt.methods.task import TaskInfo
+from vqprompt.training.view import View
 
 
 class Teacher(nn.Module):

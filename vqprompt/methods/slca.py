@@ -13,10 +13,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.methods.base import Finish, Method, TaskInfo
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import Method
 from vqprompt.methods.finetuning import TuningOptions
-from vqprompt.statistics import Rebalancing
-from vqprompt.vit import ViT
+from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.statistics.rebalance import Rebalancing
 
 
 class SLCAOptions(TuningOptions):

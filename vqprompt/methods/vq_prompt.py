@@ -13,9 +13,11 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions, TaskInfo, View
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
+from vqprompt.methods.task import TaskInfo
 from vqprompt.prompts import PromptPool, check_blocks
-from vqprompt.vit import ViT
+from vqprompt.training.view import View
 
 QUANTIZE = "replace the soft prompt by its nearest pool element"
 

@@ -1,0 +1,179 @@
+"""A stream of tasks with disjoint classes, and what may be read when (paper, section 3).
+
+Only the task being learned can be read: opening the next task closes the one before, and every later read of its
+training images raises `PastImagesError`. Test images of the tasks seen so far can be read for evaluation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
+from vqprompt.errors import ImageError, PastImagesError, UserError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All images of a data set: the raw material of a stream."""
+
+    name: str
+    classes: list[str]
+    store: Store
+    labels: np.ndarray  # [N], positions in `classes`
+    is_test: np.ndarray  # [N], bool
+    notes: tuple[str, ...] = ()  # what a user should know about how it was read
+    groups: tuple[tuple[str, ...], ...] | None = None  # classes that belong to one task (cross-domain sets)
+
+    def __post_init__(self) -> None:
+        check_classes(self.name, self.classes, self.labels, self.is_test)
+
+
+def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np.ndarray) -> None:
+    """Every class needs images to learn from and images to test with."""
+    for split, wanted in (("training", ~is_test), ("test", is_test)):
+        counts = np.bincount(labels[wanted], minlength=len(classes))
+        empty = [classes[i] for i in np.flatnonzero(counts == 0)]
+        if empty:
+            shown = ", ".join(map(repr, empty[:5])) + (" …" if len(empty) > 5 else "")
+            raise ImageError(f"{name}: no {split} images for the class {shown}; every class needs some")
+
+
+class Task:
+    """One task of a stream: class names, and images labelled by position among these names."""
+
+    def __init__(self, number: int, classes: list[str], train: Images, test: Images) -> None:
+        self.number, self.classes, self.train, self.test = number, classes, train, test
+
+
+class Stream:
+    """Tasks in order: `for task in stream: learner.learn(task)`.
+
+    tasks: how many (as equal in size as can be), or the number of classes of each, or the classes of each by name.
+    seed: 0 keeps the natural class order, others shuffle it; also seeds the validation split.
+    validation: fraction of the training images of each class that stands in for the test images, to tune on.
+    train_per_class, test_per_class: use only the first so many images of each class.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        tasks: int | Sequence[int] | Sequence[Sequence[str]] = 10,
+        seed: int = 0,
+        validation: float = 0.0,
+        train_per_class: int | None = None,
+        test_per_class: int | None = None,
+    ) -> None:
+        self.dataset, self.seed = dataset, seed
+        self._position = {name: i for i, name in enumerate(dataset.classes)}
+        self._open: int | None = None
+        train_rows, test_rows = self._rows(validation, train_per_class, test_per_class)
+        self.tasks = [
+            self._task(number, classes, train_rows, test_rows)
+            for number, classes in enumerate(_divide(dataset, tasks, seed))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        return self.start_at(0)
+
+    def start_at(self, number: int) -> Iterator[Task]:
+        """Open the tasks one by one from `number` on; each is closed when the next one opens or the stream ends."""
+        for task in self.tasks[number:]:
+            self._open = task.number
+            yield task
+        self._open = None
+
+    def seen(self, number: int) -> list[Task]:
+        """The tasks that have been met once task `number` is learned: those to test on."""
+        return self.tasks[: number + 1]
+
+    def _task(self, number: int, names: list[str], train_rows: list[np.ndarray], test_rows: list[np.ndarray]) -> Task:
+        def guard() -> None:
+            if self._open != number:
+                now = "no task" if self._open is None else f"task {self._open + 1}"
+                raise PastImagesError(
+                    f"training images of task {number + 1} were asked for while {now} is being learned; "
+                    "a rehearsal-free learner sees each task's images once"
+                )
+
+        ids = [self._position[name] for name in names]
+
+        def images(rows: list[np.ndarray], guard=None) -> Images:  # type: ignore[no-untyped-def]
+            labels = np.concatenate([np.full(len(rows[c]), i) for i, c in enumerate(ids)])
+            return Images(self.dataset.store, np.concatenate([rows[c] for c in ids]), labels, guard)
+
+        return Task(number, names, images(train_rows, guard), images(test_rows))
+
+    def _rows(
+        self, validation: float, train_per_class: int | None, test_per_class: int | None
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Rows of the training and of the test images of each class."""
+        if not 0 <= validation < 1:
+            raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
+        train, test = [], []
+        by_class = rows_by_class(self.dataset.labels, len(self.dataset.classes))
+        for name, rows in zip(self.dataset.classes, by_class, strict=True):
+            own, other = rows[~self.dataset.is_test[rows]], rows[self.dataset.is_test[rows]]
+            if validation:
+                own, other = split_rows(own, validation, f"{self.seed}:{name}")
+                if not len(other):
+                    raise ImageError(f"class {name!r} has {len(own)} training image(s), too few to hold some out")
+            train.append(own[:train_per_class])
+            test.append(other[:test_per_class])
+        return train, test
+
+
+def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
+    """The rows of each class, in order, found in one pass."""
+    order = np.argsort(labels, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(labels, minlength=classes))[:-1])
+
+
+def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray, np.ndarray]:
+    """A seeded split that holds out a fraction, at least one of two or more; both parts keep their order."""
+    count = min(max(1, round(len(rows) * held_out)), len(rows) - 1) if len(rows) > 1 else 0
+    chosen = np.zeros(len(rows), dtype=bool)
+    chosen[random.Random(seed).sample(range(len(rows)), count)] = True
+    return rows[~chosen], rows[chosen]
+
+
+def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str]], seed: int) -> list[list[str]]:
+    """Class names of each task, in order."""
+    order = list(range(len(dataset.classes)))
+    if seed:
+        random.Random(seed).shuffle(order)
+    names = [dataset.classes[c] for c in order]
+    if isinstance(tasks, int):
+        if dataset.groups is not None and len(dataset.groups) == tasks:
+            groups = [list(g) for g in dataset.groups]
+            return random.Random(seed).sample(groups, tasks) if seed else groups
+        if not 1 <= tasks <= len(names):
+            raise UserError(f"cannot make {tasks} tasks of {len(names)} classes; ask for 1 to {len(names)}")
+        base, extra = divmod(len(names), tasks)
+        tasks = [base + (t < extra) for t in range(tasks)]
+    if all(isinstance(t, int) for t in tasks):
+        sizes = [int(t) for t in tasks]  # type: ignore[arg-type]
+        if min(sizes, default=0) < 1 or sum(sizes) > len(names):
+            raise UserError(f"task sizes {sizes} do not fit {len(names)} classes; each must be at least 1")
+        return [names[start : start + size] for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)]
+    groups = [list(t) for t in tasks]  # type: ignore[arg-type]
+    seen: dict[str, int] = {}
+    for number, group in enumerate(groups, start=1):
+        for name in group:
+            if name not in dataset.classes:
+                raise UserError(f"task {number} wants the class {name!r}, which {dataset.name} does not have")
+            if name in seen:
+                raise UserError(
+                    f"the class {name!r} is in task {seen[name]} and in task {number}; tasks must be disjoint"
+                )
+            seen[name] = number
+        if not group:
+            raise UserError(f"task {number} has no classes")
+    return groups

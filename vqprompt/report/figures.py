@@ -1,0 +1,252 @@
+"""Charts as inline SVG: small, restyled by the page's CSS, and safe to put many on one page.
+
+What is notable about this implementation:
+- text stays text, in the page's own font: an SVG is a few kB, can be searched and is read aloud
+- matplotlib names the parts of every figure alike; ids are made unique here, or clip paths of one would cut another
+- no pyplot: nothing stays behind, and the settings hold only while a figure is drawn
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+Values = Sequence[float | None]
+
+
+INK, MUTED, GRID, BAND = "#1f2933", "#52606d", "#dde3ea", "#f1f4f8"
+
+
+COLORS = ("#0b6e99", "#d1495b", "#2f855a", "#b7791f", "#6b46c1", "#00838f", "#97266d")
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # how matplotlib calls them: how a legend shows them
+ACCURACY_COLORS = "YlGnBu"
+USE_COLORS = "Purples"
+MOST_BAR_LABELS = 12  # beyond, the numbers over the bars would touch
+STYLE: Any = {  # Any: the newest matplotlib types the keys, older ones do not
+    "svg.fonttype": "none",
+    "svg.hashsalt": "vqprompt",  # the same numbers give the same file
+    "text.parse_math": False,  # a $ in a name is a dollar
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 2,
+    "lines.markersize": 5,
+}
+
+
+SVG_CHANGES = (
+    (r"<style.*?</style>", ""),  # its `*` would reach the whole page
+    (r"<!--.*?-->", ""),
+    (r'<g id="[^"]*"', "<g"),  # names that nothing refers to
+    (r"font-family:[^;\"]*;?", ""),  # the page's to choose
+    (r' transform="rotate\(-0 [^"]*"', ""),
+    (r"xlink:href", "href"),
+    (r"\s+", " "),
+    (r"> <", "><"),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    values: Values
+    color: str
+    marker: str = "o"
+    style: str = "-"
+    spread: Values = ()  # standard deviations of the values, where known
+
+    @property
+    def glyph(self) -> str:
+        return MARKERS[self.marker]
+
+
+def distinct_line(number: int, name: str, values: Values) -> Line:
+    """The number-th line of a chart; colour and marker together repeat only after 35."""
+    return Line(name, values, COLORS[number % len(COLORS)], list(MARKERS)[number % len(MARKERS)])
+
+
+def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
+    """Accuracy in percent after each task; `key` is the figure's name on its page."""
+    many = max(0, len(lines) - 6)  # lines that need more room, and to be finer
+    with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
+        figure, axes = _axes(4.3, 2.6 + 0.15 * many, "after learning task", "accuracy (%)")
+        for line in lines:
+            look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
+            # unclipped: markers may stick out at 100 %
+            axes.plot(range(1, len(line.values) + 1), _numbers(line.values), **look, clip_on=False, zorder=3)
+        shown = [v for line in lines for v in line.values if v is not None]
+        axes.set_ylim(max(0, 10 * math.floor((min(shown, default=0) - 5) / 10)), 100)
+        axes.yaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
+        _task_axis(axes, max((len(line.values) for line in lines), default=1))
+        return _svg(figure, key, title)
+
+
+def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: str, xlabel: str, ylabel: str) -> str:
+    """A line over the values of a setting, evenly spaced whatever they are; y reaches no further than the lines. Where
+    values have a spread, lines stand a little beside each other so that one can see whose it is."""
+    with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.4} if any(line.spread for line in lines) else {})):
+        figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
+        for n, line in enumerate(lines):
+            look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
+            aside = 0.05 * (n - (len(lines) - 1) / 2) if line.spread else 0.0
+            at, values = [tick + aside for tick in range(len(ticks))], _numbers(line.values)
+            axes.plot(at, values, **look, zorder=3)
+            if line.spread:
+                axes.errorbar(
+                    at, values, _numbers(line.spread), fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2
+                )
+        axes.set_xticks(range(len(ticks)), list(ticks))
+        axes.margins(y=0.12)
+        return _svg(figure, key, title)
+
+
+def standalone(svg: str, lines: Sequence[Line]) -> str:
+    """An inline chart as a file of its own: with its legend, on white, in a font that is there."""
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert box is not None
+    width, height = map(float, box.groups())
+    entry = 6 * max((len(line.name) for line in lines), default=0) + 20  # px of a legend's entry, about
+    rows = math.ceil(len(lines) / max(1, int((width - 40) / entry)))
+    legend = "".join(
+        f'<text y="{height + 14 * (n % rows + 1):.1f}" font-size="10"><tspan x="{46 + n // rows * entry}" '
+        f'text-anchor="middle" fill="{line.color}">{line.glyph}</tspan>'
+        f'<tspan x="{56 + n // rows * entry}">{escape(line.name)}</tspan></text>'
+        for n, line in enumerate(lines)
+    )
+    whole = f"{width:g} {height + 14 * rows + 8:g}"
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" fill="{INK}" viewBox="0 0 {whole}"'
+    body = svg.replace(f"<svg {box[0]}", start, 1).removesuffix("</svg>")
+    return body.replace("</title>", '</title><rect width="100%" height="100%" fill="white"/>', 1) + legend + "</svg>\n"
+
+
+def forgetting_chart(drops: Sequence[float], key: str, title: str) -> str:
+    """A bar a task; below zero, the task got better by what came after it."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes(4.3, 2.6, "task", "forgetting (points)")
+        colors = [COLORS[1] if drop > 0 else COLORS[2] for drop in drops]
+        bars = axes.bar(range(1, len(drops) + 1), drops, color=colors, width=0.65)
+        if len(drops) <= MOST_BAR_LABELS:
+            axes.bar_label(bars, [f"{drop:.1f}" for drop in drops], padding=2, color=INK, fontsize=8)
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+        low, high = min([0.0, *drops]), max([0.0, *drops])
+        room = 0.12 * max(high - low, 1.0)
+        axes.set_ylim(low - room if low < 0 else 0, high + room)
+        _task_axis(axes, len(drops))
+        return _svg(figure, key, title)
+
+
+def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> str:
+    """One term of the loss, epoch by epoch; `tasks` says to which task an epoch belonged, every other is shaded."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes(3.7, 2.3, "task", "")
+        # the first epochs of a task can be far above the rest
+        known = [v for v in values if v is not None and math.isfinite(v)]
+        if known and min(known) > 0 and max(known) > 50 * min(known):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # not TeX: text stays text
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        learned = sorted(set(tasks))
+        middles = []
+        for n, task in enumerate(learned):
+            epochs = [epoch for epoch, of in enumerate(tasks) if of == task]
+            losses = _numbers([values[epoch] for epoch in epochs])
+            axes.plot(epochs, losses, color=COLORS[0], linewidth=1.3, marker="o", markersize=2.2)
+            middles.append((epochs[0] + epochs[-1]) / 2)
+            if n % 2 == 0:
+                axes.axvspan(epochs[0] - 0.5, epochs[-1] + 0.5, color=BAND, linewidth=0, zorder=0)
+        every = math.ceil(len(learned) / 10)
+        axes.set_xticks(middles[::every], [str(task + 1) for task in learned[::every]])
+        axes.set_xlim(-0.5, max(len(tasks), 1) - 0.5)
+        return _svg(figure, key, title)
+
+
+def prompt_use_chart(shares: Sequence[Sequence[float]], highest: float, key: str, title: str) -> str:
+    """Tasks x prompts, coloured by the share of a task's choices that fell on each; at the right, prompts in use."""
+    with matplotlib.rc_context(STYLE):
+        tasks, prompts = len(shares), len(shares[0])
+        figure, axes = _axes(3.7, 0.7 + 0.16 * min(max(tasks, 3), 12), "prompt", "task")
+        # without interpolation the SVG holds one pixel a cell, however many prompts there are
+        axes.imshow(shares, cmap=USE_COLORS, vmin=0, vmax=highest, aspect="auto", interpolation="none")
+        axes.grid(False)
+        axes.spines[:].set_visible(True)
+        every = math.ceil(tasks / 10)
+        axes.set_yticks(range(0, tasks, every), [str(task + 1) for task in range(0, tasks, every)])
+        every = math.ceil(prompts / 10)
+        axes.set_xticks(range(0, prompts, every), [str(prompt + 1) for prompt in range(0, prompts, every)])
+        for task in range(0, tasks, math.ceil(tasks / 10)):
+            used = sum(share > 0 for share in shares[task])
+            axes.annotate(
+                str(used), (1.02, task), xycoords=("axes fraction", "data"), va="center", color=MUTED, fontsize=8
+            )
+        return _svg(figure, key, title)
+
+
+def cell_colors(percent: float) -> tuple[str, str]:
+    """Background and text of a heat map's cell: text in black or white, whichever is further from the background."""
+    red, green, blue, _ = matplotlib.colormaps[ACCURACY_COLORS](min(max(percent, 0.0), 100.0) / 100)
+    background = matplotlib.colors.to_hex((red, green, blue))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # WCAG 2
+    return background, "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+
+
+def color_scale(name: str, steps: int = 8) -> list[str]:
+    """Colours from a map's low end to its high one, for a legend."""
+    return [matplotlib.colors.to_hex(matplotlib.colormaps[name](n / (steps - 1))) for n in range(steps)]
+
+
+def _numbers(values: Values) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def _axes(width: float, height: float, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(axis="y")
+    return figure, axes
+
+
+def _task_axis(axes: Axes, tasks: int) -> None:
+    if tasks <= 10:
+        axes.set_xticks(range(1, tasks + 1))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.set_xlim(0.5, max(tasks, 1) + 0.5)
+
+
+def _svg(figure: Figure, key: str, title: str) -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(["Creator", "Date", "Format", "Type"])
+    figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+    drawn = buffer.getvalue()
+    box = re.search(r'viewBox="([^"]+)"', drawn)
+    assert box is not None
+    body = drawn[drawn.index(">", box.end()) + 1 :]
+    for pattern, instead in SVG_CHANGES:
+        body = re.sub(pattern, instead, body, flags=re.DOTALL)
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{key}-", body)
+    label = f'<title id="{key}-title">{escape(title)}</title>'
+    return f'<svg viewBox="{box[1]}" role="img" aria-labelledby="{key}-title">{label}{body.strip()}'

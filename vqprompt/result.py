@@ -1,0 +1,101 @@
+"""What a run found out: the typed record behind `metrics.json`.
+
+A run writes it after each task; the report, the paper's tables and the trackers read it back through the same model.
+Files of older versions lack some fields; what they lack is None or empty here, never a KeyError somewhere else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vqprompt.errors import UserError, explain
+from vqprompt.files import read_json, write_atomically
+
+FILE = "metrics.json"
+SCHEMA_VERSION = 2  # 1: before the version was written
+
+
+class ParameterCounts(BaseModel):
+    prompting: int = 0
+    classifier: int = 0
+    backbone: int = 0
+    trainable: int = 0
+
+
+class EpochLosses(BaseModel):
+    """Means over the steps of one epoch, by loss term."""
+
+    task: int
+    epoch: int
+    losses: dict[str, float]
+
+
+class PromptUse(BaseModel):
+    """How many of a task's training images choose each prompt: counts[task][block][prompt]."""
+
+    blocks: list[int]
+    counts: list[list[list[int]]]
+
+
+class RunResult(BaseModel):
+    """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    schema_version: int = Field(1, description="1 where a file does not say")
+    method: str = ""
+    title: str = ""
+    data: str = ""
+    backbone: str = ""
+    seed: int = 0
+    tasks: list[list[str]] = []
+    done: bool
+    faa: float | None = None
+    caa: float | None = None
+    forgetting: float | None = None
+    average_accuracy: list[float] = []
+    forgetting_per_task: list[float] = []
+    accuracy: list[list[float | None]] = []
+    seconds: float | None = None
+    task_seconds: list[float] = []
+    images_per_second: float | None = None
+    parameters: ParameterCounts = ParameterCounts()
+    bytes_per_class: int | None = None
+    exemplars: int = 0
+    prompt_use: PromptUse | None = None
+    losses: list[EpochLosses] = []
+    validation: float = 0.0
+    notes: list[str] = []
+    hardware: str = ""
+
+    @property
+    def learned(self) -> int:
+        """How many tasks have been learned so far."""
+        return len(self.average_accuracy)
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / FILE, self.model_dump_json(indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> RunResult:
+        """The result in a run's folder."""
+        path = folder / FILE
+        if not path.exists():
+            raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")
+        return cls.parse(read_json(path), str(path))
+
+    @classmethod
+    def parse(cls, content: Any, where: str) -> RunResult:
+        try:
+            found = cls.model_validate(content)
+        except ValidationError as error:
+            raise UserError(f"{where}: not the result of a run ({explain(error, 'its fields')})") from None
+        if found.schema_version > SCHEMA_VERSION:
+            raise UserError(
+                f"{where}: written by a newer vqprompt (schema {found.schema_version}, this one reads up to "
+                f"{SCHEMA_VERSION}); update vqprompt"
+            )
+        return found

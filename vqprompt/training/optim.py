@@ -1,0 +1,43 @@
+"""Optimizers, learning rates and recorded steps: what the loop and the classifier's rebalancing share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+OptimizerName = Literal["adamw", "sgd"]
+Inputs = dict[str, Tensor]
+Losses = dict[str, Tensor]
+"""Named terms; the loop minimizes their sum and logs each."""
+
+
+def make_optimizer(
+    groups: Sequence[dict[str, Any]], name: OptimizerName, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """`scale` of a group multiplies the learning rate; whatever else it sets passes through."""
+    prepared = [{**g, "lr": lr * g.get("scale", 1.0)} for g in groups]
+    on_gpu = any(p.is_cuda for g in groups for p in g["params"])
+    if name == "sgd":
+        return torch.optim.SGD(prepared, momentum=0.9, weight_decay=weight_decay, fused=on_gpu)
+    return torch.optim.AdamW(prepared, betas=(0.9, 0.999), weight_decay=weight_decay, fused=on_gpu, capturable=on_gpu)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Every group gets the rate times its scale: in device memory, where a recorded step reads it; else as a number."""
+    for group in optimizer.param_groups:
+        own, device = rate * group.get("scale", 1.0), group["params"][0].device
+        if device.type != "cuda":
+            group["lr"] = own
+        elif isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = torch.tensor(own, device=device)
+
+
+def cosine(peak: float, low: float, step: int, steps: int) -> float:
+    """From `peak` at step 0 down to `low` at step `steps`."""
+    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * step / steps))
