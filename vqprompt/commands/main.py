@@ -85,10 +85,12 @@ def progress_bar(title: str = "") -> Iterator[Report]:
             nonlocal shown_task
             known = event.total if event.task is not None else 0  # before the first task, the whole work is not known
             bar.update(line, completed=event.done if known else 0, total=known or None, description=f"{title}{event}")
-            if known and event.task != shown_task and not console.is_terminal:  # into a file: one line per task
+            if (
+                event.task is not None and event.task != shown_task and not console.is_terminal
+            ):  # into a file: one line per task
                 shown_task = event.task
                 place = f"task {event.task + 1}/{event.tasks}"
-                console.print(f"{title}{place}, {event.done / known:.0%} done", highlight=False)
+                console.print(f"{title}{place}, {event.done / event.total:.0%} done", highlight=False)
 
         yield report
 
