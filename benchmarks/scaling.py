@@ -33,8 +33,8 @@ from vqprompt.data.store import Store
 from vqprompt.data.stream import Dataset, Stream, Task
 from vqprompt.learner.learner import Learner
 from vqprompt.runtime import hardware
-from vqprompt.statistics.gaussians import ClassStatistics
-from vqprompt.statistics.rebalance import Rebalancing, rebalance
+from vqprompt.statistics.gaussians import make_statistics
+from vqprompt.statistics.rebalancing import Rebalancing, rebalance
 from vqprompt.training.settings import Training
 
 FITTED, LAST = 1.15, 1.3  # exponents clearly above 1: of the line through all points, of the last two alone
@@ -239,7 +239,7 @@ class Bench:
     def one_image(self, learner: Learner) -> float:
         side = learner.vit.config.image_size
         image = self.rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
-        return statistics.median([self.seconds(lambda: learner.scores([image])) for _ in range(6)][1:])
+        return statistics.median([self.seconds(lambda: learner.predict_proba([image])) for _ in range(6)][1:])
 
     # ------------------------------------------------------------------ the axes
 
@@ -303,7 +303,7 @@ class Bench:
                 "learning all tasks": learning,
                 "testing after every task": testing,
                 "kept_bytes": kept(learner),
-                "known_queries_bytes": sum(t.nbytes for t in learner._queries.values()),
+                "known_queries_bytes": sum(t.nbytes for t in learner.known_queries.kept.values()),
                 "taken_in_the_run_bytes": peak.bytes,
             }
 
@@ -341,7 +341,7 @@ def bytes_a_class(width: int) -> dict[str, int]:
     """What stays of a class, whatever the number of its images: measured on statistics of random features."""
     found = {}
     for covariance in ("diagonal", "full", "shared"):
-        remembered = ClassStatistics(width, covariance)
+        remembered = make_statistics(width, covariance)
         remembered.add(torch.randn(4, width), torch.tensor([0, 0, 1, 1]))
         found[covariance] = remembered.bytes_per_class
     return {**found, "classifier row": 4 * (width + 1), "shared, once": remembered.spread.nbytes}

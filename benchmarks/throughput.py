@@ -33,7 +33,7 @@ from vqprompt.data.images import Images
 from vqprompt.data.store import Store
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.task import TaskInfo
-from vqprompt.runtime import hardware, same_bits
+from vqprompt.runtime import hardware, repeatable_kernels
 from vqprompt.training.loop import fit
 from vqprompt.training.settings import Training
 
@@ -127,7 +127,7 @@ def measure_ours(config: ViTConfig, batch: int, device: torch.device, steps: int
     queries = learner._training_queries(images)
 
     def train(deterministic: bool = True) -> float:
-        with same_bits(device, deterministic):
+        with repeatable_kernels(device, deterministic):
             return fit(learner.method.losses, learner.method.parameter_groups(), learner.vit, images, labels, settings,
                        0, device, queries=queries)[1]  # fmt: skip
 

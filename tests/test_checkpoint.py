@@ -14,7 +14,8 @@ from vqprompt.data.images import Images
 from vqprompt.errors import CheckpointError, UserError
 from vqprompt.files import write_atomically
 from vqprompt.learner import checkpoint
-from vqprompt.learner.checkpoint import load_tensors, read_checkpoint, write_checkpoint
+from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
+from vqprompt.learner.state import load_tensors
 from vqprompt.learner.learner import Learner
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}

@@ -28,7 +28,7 @@ SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set",
 @pytest.fixture
 def no_training(monkeypatch):
     """Nothing may be learned before a refusal."""
-    monkeypatch.setattr("vqprompt.learner.learner.fit", lambda *given, **named: pytest.fail("training began"))
+    monkeypatch.setattr("vqprompt.learner.learner.TrainingLoop", lambda *given: pytest.fail("training began"))
 
 
 def write_images(folder: Path, classes=3, count=4) -> Path:
@@ -243,7 +243,7 @@ class TestRun:
         out = ["run", "--data", data, "--tasks", 3, "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
         assert command(*out)[0] == 0
         (data / "class 1").rename(data / "class one")
-        monkeypatch.setattr("vqprompt.learner.learner.fit", lambda *given, **named: pytest.fail("training began"))
+        monkeypatch.setattr("vqprompt.learner.learner.TrainingLoop", lambda *given: pytest.fail("training began"))
         status, _, err = command(*out, "--resume")
         assert status == 2 and "has other classes now" in err
 
@@ -259,7 +259,7 @@ class TestRun:
         assert began["average_accuracy"] and not began["done"]
         learned = data / began["tasks"][0][0]
         spared = (learned / "0.png").rename(tmp_path / "0.png")
-        monkeypatch.setattr("vqprompt.learner.learner.fit", lambda *given, **named: pytest.fail("training began"))
+        monkeypatch.setattr("vqprompt.learner.learner.TrainingLoop", lambda *given: pytest.fail("training began"))
         status, _, err = command(*out, "--data", data, "--resume")
         assert status == 2 and "has other images for task 1 now" in err
         spared.rename(learned / "0.png")
@@ -356,7 +356,7 @@ class TestPredict:
         assert status == 0, err
         told = [json.loads(line) for line in out.splitlines()]
         assert [t["image"] for t in told] == [str(file) for file in files]
-        for t, scores in zip(told, learner.scores(files), strict=True):
+        for t, scores in zip(told, learner.predict_proba(files), strict=True):
             shares, places = scores.topk(2)
             assert list(t["classes"]) == [learner.classes[p] for p in places]
             assert list(t["classes"].values()) == pytest.approx(shares.tolist())

@@ -13,7 +13,7 @@ from vqprompt.data.store import Store
 from vqprompt.data.views import random_boxes, render
 from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
-from vqprompt.runtime import same_bits
+from vqprompt.runtime import repeatable_kernels
 from vqprompt.training.recorded import Recorded
 from vqprompt.training.settings import Training
 
@@ -91,7 +91,7 @@ def test_the_gradient_of_long_attention_is_the_same_bits_every_time():
     def gradients():
         return torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum(), (q, k, v))
 
-    with same_bits(cuda):
+    with repeatable_kernels(cuda):
         first = gradients()
         assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(gradients(), first, strict=True))
     assert not torch.are_deterministic_algorithms_enabled(), "it is left as it was"
@@ -103,8 +103,8 @@ def test_features_of_long_sequences_are_the_same_bits_every_time():
     learner = Learner(vit, "vq-prompt", device="cuda", compile="off")
     pixels = np.random.default_rng(0).integers(0, 256, (512, 3, 256, 256), dtype=np.uint8)
     images = Images(Store(pixels, np.ones(len(pixels)), ""), np.arange(len(pixels)), np.zeros(len(pixels)))
-    first = learner.extract(images)
-    assert all(torch.equal(learner.extract(images), first) for _ in range(5))
+    first = learner.features(images)
+    assert all(torch.equal(learner.features(images), first) for _ in range(5))
 
 
 @needs_cuda

@@ -34,14 +34,14 @@ class TestPredict:
         for i, pixels in enumerate(pictures):
             paths.append(tmp_path / f"Bild {i}.png")
             Image.fromarray(pixels).save(paths[-1])
-        by_array = learner.scores(pictures)
-        assert torch.equal(by_array, learner.scores(paths))
-        assert torch.equal(by_array, learner.scores([str(p) for p in paths]))
-        assert torch.equal(by_array, learner.scores([Image.fromarray(p) for p in pictures]))
+        by_array = learner.predict_proba(pictures)
+        assert torch.equal(by_array, learner.predict_proba(paths))
+        assert torch.equal(by_array, learner.predict_proba([str(p) for p in paths]))
+        assert torch.equal(by_array, learner.predict_proba([Image.fromarray(p) for p in pictures]))
         assert learner.predict(paths) == [learner.classes[i] for i in by_array.argmax(1)]
 
     def test_scores_are_probabilities_of_every_class(self, learner, pictures):
-        scores = learner.scores(pictures)
+        scores = learner.predict_proba(pictures)
         assert scores.shape == (5, 6)
         torch.testing.assert_close(scores.sum(1), torch.ones(5))
         assert not torch.allclose(scores[0], scores[1], atol=1e-4)
@@ -55,22 +55,24 @@ class TestPredict:
         )
         assert image.mode == mode
         image.save(tmp_path / "x.png")
-        assert torch.equal(learner.scores([image]), learner.scores([tmp_path / "x.png"]))
+        assert torch.equal(learner.predict_proba([image]), learner.predict_proba([tmp_path / "x.png"]))
 
     def test_grey_arrays(self, learner, pictures):
         grey = pictures[0][..., 0]
-        assert torch.equal(learner.scores([grey]), learner.scores([np.stack([grey] * 3, -1)]))
+        assert torch.equal(learner.predict_proba([grey]), learner.predict_proba([np.stack([grey] * 3, -1)]))
 
     def test_alone_or_in_company(self, learner, pictures):
-        torch.testing.assert_close(learner.scores(pictures)[2:3], learner.scores(pictures[2:3]), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            learner.predict_proba(pictures)[2:3], learner.predict_proba(pictures[2:3]), rtol=1e-3, atol=1e-4
+        )
 
     def test_nothing_asked_nothing_said(self, learner):
         assert learner.predict([]) == []
 
     def test_nothing_of_it_is_kept(self, learner, pictures, home):
-        before = dict(learner._queries)
+        before = dict(learner.known_queries.kept)
         learner.predict(pictures)
-        assert learner._queries == before and not list(home.rglob("*.npy"))
+        assert learner.known_queries.kept == before and not list(home.rglob("*.npy"))
 
     @pytest.mark.parametrize(
         ("shape", "dtype"), [((8, 8, 3), "float32"), ((8,), "uint8"), ((8, 8, 2), "uint8"), ((1, 8, 8, 3), "uint8")]
@@ -182,7 +184,7 @@ class TestInterruption:
 
     def test_old_classes_can_be_asked_for(self, pictures):
         learner, _ = self.half_learned()
-        assert learner.scores(pictures).shape == (5, 2)
+        assert learner.predict_proba(pictures).shape == (5, 2)
         assert set(learner.predict(pictures)) <= set(learner.classes)
 
     def test_also_from_a_checkpoint_in_mid_task(self, pictures, tmp_path):
@@ -197,7 +199,7 @@ class TestInterruption:
         with pytest.raises(KeyboardInterrupt):
             learner.learn(task, checkpoint=save_and_stop)
         loaded = Learner.load(tmp_path, backbone=make_vit(), device="cpu")
-        assert loaded.scores(pictures).shape == (5, 2) and set(loaded.predict(pictures)) <= set(loaded.classes)
+        assert loaded.predict_proba(pictures).shape == (5, 2) and set(loaded.predict(pictures)) <= set(loaded.classes)
         learner.learn(task)  # it was whole when it was interrupted, so it goes on
         loaded.learn(task)
         assert same_tensors(tensors_of(learner), tensors_of(loaded))
@@ -220,7 +222,7 @@ def test_learners_do_not_share_the_backbone_they_were_given():
     for task in make_stream():
         tuned.learn(task)
     assert same_tensors(before, vit.state_dict()) and vit.config == TINY
-    probe._queries.clear()
+    probe.known_queries.kept.clear()
     assert probe.accuracies(stream.tasks) == found
 
 

@@ -219,7 +219,7 @@ def test_hide_replays_both_classifiers_from_statistics_of_their_own_features():
         count = 2 * (task.number + 1)
         assert len(method.statistics.means) == len(method.identity_statistics.means) == count
         method.eval()
-        query, features = learner.queries(task.train), learner.extract(task.train, task=task.number)
+        query, features = learner.queries(task.train), learner.features(task.train, task=task.number)
         for stats, values in ((method.statistics, features), (method.identity_statistics, query)):
             means = (stats.means * stats.shares[..., None]).sum(1)[-2:]
             expected = torch.stack([values[task.train.labels == c].mean(0) for c in range(2)])

@@ -137,7 +137,9 @@ def test_l2p_v2_keeps_statistics_of_every_class_and_rebalances_with_them(stream)
         same = torch.equal(plain.head.weight, rebalanced.head.weight)
         assert same == (task.number == 0)  # one task has nothing to be balanced against
         if task.number == 0:
-            means = torch.stack([learners["l2p++"].extract(task.train)[task.train.labels == c].mean(0) for c in (0, 1)])
+            means = torch.stack(
+                [learners["l2p++"].features(task.train)[task.train.labels == c].mean(0) for c in (0, 1)]
+            )
             torch.testing.assert_close(rebalanced.statistics.means[:, 0], means)
     assert plain.statistics is None
     # old rows: untouched by the masked loss of later tasks, moved by the rebalancing

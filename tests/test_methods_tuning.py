@@ -18,8 +18,8 @@ from vqprompt.methods import find_method
 from vqprompt.methods.bic import Exemplars, fit_correction, herd, split
 from vqprompt.methods.lwf import distillation
 from vqprompt.methods.task import TaskInfo
-from vqprompt.statistics.gaussians import ClassStatistics
-from vqprompt.statistics.rebalance import Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.statistics.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
 from vqprompt.training.optim import make_optimizer
 from vqprompt.training.view import View
 
@@ -407,7 +407,7 @@ def test_logits_are_normalized_by_the_mean_of_the_tasks_norms():
 
 
 def test_older_means_are_drawn_closer_to_zero(monkeypatch):
-    statistics = ClassStatistics(4, "full")
+    statistics = make_statistics(4, "full")
     statistics.add(torch.randn(40, 4) + 5, torch.arange(4).repeat(10))
     taken = {}
     real = ClassStatistics.sample

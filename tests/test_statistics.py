@@ -10,8 +10,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.base import Head
-from vqprompt.statistics.gaussians import JITTER, ClassStatistics
-from vqprompt.statistics.rebalance import Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.statistics.gaussians import JITTER, ClassStatistics, make_statistics
+from vqprompt.statistics.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
 
 WIDTH = 6
 KINDS = ["diagonal", "full", "shared"]
@@ -31,7 +31,7 @@ def draw_classes(classes=3, count=40, width=WIDTH, seed=0):
 
 def filled(covariance="diagonal", centroids=1, **data) -> tuple[ClassStatistics, torch.Tensor, torch.Tensor]:
     features, labels = draw_classes(**data)
-    statistics = ClassStatistics(features.shape[1], covariance, centroids)
+    statistics = make_statistics(features.shape[1], covariance, centroids)
     statistics.add(features, labels)
     return statistics, features, labels
 
@@ -58,7 +58,7 @@ class TestMoments:
 
     def test_shared_against_numpy_however_the_classes_come(self):
         at_once, features, labels = filled("shared")
-        bit_by_bit = ClassStatistics(WIDTH, "shared")
+        bit_by_bit = make_statistics(WIDTH, "shared")
         for c in range(3):
             bit_by_bit.add(features[labels == c], labels[labels == c])
         rest = np.concatenate([(own := features[labels == c].numpy()) - own.mean(0) for c in range(3)])
@@ -78,12 +78,12 @@ class TestMoments:
 
     def test_a_class_without_features_is_an_error(self):
         with pytest.raises(ValueError, match="class 1 has no features"):
-            ClassStatistics(WIDTH).add(torch.randn(4, WIDTH), torch.tensor([0, 0, 2, 2]))
+            make_statistics(WIDTH).add(torch.randn(4, WIDTH), torch.tensor([0, 0, 2, 2]))
 
     def test_several_centroids_find_the_modes(self):
         modes = torch.tensor([[-10.0] * WIDTH, [10.0] * WIDTH])
         features = torch.cat([modes[0] + torch.randn(30, WIDTH), modes[1] + 2 * torch.randn(10, WIDTH)])
-        statistics = ClassStatistics(WIDTH, centroids=2)
+        statistics = make_statistics(WIDTH, centroids=2)
         statistics.add(features, torch.zeros(40, dtype=torch.long))
         first = int(statistics.means[0, 0].sum() > 0)  # which of the two is the upper one
         for member, part in [(first, features[:30]), (1 - first, features[30:])]:
@@ -126,7 +126,7 @@ class TestFewImages:
     @pytest.mark.parametrize("centroids", [1, 3])
     def test_one_image_a_class(self, kind, centroids):
         features = torch.randn(4, WIDTH) * 10
-        statistics = ClassStatistics(WIDTH, kind, centroids)
+        statistics = make_statistics(WIDTH, kind, centroids)
         statistics.add(features, torch.arange(4))
         drawn, labels = statistics.sample(200, generator())
         assert drawn.isfinite().all()
@@ -142,7 +142,7 @@ class TestFewImages:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_two_images_with_three_centroids(self, kind):
-        statistics = ClassStatistics(WIDTH, kind, 3)
+        statistics = make_statistics(WIDTH, kind, 3)
         features = torch.tensor([[-5.0] * WIDTH, [5.0] * WIDTH])
         statistics.add(features, torch.zeros(2, dtype=torch.long))
         drawn, _ = statistics.sample(100, generator())
@@ -207,7 +207,7 @@ class TestRebalancing:
         head.grow(4)
         entropy = normalized_cross_entropy
         monkeypatch.setattr(
-            "vqprompt.statistics.rebalance.normalized_cross_entropy",
+            "vqprompt.statistics.rebalancing.normalized_cross_entropy",
             lambda logits, labels, *rest: (
                 seen.append(torch.bincount(labels, minlength=4)),
                 entropy(logits, labels, *rest),
@@ -272,7 +272,7 @@ class TestClosedForm:
     def test_several_centroids_are_one_class_all_the_same(self, kind):
         """Its mean and its covariance are what they were; only how they are kept differs."""
         one, features, labels = filled(kind, count=60)
-        several = ClassStatistics(WIDTH, kind, 4)
+        several = make_statistics(WIDTH, kind, 4)
         several.add(features, labels)
         torch.testing.assert_close(several.class_means(), one.class_means(), rtol=1e-4, atol=1e-4)
         whole, parts = one.class_covariance(), several.class_covariance()
@@ -292,7 +292,7 @@ class TestClosedForm:
 def test_bytes_per_class(kind, centroids, floats):
     statistics, _, _ = filled(kind, centroids, classes=4, width=32)
     assert statistics.bytes_per_class == 4 * floats
-    assert ClassStatistics(32, kind, centroids).bytes_per_class == 0
+    assert make_statistics(32, kind, centroids).bytes_per_class == 0
 
 
 # ---------------------------------------------------------------------------------------------- in a method
@@ -325,7 +325,7 @@ def test_statistics_are_those_of_the_learned_prompts(kind, tmp_path):
     tasks, expected = make_stream(tasks=2), []
     for task in tasks:
         learner.learn(task)
-        features = learner.extract(task.train)
+        features = learner.features(task.train)
         expected += [features[task.train.labels == c].mean(0) for c in range(3)]
     torch.testing.assert_close(learner.method.statistics.means[:, 0], torch.stack(expected))
     learner.save(tmp_path)
@@ -348,7 +348,7 @@ def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
     torch.testing.assert_close(learner.method.statistics.means[:, 0], means)
     expected = Head(features.shape[1])
     expected.grow(6)
-    statistics = ClassStatistics(features.shape[1], "shared")
+    statistics = make_statistics(features.shape[1], "shared")
     statistics.add(features, labels)
     rebalance(expected, statistics, 0, 8, Rebalancing(**solved), seed=0)
     torch.testing.assert_close(learner.method.head.weight, expected.weight, rtol=1e-3, atol=1e-3)
@@ -371,6 +371,6 @@ def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(ho
     steps = [b - a for a, b in pairwise([0, *trained])]
     assert steps[0] and (steps[1:] == [0, 0] if how == "closed-form" else all(steps)), "what is solved is not trained"
     first._guard = None  # a look that no method gets
-    features = learner.extract(first)
+    features = learner.features(first)
     means = torch.stack([features[first.labels == c].mean(0) for c in range(2)])
     torch.testing.assert_close(learner.method.statistics.means[:2, 0], means)

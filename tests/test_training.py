@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from vqprompt.data.stream import Stream
 from vqprompt.errors import CheckpointError, UserError
-from vqprompt.learner import learner as learner_module
+from vqprompt.learner import queries as queries_module
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.task import TaskInfo
 from vqprompt.runtime import derive_seed
 from vqprompt.training import batches as batches_module
 from vqprompt.training import loop as training_module
 from vqprompt.training.batches import draw, epoch_batches
-from vqprompt.training.loop import fit
-from vqprompt.training.optim import cosine
+from vqprompt.training.optim import cosine_decay
 from vqprompt.training.recorded import Recorded
 from vqprompt.training.settings import Training
 
@@ -58,17 +57,17 @@ class TestBatches:
 
 class TestRate:
     def test_cosine_endpoints_and_middle(self):
-        assert cosine(0.1, 0.02, 0, 100) == pytest.approx(0.1)
-        assert cosine(0.1, 0.02, 50, 100) == pytest.approx(0.06)
-        assert cosine(0.1, 0.02, 100, 100) == pytest.approx(0.02)
-        assert cosine(0.1, 0.02, 25, 100) == pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi / 4)) / 2)
+        assert cosine_decay(0.1, 0.02, 0, 100) == pytest.approx(0.1)
+        assert cosine_decay(0.1, 0.02, 50, 100) == pytest.approx(0.06)
+        assert cosine_decay(0.1, 0.02, 100, 100) == pytest.approx(0.02)
+        assert cosine_decay(0.1, 0.02, 25, 100) == pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi / 4)) / 2)
 
     def test_a_single_step_is_taken_at_the_peak(self):
-        assert cosine(0.1, 0.0, 0, 1) == 0.1
+        assert cosine_decay(0.1, 0.0, 0, 1) == 0.1
 
     @given(st.integers(2, 200))
     def test_falls_step_by_step(self, steps):
-        rates = [cosine(1.0, 0.1, step, steps - 1) for step in range(steps)]
+        rates = [cosine_decay(1.0, 0.1, step, steps - 1) for step in range(steps)]
         assert rates == sorted(rates, reverse=True) and len(set(rates)) == steps
 
     def test_the_loop_uses_it_with_each_group_s_scale(self, monkeypatch):
@@ -83,7 +82,7 @@ class TestRate:
         monkeypatch.setattr(torch.optim.AdamW, "step", spy)
         learner = make_learner("vq-prompt-s", training=QUICK.model_copy(update={"epochs": 3}))
         learner.learn(next(iter(make_stream())))  # 16 images: 2 batches of 8 an epoch
-        expected = [cosine(0.01, 1e-6, step, 5) for step in range(6)]
+        expected = [cosine_decay(0.01, 1e-6, step, 5) for step in range(6)]
         assert [head for head, _ in rates] == pytest.approx(expected)
         assert [prompts for _, prompts in rates] == pytest.approx([5 * rate for rate in expected])
 
@@ -198,7 +197,7 @@ class TestLearning:
             monkeypatch.setattr(training_module, "Recorded", recorded)
             epochs = []
             make_learner("vq-prompt").learn(
-                next(iter(make_stream())), on_epoch=lambda epoch, terms, to=epochs: to.append(terms)
+                next(iter(make_stream())), on_epoch=lambda epoch, to=epochs: to.append(epoch.losses)
             )
             found.append(epochs)
         assert found[0] == found[1]
@@ -215,10 +214,10 @@ class TestLearning:
         learner = make_learner("vq-prompt")
         for task in make_stream():
             learner.learn(task)
-            use = learner.prompt_use(task)
+            use = learner.prompt_use(task.train)
             assert [len(block) for block in use] == [10] * 5
             assert [sum(block) for block in use] == [len(task.train)] * 5
-        assert make_learner("ft").prompt_use(task) is None
+        assert make_learner("ft").prompt_use(task.train) is None
 
 
 class TestKnownQueries:
@@ -232,28 +231,30 @@ class TestKnownQueries:
         found = []
         for known in (True, False):
             learner = make_learner("vq-prompt-s", training=training)
-            queries = learner._training_queries(task.train)
-            assert len(queries) == (2 if augment == "flip" else 1)
+            queries = learner.known_queries.for_training(task.train, training, 3)
+            assert (queries.mirrored is not None) == (augment == "flip")
             torch.manual_seed(1)
             learner.method.start_task(TaskInfo(0, 0, len(task.classes)))
-            terms = []
-            fit(
-                learner.method.losses, learner.method.parameter_groups(), learner.vit, task.train, task.train.labels,
-                training, 3, learner.device, queries=queries if known else None,
-                on_epoch=lambda epoch, losses, optimizer, terms=terms: terms.append(losses),
-            )  # fmt: skip
-            found.append(terms)
+            batches = TaskBatches(
+                task.train, task.train.labels, training, 3, learner.device, queries if known else None
+            )
+            method = learner.method
+            loop = TrainingLoop(method.losses, method.parameter_groups(), learner.vit, batches, learner.runtime)
+            found.append([epoch.losses for epoch in loop])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
     def test_mirrored_queries_differ_from_plain_ones(self):
         learner = make_learner("linear")
         task = next(iter(make_stream()))
-        assert not torch.allclose(learner.queries(task.train), learner.queries(task.train, mirrored=True), atol=1e-2)
+        assert not torch.allclose(
+            learner.queries(task.train), learner.known_queries.of(task.train, mirrored=True), atol=1e-2
+        )
 
     def test_crops_have_no_known_queries(self):
         learner = make_learner("vq-prompt", training=QUICK.model_copy(update={"augment": "crop"}))
-        assert learner._training_queries(next(iter(make_stream())).train) is None
+        images = next(iter(make_stream())).train
+        assert learner.known_queries.for_training(images, learner.settings, 3) is None
 
     @pytest.mark.parametrize("method", ["vq-prompt", "coda-p", "linear"])
     def test_shared_among_runs_they_change_nothing(self, tmp_path, monkeypatch, method):
@@ -261,7 +262,7 @@ class TestKnownQueries:
         dataset = make_dataset()
         dataset.store.fingerprint = "toy"
         drawn = []
-        monkeypatch.setattr(learner_module, "draw", lambda *inputs: drawn.append(1) or draw(*inputs))
+        monkeypatch.setattr(queries_module, "draw", lambda *inputs: drawn.append(1) or draw(*inputs))
         learned = []
         for shared in (None, tmp_path, tmp_path):
             learner = make_learner(method, training=QUICK.model_copy(update={"augment": "crop"}))
@@ -361,7 +362,7 @@ def test_what_another_machine_s_optimizer_needs_stays_there(name, tmp_path):
         learner, task = make_learner(training=settings), next(iter(make_stream()))
 
         def save_and_stop(learner=learner, foreign=foreign):
-            for group in learner._unfinished[3]["param_groups"] if foreign else []:
+            for group in learner._unfinished.loop["optimizer"]["param_groups"] if foreign else []:
                 group.update({key: True for key in ("fused", "capturable") if key in group})
             learner.save(tmp_path / str(foreign))
             raise KeyboardInterrupt

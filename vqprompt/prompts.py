@@ -102,7 +102,7 @@ def check_blocks(blocks: Sequence[int], depth: int) -> None:
         raise UserError(f"blocks={list(blocks)} must be distinct blocks of 0–{depth - 1}")
 
 
-def cosine(query: Tensor, keys: Tensor) -> Tensor:
+def cosine_similarity(query: Tensor, keys: Tensor) -> Tensor:
     """Cosine of each query [B, D] with each block's keys [M, N, D]: [B, M, N]."""
     return torch.einsum("bd,mnd->bmn", F.normalize(query, dim=-1), F.normalize(keys, dim=-1))
 

@@ -70,6 +70,7 @@ class RunResult(BaseModel):
     validation: float = 0.0
     notes: list[str] = []
     hardware: str = ""
+    rounding: list[dict[str, str | int]] = Field([], description="every machine that worked on it: what decides bits")
 
     @property
     def learned(self) -> int:

@@ -1,39 +1,125 @@
-"""Device, precision, repeatable kernels and seeds: where a computation happens, and what makes it repeatable."""
+"""Where a computation happens and what makes it repeatable: device, precision, compilation, kernels, seeds."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from vqprompt.backbones.vit import ViT
 from vqprompt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device, and how it computes. `precision` is bf16 or fp32; `deterministic` matters on CUDA only."""
+
+    device: torch.device
+    precision: torch.dtype = torch.float32
+    compile: bool = False
+    deterministic: bool = True
+
+    @classmethod
+    def pick(
+        cls, device: str = "auto", precision: str = "auto", compile: str = "auto", deterministic: bool = True
+    ) -> Runtime:
+        """device: "auto", "cpu", "cuda", "cuda:1" … precision: "auto", "fp32", "bf16". compile: "auto" (on CUDA), "on",
+        "off"."""
+        if compile not in ("auto", "on", "off"):
+            raise UserError(f"compile {compile!r} is unknown; there are auto, on and off")
+        chosen = pick_device(device)
+        if chosen.type == "cuda" and deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
+        compiled = compile == "on" or (compile == "auto" and chosen.type == "cuda")
+        if compiled:
+            torch._dynamo.config.suppress_errors = compile == "auto"  # without a compiler, run as written
+        return cls(chosen, pick_precision(precision, chosen), compiled, deterministic)
+
+    def place(self, vit: ViT, learns: bool, any_length: bool) -> ViT:
+        """Move a backbone here. A frozen one is stored in the precision of the device; one that learns keeps fp32
+        weights and computes under `autocast`."""
+        vit = vit.to(self.device, torch.float32 if learns else self.precision).requires_grad_(learns)
+        return vit.compile_blocks(any_length) if self.compile else vit
+
+    def autocast(self, vit: ViT) -> AbstractContextManager[Any]:
+        """Compute in bf16 where the weights are kept in fp32 because they learn."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != vit.dtype)
+
+    def repeatable(self) -> AbstractContextManager[None]:
+        return repeatable_kernels(self.device, self.deterministic)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # the device must hold values: "meta" only has shapes
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
+        ) from None
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    """bf16 where the hardware has it; CPUs get fp32, which is many times faster there."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise UserError(f"precision {name!r} is unknown; there are auto, fp32 and bf16")
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+
+
+# ------------------------------------------------------------------------------------------ repeatable kernels
+
+_lock = threading.Lock()
+_inside = 0  # how many threads are inside `repeatable_kernels` now
+_before: tuple[int, bool] = (0, False)  # PyTorch's settings before the first of them entered
+
+
+@contextmanager
+def repeatable_kernels(device: torch.device, wanted: bool = True) -> Iterator[None]:
+    """Inside, CUDA uses only kernels that give the same bits every time, and refuses operations that have none. (CPUs
+    have no other kind.) It matters for attention and its gradient: cuDNN's may add in any order.
+
+    PyTorch has one such setting per process, so the first thread that enters sets it and the last one that leaves
+    restores it.
+    """
+    global _inside, _before
+    if device.type != "cuda" or not wanted:
+        yield
+        return
+    more: Any = torch.utils.deterministic
+    with _lock:
+        if not _inside:
+            _before = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
+            torch.set_deterministic_debug_mode("error")
+            more.fill_uninitialized_memory = False  # a help for debugging, and slow
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                torch.set_deterministic_debug_mode(_before[0])
+                more.fill_uninitialized_memory = _before[1]
+
+
+# -------------------------------------------------------------------------------------------------------- seeds
 
 
 def derive_seed(*parts: int | str) -> int:
     """Independent seeds for independent purposes."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
-
-
-@contextmanager
-def same_bits(device: torch.device, wanted: bool = True) -> Iterator[None]:
-    """Inside, CUDA uses only kernels that give the same bits every time, and refuses what has none. (CPUs have no other
-    kind.) What matters in practice is attention and its gradient: cuDNN's are else added up in any order."""
-    if device.type != "cuda" or not wanted:
-        yield
-        return
-    more: Any = torch.utils.deterministic
-    mode, filling = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
-    torch.set_deterministic_debug_mode("error")
-    more.fill_uninitialized_memory = False  # a help for debugging, and slow
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        more.fill_uninitialized_memory = filling
 
 
 class seeded:
@@ -50,29 +136,24 @@ class seeded:
         torch.random.set_rng_state(self.state)
 
 
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
-        ) from None
-    return device
-
-
-def pick_precision(name: str, device: torch.device) -> torch.dtype:
-    """bf16 where the hardware has it; CPUs get fp32, which is many times faster there."""
-    if name not in ("auto", "fp32", "bf16"):
-        raise UserError(f"precision {name!r} is unknown; there are auto, fp32 and bf16")
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+# ------------------------------------------------------------------------------------------------------ machine
 
 
 def hardware(device: torch.device) -> str:
+    """For people: what a run's times were measured on."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def rounding(device: torch.device) -> dict[str, str | int]:
+    """Everything that decides the last bits of a result besides seeds: two runs agree to the bit if this is equal."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+    return {
+        "device": f"{platform.machine()} CPU",
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA", "default"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }

@@ -12,10 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from vqprompt.errors import CheckpointError
 from vqprompt.files import write_atomically
@@ -70,22 +69,3 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: t.clone() for name, t in load_file(state).items()}, info
     except SafetensorError as error:
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
-
-
-@torch.no_grad()
-def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
-    """Put saved tensors in place. Shapes follow the checkpoint: heads and statistics grow as classes come."""
-    missing, strange = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
-    if missing or strange:
-        raise CheckpointError(
-            f"{where}: the checkpoint does not fit this method: missing {missing[:3]}, unexpected {strange[:3]}"
-        )
-    for name, tensor in tensors.items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        old = getattr(owner, leaf)
-        tensor = tensor.to(device=old.device, dtype=old.dtype)
-        if isinstance(old, nn.Parameter):
-            setattr(owner, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad))
-        else:
-            setattr(owner, leaf, tensor)

@@ -1,13 +1,15 @@
 """What every method shares. A method overrides only what is particular to it.
 
-Life of a method: `start_task` (grow, freeze, initialize) → `prepare_training` (with a look at the images) → the
-loop calls `losses` on views of the task's images and steps the parameters of `parameter_groups` → `finish_task`
-(statistics, merging) → `end_task` (let go of what only training needs) → `logits` at any time.
+Life of a task: `check_task` (refuse what cannot be learned) → `start_task` (grow, freeze, initialize) →
+`prepare_training` (with the task's images at hand) → the loop calls `losses` on views of the images and steps the
+parameters of `parameter_groups` → `finish_task` (statistics, merging) → `end_task` (drop what only training needs) →
+`logits` at any time. When a checkpoint is loaded, only `grow` is called for the tasks learned before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -17,11 +19,12 @@ from torch import Tensor, nn
 
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
-from vqprompt.methods.task import Finish, TaskInfo
-from vqprompt.statistics.gaussians import ClassStatistics
-from vqprompt.statistics.rebalance import Rebalancing, rebalance
+from vqprompt.methods.task import TaskData, TaskInfo
+from vqprompt.statistics import ClassStatistics, Moving, Rebalancing, fit_drift, make_statistics, rebalance
 from vqprompt.training.optim import Losses
 from vqprompt.training.view import View
+
+__all__ = ["Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
 
 
 class Options(BaseModel, extra="forbid"):
@@ -30,7 +33,7 @@ class Options(BaseModel, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _keep_defaults_of_groups(cls, given: Any) -> Any:
-        """Of a group such as `rebalancing` some settings may be given; the others stay as this method has them."""
+        """Of a group such as `rebalancing` some settings may be given; the others keep this method's defaults."""
         if not isinstance(given, dict):
             return given
         return given | {
@@ -44,23 +47,27 @@ STATISTICS = "rebalance the classifier from class statistics after each task"
 
 
 class StatisticsOptions(Options):
-    """Of methods that may keep class statistics."""
+    """For methods that can keep class statistics."""
 
     statistics: bool = Field(False, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing()
+    moving: Moving = Moving()
+    feature_distillation: float = Field(
+        0.0, ge=0, description="weight of the loss that keeps features where they were before the task"
+    )
 
 
 CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
 
 
 class Head(nn.Linear):
-    """The linear classifier. It grows; what it has learned stays in place."""
+    """The linear classifier. It grows; rows that exist keep their values."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 0)
 
     def reset_parameters(self) -> None:
-        pass  # it starts without rows
+        """Nothing: it starts without rows."""
 
     @torch.no_grad()
     def grow(self, classes: int) -> None:
@@ -78,8 +85,8 @@ class Method(nn.Module):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
     tunes_backbone: ClassVar[bool] = False
-    uses_query: ClassVar[bool] = False  # known queries are computed once and passed in
-    prompts_stay: ClassVar[bool] = False  # as tokens: every block sees a sequence of another length
+    uses_query: ClassVar[bool] = False  # looks at `View.query`: queries that are known are passed in
+    prompts_stay: ClassVar[bool] = False  # prompts are tokens: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
 
@@ -90,28 +97,42 @@ class Method(nn.Module):
         self.vit = vit
         self.planned_tasks = tasks
         self.head = Head(vit.config.width)
-        self.statistics: ClassStatistics | None = None
+        self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
+        self.former: Method | None = None  # this method before the task, while features are distilled from it
         self.task = TaskInfo(-1, 0, 0)
         self.task_sizes: list[int] = []  # classes of each task so far
-        if isinstance(options, StatisticsOptions) and options.statistics:
-            self.keep_statistics(options.rebalancing)
 
     # ------------------------------------------------------------------ what a method may override
 
-    def start_task(self, task: TaskInfo) -> None:
+    def check_task(self, task: TaskInfo) -> None:
+        """Raise a UserError if this task cannot be learned. Nothing has changed yet."""
+
+    def grow(self, task: TaskInfo) -> None:
+        """Make room for a task, and decide which parts learn in it. Called when a task starts, and for every task of a
+        checkpoint that is loaded, so it must not depend on what was learned before."""
         self.task = task
         self.task_sizes.append(task.new_classes)
         self.head.grow(task.all_classes)
 
-    def prepare_training(self, queries: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Once, before the first epoch: the task's images are at hand, as clean features without prompts [n, D] and
-        labels [n]."""
+    def start_task(self, task: TaskInfo) -> None:
+        if task.number and getattr(self.options, "feature_distillation", 0):
+            self.former = self.frozen_copy()
+        self.grow(task)
+
+    def prepare_training(self, data: TaskData) -> None:
+        """Once, before the first epoch."""
+
+    @property
+    def needs_features_before(self) -> bool:
+        """Whether `finish_task` compares features with those from before training."""
+        moves = getattr(self.options, "moving", Moving()).how != "none"
+        return moves and self.statistics is not None and self.task.number > 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate. None: there is nothing to train."""
         own = [p for p in self.prompting_parameters() if p.requires_grad]
         if not own and not self.tunes_backbone and self._solved:
-            return []  # a classifier that will be solved for need not be trained first
+            return []  # the classifier is solved for afterwards, so training it first is of no use
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
             groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
@@ -127,7 +148,12 @@ class Method(nn.Module):
 
     def losses(self, view: View) -> Losses:
         features, own = self.features(view)
-        return {"task": self.task_loss(self.head(features), view.labels), **own}
+        losses = {"task": self.task_loss(self.head(features), view.labels), **own}
+        if self.former is not None:
+            with torch.no_grad():
+                before = self.former.features(view.through(self.former.vit))[0]
+            losses["feature distillation"] = self.options.feature_distillation * F.mse_loss(features, before)
+        return losses
 
     def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
         """Cross-entropy. Masked, it sees the new classes alone: −inf for the old ones, so no gradient reaches them."""
@@ -140,23 +166,26 @@ class Method(nn.Module):
     def logits(self, view: View) -> Tensor:
         return self.head(self.features(view)[0])
 
-    def training_images(self, images: Images, labels: Tensor) -> tuple[Images, Tensor]:
+    def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
         """The images and head positions to train on: the task's own; a method that rehearses adds its exemplars."""
-        return images, labels
+        return data.images, data.labels
 
     def exemplar_count(self) -> int:
         """Old images that are kept, for methods that rehearse."""
         return 0
 
-    def finish_task(self, finish: Finish) -> None:
-        """After the last epoch; no images are at hand any more once it returns. A method that keeps statistics takes
-        them now, and puts its classifier right with them."""
+    def finish_task(self, data: TaskData) -> None:
+        """After the last epoch; the task's images cannot be read any more once it returns. A method that keeps
+        statistics takes them now and corrects its classifier with them."""
         if self.statistics is not None:
-            self.remember_and_rebalance(finish, self.options.rebalancing)
+            if data.features_before is not None:
+                self.statistics.move(fit_drift(data.features_before, data.features, self.options.moving))
+            self.remember(self.statistics, self.head, self.options.rebalancing, data.features, data)
 
     def end_task(self) -> None:
-        """Let go of what only a task's training needs (a teacher, say), so that no checkpoint between tasks holds it.
-        Follows `finish_task`, and `start_task` when a checkpoint is loaded and a learned task is passed over."""
+        """Drop what only a task's training needs (a teacher, for example), so that no checkpoint between tasks holds
+        it."""
+        self.former = None
 
     def choices(self, query: Tensor) -> Tensor | None:
         """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
@@ -168,7 +197,7 @@ class Method(nn.Module):
         return 0
 
     def bytes_per_class(self) -> int:
-        """What is kept of each class learned, besides its row in a classifier."""
+        """Memory kept for each class learned, besides its row in a classifier."""
         return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
 
     # ------------------------------------------------------------------ shared services
@@ -178,7 +207,7 @@ class Method(nn.Module):
         return [self.head]
 
     def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
-        others = [self.vit, self.statistics, *self.classifiers()]
+        others = [self.vit, self.statistics, self.former, *self.classifiers()]
         return ((name, m) for name, m in self.named_children() if not any(m is other for other in others))
 
     def prompting_parameters(self) -> list[nn.Parameter]:
@@ -197,17 +226,25 @@ class Method(nn.Module):
     def _solved(self) -> bool:
         return self.statistics is not None and self.options.rebalancing.how == "closed-form"
 
-    def keep_statistics(self, settings: Rebalancing) -> None:
-        self.statistics = ClassStatistics(self.vit.config.width, settings.covariance, settings.centroids)
+    def new_statistics(self, settings: Rebalancing | None) -> ClassStatistics | None:
+        """Empty statistics for these settings; none where the method has no such settings or turned them off."""
+        if settings is None or not getattr(self.options, "statistics", True):
+            return None
+        return make_statistics(self.vit.config.width, settings.covariance, settings.centroids)
 
-    def remember_and_rebalance(self, finish: Finish, settings: Rebalancing) -> None:
-        """Add the new classes' statistics; from the second task on, put the classifier right with all of them."""
-        if self.statistics is None:
-            raise RuntimeError("this method keeps no statistics")
-        features, labels = finish.features()
-        self.statistics.add(features, labels)
-        if finish.task.old_classes or settings.how == "closed-form":
-            rebalance(
-                self.head, self.statistics, finish.task.old_classes, finish.batch_size, settings, finish.seed,
-                self.task_sizes,
-            )  # fmt: skip
+    def remember(
+        self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: Tensor,
+        data: TaskData,
+    ) -> None:  # fmt: skip
+        """Add the new classes' statistics; from the second task on, correct a classifier with those of all classes."""
+        statistics.add(features, data.labels)
+        old_classes = data.task.old_classes
+        if old_classes or settings.how == "closed-form":
+            rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)
+
+    def frozen_copy(self) -> Method:
+        """This method as it is now, never to be trained. A frozen backbone is shared, not copied."""
+        vit = self.vit.frozen_copy() if self.tunes_backbone else self.vit
+        copied = copy.deepcopy(self, {id(self.vit): vit})
+        copied.statistics = None  # they are of no use for features
+        return copied.eval().requires_grad_(False)

@@ -22,7 +22,7 @@ from vqprompt.errors import UserError
 from vqprompt.methods.base import Losses
 from vqprompt.methods.finetuning import TuningOptions
 from vqprompt.methods.lwf import LwF
-from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.methods.task import TaskData, TaskInfo
 from vqprompt.training.view import View
 
 
@@ -48,10 +48,12 @@ class BiC(LwF):
         self.register_buffer("correction", torch.zeros(2, 0))
         self.held_out: tuple[Images, Tensor] | None = None
 
-    def start_task(self, task: TaskInfo) -> None:
+    def check_task(self, task: TaskInfo) -> None:
         if self.options.exemplars < task.all_classes:
             kept = f"exemplars={self.options.exemplars}"
             raise UserError(f"{kept} cannot hold an image of each of {task.all_classes} classes; allow more")
+
+    def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
         identity = self.correction.new_tensor([[1.0], [0.0]]).expand(2, task.new_classes)
         self.correction = torch.cat([self.correction, identity], dim=1)
@@ -69,7 +71,8 @@ class BiC(LwF):
 
     # ------------------------------------------------------------------ stage 1: rehearse
 
-    def training_images(self, images: Images, labels: Tensor) -> tuple[Images, Tensor]:
+    def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
+        images, labels = data.images, data.labels
         if not len(self.memory):
             return images, labels
         old, old_labels = self.memory.images(), self.memory.labels
@@ -104,25 +107,26 @@ class BiC(LwF):
 
     # ------------------------------------------------------------------ stage 2: correct, then remember
 
-    def finish_task(self, finish: Finish) -> None:
+    def finish_task(self, data: TaskData) -> None:
+        task = data.task
         if self.held_out is not None:
             images, labels = self.held_out
-            self.correction[:, finish.task.old_classes :] = fit_correction(
-                finish.logits(images), labels, finish.task.old_classes, self.options.correction_decay
+            self.correction[:, task.old_classes :] = fit_correction(
+                data.logits(images), labels, task.old_classes, self.options.correction_decay
             )[:, None]
-        features, labels = finish.features()
-        quota = self.options.exemplars // finish.task.all_classes
+        features, labels = data.features, data.labels
+        quota = self.options.exemplars // task.all_classes
         chosen = []
-        for label in range(finish.task.old_classes, finish.task.all_classes):
+        for label in range(task.old_classes, task.all_classes):
             own = torch.nonzero(labels == label)[:, 0]
             if self.options.selection == "herding":
                 order = herd(features[own], quota)
             else:
-                order = torch.randperm(len(own), generator=torch.Generator().manual_seed(finish.seed + label))[:quota]
+                order = torch.randperm(len(own), generator=torch.Generator().manual_seed(data.seed + label))[:quota]
             chosen.append(own[order.to(own.device)].cpu())
         index = torch.cat(chosen)
-        pixels = finish.images.read(index, features.device)
-        self.memory.update(quota, pixels, finish.images.aspect[index], labels[index.to(labels.device)])
+        pixels = data.images.read(index, features.device)
+        self.memory.update(quota, pixels, data.images.aspect[index], labels[index.to(labels.device)])
 
 
 class Exemplars(nn.Module):

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from vqprompt.backbones.vit import ViT
 from vqprompt.errors import UserError
-from vqprompt.methods.base import Losses, Method
-from vqprompt.methods.base import Options as BaseOptions
+from vqprompt.methods.base import Losses, Method, StatisticsOptions
 from vqprompt.methods.task import TaskInfo
 from vqprompt.prompts import check_blocks, train_only
 from vqprompt.training.view import View
 
 
-class CodaOptions(BaseOptions):
+class CodaOptions(StatisticsOptions):
     pool: int = Field(100, ge=1, description="components in a block (N), divided among the planned tasks")
     length: int = Field(8, ge=2, multiple_of=2, description="length of a component: half for keys, half for values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
@@ -61,11 +60,14 @@ class CodaPrompt(Method):
         o = self.options
         return Components(len(o.blocks), o.pool // self.planned_tasks, o.length, self.vit.config.width)
 
-    def start_task(self, task: TaskInfo) -> None:
-        super().start_task(task)
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
         if task.number >= len(self.components):  # more tasks than were planned
             self.components.append(self._components().to(self.head.weight.device))
         train_only(self.components, task.number)
+
+    def start_task(self, task: TaskInfo) -> None:
+        super().start_task(task)
         for name, new in self.components[task.number].named_parameters():
             fresh = orthogonal_rows(self._so_far(name).detach().flatten(2).cpu(), new.shape[1])
             new.data.copy_(fresh.view_as(new))

@@ -16,7 +16,7 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
 from vqprompt.methods.task import TaskInfo
-from vqprompt.prompts import PromptPool, check_blocks, cosine, pick, train_only
+from vqprompt.prompts import PromptPool, check_blocks, cosine_similarity, pick, train_only
 from vqprompt.training.view import View
 
 
@@ -52,8 +52,8 @@ class DualPrompt(Method):
     def _expert(self) -> PromptPool:
         return PromptPool(len(self.options.blocks), 1, self.options.length, self.vit.config.width)
 
-    def start_task(self, task: TaskInfo) -> None:
-        super().start_task(task)
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
         if task.number >= len(self.experts):  # more tasks than were planned
             self.experts.append(self._expert())
         train_only(self.experts, task.number)
@@ -62,7 +62,9 @@ class DualPrompt(Method):
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
-            losses["key"] = self.options.key_weight * (1 - cosine(view.query, own.keys)).sum(dim=(1, 2)).mean()
+            losses["key"] = (
+                self.options.key_weight * (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
+            )
             experts = own.prompts.unbind(0)
         else:
             choice = self.choices(view.query)
@@ -73,7 +75,7 @@ class DualPrompt(Method):
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:
-        return cosine(query, self._of_all("keys")).argmax(dim=-1)
+        return cosine_similarity(query, self._of_all("keys")).argmax(dim=-1)
 
     @property
     def choosable(self) -> int:

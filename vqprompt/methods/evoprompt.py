@@ -7,7 +7,6 @@ how much it contributed. New rows of the classifier start as compositions of old
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -20,7 +19,7 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.errors import UserError
 from vqprompt.methods.base import Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
-from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.methods.task import TaskData, TaskInfo
 from vqprompt.training.view import View
 
 
@@ -123,10 +122,10 @@ class EvoPrompt(Method):
         self.memory.start_task()
 
     @torch.no_grad()
-    def prepare_training(self, queries: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    def prepare_training(self, data: TaskData) -> None:
         if not self.options.compose_classifier:
             return
-        features, labels = queries()
+        features, labels = data.queries, data.labels
         classes = range(self.task.old_classes, self.task.all_classes)
         new = torch.stack([features[labels == c].mean(0) for c in classes])
         if self.task.old_classes:
@@ -140,12 +139,11 @@ class EvoPrompt(Method):
         return self.vit.encode(view.tokens, prompts, "tokens").float(), {}
 
     @torch.no_grad()
-    def finish_task(self, finish: Finish) -> None:
+    def finish_task(self, data: TaskData) -> None:
         memory = self.memory
-        features, labels = finish.features()
-        right = self.head(features).argmax(dim=1) == labels
-        hidden, outputs = memory.contributions(finish.queries()[0][right], finish.batch_size)
-        if finish.task.number:
+        right = self.head(data.features).argmax(dim=1) == data.labels
+        hidden, outputs = memory.contributions(data.queries[right], data.batch_size)
+        if data.task.number:
             hidden_order, output_order = memory.align(self.options.align_outputs)
             hidden, outputs = hidden.gather(1, hidden_order), outputs.gather(1, output_order)
             memory.merge(hidden, outputs, self.options.merge_rate)

@@ -35,11 +35,15 @@ class TuningOptions(BaseOptions):
     )
 
 
+class FineTuningOptions(TuningOptions, StatisticsOptions):
+    """Of methods that tune the backbone and can keep class statistics."""
+
+
 class FT(Method):
     title = "FT"
     year = 1989
     summary = "plain fine-tuning, task by task: what forgetting looks like"
-    Options = TuningOptions
+    Options: ClassVar[Any] = FineTuningOptions
     training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True
     masks_old_logits = False

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import Head, Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
-from vqprompt.methods.task import Finish, TaskInfo
+from vqprompt.methods.task import TaskData, TaskInfo
 from vqprompt.prompts import check_blocks, train_only
-from vqprompt.statistics.gaussians import ClassStatistics
-from vqprompt.statistics.rebalance import Rebalancing, rebalance
+from vqprompt.statistics.rebalancing import Rebalancing
 from vqprompt.training.view import View
 
 
@@ -89,7 +88,6 @@ class HidePrompt(Method):
             "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.1, "length": 10,
         },
     }  # fmt: skip
-    statistics: ClassStatistics
 
     def __init__(self, vit: ViT, options: HideOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -99,24 +97,23 @@ class HidePrompt(Method):
             torch.empty(len(options.blocks), options.length, width).uniform_(-1, 1) for _ in range(tasks)
         )
         self.identity = IdentityHead(width) if options.identity_mlp else Head(width)
-        self.statistics, self.identity_statistics = (
-            ClassStatistics(width, replay.covariance, replay.centroids)
-            for replay in (options.rebalancing, options.identity_rebalancing)
-        )
+        self.identity_statistics = self.new_statistics(options.identity_rebalancing)
 
     def classifiers(self) -> list[nn.Linear]:
         return [self.head, self.identity]
 
-    def start_task(self, task: TaskInfo) -> None:
-        super().start_task(task)
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
         self.identity.grow(task.all_classes)
-        if task.number:
-            previous = self.prompts[task.number - 1].detach()
-            if task.number == len(self.prompts):  # more tasks than were planned
-                self.prompts.append(torch.empty_like(previous))
-            self.prompts[task.number].data.copy_(previous)
+        if task.number == len(self.prompts):  # more tasks than were planned
+            self.prompts.append(torch.empty_like(self.prompts[0]))
         train_only(self.prompts, task.number)
         self._anchors: Tensor | None = None
+
+    def start_task(self, task: TaskInfo) -> None:
+        super().start_task(task)
+        if task.number:
+            self.prompts[task.number].data.copy_(self.prompts[task.number - 1].detach())
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         identity = {"params": list(self.identity.parameters()), "scale": self.options.identity_lr_scale}
@@ -136,7 +133,8 @@ class HidePrompt(Method):
         features = self.vit.encode(view.tokens, prompts).float()
         if not self.training:
             return features, {}
-        if self._anchors is None:  # once a task: picking them makes the device wait
+        if self._anchors is None:  # picked once per task, because picking makes the device wait
+            assert self.statistics is not None
             self._anchors = self.statistics.means[self.statistics.shares > 0]
         apart = contrastive(features, self._anchors, self.options.temperature)
         return features, {"contrastive": self.options.contrastive_weight * apart}
@@ -161,17 +159,13 @@ class HidePrompt(Method):
             return own
         return (1 - self.options.momentum) * own + self.options.momentum * torch.stack(earlier).mean(0)
 
-    def finish_task(self, finish: Finish) -> None:
+    def finish_task(self, data: TaskData) -> None:
         with torch.no_grad():
-            self.prompts[finish.task.number].copy_(self.blended_prompt())
-        self.remember_and_rebalance(finish, self.options.rebalancing)
-        self.identity_statistics.add(*finish.queries())
-        settings, old_classes = self.options.identity_rebalancing, finish.task.old_classes
-        if old_classes or settings.how == "closed-form":
-            rebalance(
-                self.identity, self.identity_statistics, old_classes, finish.batch_size, settings, finish.seed,
-                self.task_sizes,
-            )  # fmt: skip
+            self.prompts[data.task.number].copy_(self.blended_prompt())
+        super().finish_task(data)
+        settings = self.options.identity_rebalancing
+        assert self.identity_statistics is not None
+        self.remember(self.identity_statistics, self.identity, settings, data.queries, data)
 
 
 def contrastive(features: Tensor, anchors: Tensor, temperature: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions
-from vqprompt.prompts import PromptPool, check_blocks, cosine, pick
+from vqprompt.prompts import PromptPool, check_blocks, cosine_similarity, pick
 from vqprompt.training.view import View
 
 
@@ -47,7 +47,7 @@ class L2P(Method):
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
-        nearness, choice = cosine(view.query, self.pool.keys).topk(self.options.top, dim=-1)
+        nearness, choice = cosine_similarity(view.query, self.pool.keys).topk(self.options.top, dim=-1)
         pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
         prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
         return self.vit.encode(view.tokens, prompts).float(), {"key": self.options.key_weight * pull}
@@ -55,7 +55,7 @@ class L2P(Method):
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:
         """The `top` prompts of each image and block [B, M, top], nearest first."""
-        return cosine(query, self.pool.keys).topk(self.options.top, dim=-1).indices
+        return cosine_similarity(query, self.pool.keys).topk(self.options.top, dim=-1).indices
 
     @property
     def choosable(self) -> int:

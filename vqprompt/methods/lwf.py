@@ -64,6 +64,7 @@ class LwF(Method):
         super().start_task(task)
 
     def end_task(self) -> None:
+        super().end_task()
         self.teacher = None
 
     def prompting_parameters(self) -> list[nn.Parameter]:

@@ -14,14 +14,15 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.methods.base import Method
+from vqprompt.methods.base import STATISTICS, Method, StatisticsOptions
 from vqprompt.methods.finetuning import TuningOptions
-from vqprompt.methods.task import Finish, TaskInfo
-from vqprompt.statistics.rebalance import Rebalancing
+from vqprompt.methods.task import TaskData, TaskInfo
+from vqprompt.statistics.rebalancing import Rebalancing
 
 
-class SLCAOptions(TuningOptions):
+class SLCAOptions(TuningOptions, StatisticsOptions):
     backbone_lr_scale: float = Field(0.01, gt=0, description="the backbone's rate, relative to the classifier's")
+    statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(
         covariance="full",
         epochs=5,
@@ -46,7 +47,6 @@ class SLCA(Method):
 
     def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.keep_statistics(options.rebalancing)
         self.register_buffer("unaligned", torch.zeros(0, vit.config.width + 1))
 
     @torch.no_grad()
@@ -56,9 +56,9 @@ class SLCA(Method):
             self.head.bias.copy_(self.unaligned[:, -1])
         super().start_task(task)
 
-    def finish_task(self, finish: Finish) -> None:
+    def finish_task(self, data: TaskData) -> None:
         self.unaligned = torch.cat([self.head.weight, self.head.bias[:, None]], dim=1).detach()
-        self.remember_and_rebalance(finish, self.options.rebalancing)
+        super().finish_task(data)
 
     def bytes_per_class(self) -> int:
         return super().bytes_per_class() + self.unaligned.nbytes // max(len(self.unaligned), 1)

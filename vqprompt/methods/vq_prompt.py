@@ -70,8 +70,8 @@ class VQPrompt(Method):
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
 
-    def start_task(self, task: TaskInfo) -> None:
-        super().start_task(task)
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
         self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:

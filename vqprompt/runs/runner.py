@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
 
 from vqprompt import metrics as m
 from vqprompt.data.stream import Stream, Task
 from vqprompt.datasets import open_dataset, parse_data
-from vqprompt.errors import CheckpointError, UserError
-from vqprompt.files import held, write_atomically
-from vqprompt.learner.checkpoint import INFO, read_checkpoint
+from vqprompt.errors import CheckpointError, UserError, explain
+from vqprompt.files import held, read_json, write_atomically
+from vqprompt.learner.checkpoint import INFO
 from vqprompt.learner.learner import Learner
+from vqprompt.learner.state import SavedState
 from vqprompt.progress import Progress, Report, Stage, ignore
+from vqprompt.result import SCHEMA_VERSION, EpochLosses, ParameterCounts, PromptUse, RunResult
 from vqprompt.runs.config import WHERE, RunConfig, completed, flatten
 from vqprompt.runs.tracking import Tracking
-from vqprompt.runtime import hardware
+from vqprompt.runtime import Runtime, hardware, rounding
+from vqprompt.training.loop import Epoch
 
-CHECKPOINT_SECONDS = float(os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60"))  # mid-task, save at most this often
-TRAINING_PASSES = 2.0  # what a training image costs, in test images, for the ETA
+CHECKPOINT_SECONDS = float(os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60"))  # between saves in mid-task, at least
+TRAINING_PASSES = 2.0  # what a training image costs, in test images; for the remaining time
 
 
 def run(
@@ -36,130 +39,258 @@ def run(
     shared_queries: Path | None = None,
     track: Sequence[str] = (),
     at_once: int = 1,
-) -> dict[str, Any]:
-    """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`.
+) -> RunResult:
+    """Do a run in the folder `out`; returns its result, which is also in `out/metrics.json`.
 
-    shared_queries: a folder where runs on the same images keep what they all compute (see `Learner._epoch_queries`).
-    track: who else is told how it goes, by their names in `tracking.TRACKERS`. at_once: how many runs share the
-    hardware, for whoever reads the speed.
+    report: write `out/report.html`. shared_queries: a folder where runs on the same images keep queries for each other
+    (learner/queries.py). track: names of `tracking.TRACKERS`. at_once: how many runs share the hardware, for readers of
+    the speed.
     """
-    started = time.perf_counter()
-    _refuse_conflicts(out, config, resume)
+    refuse_conflicts(out, config, resume)
     with held(out):
-        tracking, begun = Tracking(track, out), 0  # tasks
-        where = {key: getattr(config, key) for key in WHERE}
-        state: dict[str, Any] = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0,
-                                 "seconds": 0.0, "seconds_in_task": 0.0, "trainable": 0, "images": []}  # fmt: skip
-        if resume and (out / INFO).exists():
-            learner = Learner.load(out, backbone=config.backbone, **where)
-            saved = read_checkpoint(out)[1]
-            if "run" not in saved:
-                raise CheckpointError(f"{out}: a learner was saved over this run's; restore it or give another folder")
-            state |= saved["run"]
-            begun += len(learner.history) + (saved["unfinished"] is not None)
-        else:
-            learner = Learner(
-                config.backbone, config.method, size=config.size, seed=config.seed, training=config.training,
-                tasks=_count(config), **where, **config.options,
-            )  # fmt: skip
-        learner.shared_queries = shared_queries
-        dataset = open_dataset(config.data, config.size, config.seed, progress)
-        images = (config.seed, config.validation, config.train_per_class, config.test_per_class)
-        stream = Stream(dataset, config.tasks, *images)
-        if learner.method.joint:  # the same classes, in one task
-            stream = Stream(dataset, [[name for task in stream.tasks for name in task.classes]], *images)
-        if learner.classes != [name for task in stream.tasks[: len(learner.history)] for name in task.classes]:
+        work = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
+        work.open(resume)
+        result = work.learn_all()
+        if report:
+            from vqprompt.report.pages import write_report  # slow to import, and needed only here
+
+            write_report(out)
+        work.tracking.finish(result.model_dump(mode="json"))
+        return result
+
+
+class RunState(BaseModel):
+    """What a run remembers in its checkpoint besides the learner."""
+
+    accuracy: list[list[float]] = []  # after each task, on the tasks so far
+    losses: list[EpochLosses] = []
+    prompt_use: list[list[list[int]] | None] = []  # after each task
+    task_seconds: list[float] = []
+    steps: int = 0
+    seconds: float = 0.0  # up to the last save
+    seconds_in_task: float = 0.0  # of the open task, up to the last save
+    trainable: int = 0  # the most parameters that any task trained
+    images: list[str] = Field([], description="digests of each task's images")
+    rounding: list[dict[str, str | int]] = Field([], description="the machines that worked on it (runtime.rounding)")
+
+
+class Run:
+    """The steps of a run, in order: `open`, then for each task `learn`, `test` and `save_task`."""
+
+    learner: Learner
+    stream: Stream
+
+    def __init__(
+        self, config: RunConfig, out: Path, progress: Report, checkpoint_seconds: float, shared_queries: Path | None,
+        track: Sequence[str], at_once: int,
+    ) -> None:  # fmt: skip
+        self.config, self.out, self.progress, self.at_once = config, out, progress, at_once
+        self.checkpoint_seconds, self.shared_queries = checkpoint_seconds, shared_queries
+        self.tracking = Tracking(track, out)
+        self.state = RunState()
+        self.notes: list[str] = []
+        self.started = self.saved = self.task_started = time.perf_counter()
+        self.seconds_before = 0.0  # spent before this process
+
+    # ------------------------------------------------------------------ open
+
+    def open(self, resume: bool) -> None:
+        """The learner, new or as it was saved, and the stream of tasks."""
+        begun = self._restore() if resume and (self.out / INFO).exists() else self._create()
+        self.learner.shared_queries = self.shared_queries
+        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress)
+        c = self.config
+        images = (c.seed, c.validation, c.train_per_class, c.test_per_class)
+        self.stream = Stream(dataset, c.tasks, *images)
+        if self.learner.method.joint:  # the same classes, in one task
+            self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
+        self._refuse_other_images(begun)
+        write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
+        self.seconds_before = self.state.seconds
+
+    def _create(self) -> int:
+        c = self.config
+        where = {key: getattr(c, key) for key in WHERE}
+        tasks = c.tasks if isinstance(c.tasks, int) else len(c.tasks)
+        self.learner = Learner(
+            c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
+        )
+        self.state.rounding = [rounding(self.learner.device)]
+        return 0
+
+    def _restore(self) -> int:
+        """Returns how many tasks were begun."""
+        saved = SavedState.read(self.out)
+        if "run" not in saved.info:
+            raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
+        runtime = Runtime.pick(**{key: getattr(self.config, key) for key in WHERE})
+        self.learner = Learner.from_state(saved, runtime, self.config.backbone)
+        try:
+            self.state = RunState(**saved.info["run"])
+        except ValidationError as error:
+            raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
+        here = rounding(self.learner.device)
+        if here not in self.state.rounding:
+            self.state.rounding.append(here)
+        return len(self.learner.history) + (saved.unfinished is not None)
+
+    def _refuse_other_images(self, begun: int) -> None:
+        """A run goes on with the classes and images that it began with. begun: tasks."""
+        learned = [name for task in self.stream.tasks[: len(self.learner.history)] for name in task.classes]
+        if self.learner.classes != learned:
             raise UserError(
-                f"--resume {out}: {config.data} has other classes now than when the run began; put them back"
+                f"--resume {self.out}: {self.config.data} has other classes now than when the run began; put them back"
             )
-        images_now = [task.train.digest() + task.test.digest() for task in stream.tasks]
-        for number, (then, now) in enumerate(zip(state["images"][:begun], images_now, strict=False), start=1):
-            if then != now:  # what was learned from might now be tested with
+        images = [task.train.digest() + task.test.digest() for task in self.stream.tasks]
+        for number, (then, now) in enumerate(zip(self.state.images[:begun], images, strict=False), start=1):
+            if then != now:  # an image that was learned from might now be tested with
                 raise UserError(
-                    f"--resume {out}: {config.data} has other images for task {number} now than when the run began; "
-                    "put them back, or start anew in another folder"
+                    f"--resume {self.out}: {self.config.data} has other images for task {number} now than when the run "
+                    "began; put them back, or start again in another folder"
                 )
-        state["images"] = images_now
-        write_atomically(out / "config.json", config.model_dump_json(indent=1))
-        before = state["seconds"]
-        work = Work(stream, learner, config, progress)
-        saved_at = task_started = time.perf_counter()
+        self.state.images = images
 
-        def seconds() -> float:
-            return before + time.perf_counter() - started
+    # ------------------------------------------------------------------ learn
 
-        def save() -> None:
-            nonlocal saved_at
-            state["seconds"] = seconds()
-            learner.save(out, run=state)
-            saved_at = time.perf_counter()
+    def learn_all(self) -> RunResult:
+        self.work = Work(self.stream, self.learner, self.config.epochs, self.progress)
+        self.tracking.begin(self.config.model_dump(mode="json"))
+        with self.tracking:
+            for task in self.stream.start_at(len(self.learner.history)):
+                self.learn(task)
+                self.test(task)
+                self.save_task(task)
+            return self.write_result()  # also when a finished run is resumed
 
-        def checkpoint() -> None:
-            if time.perf_counter() - saved_at >= checkpoint_seconds:
-                state["seconds_in_task"] = time.perf_counter() - task_started
-                save()
+    def learn(self, task: Task) -> None:
+        self.task_started = time.perf_counter() - self.state.seconds_in_task
+        self.work.begin(task)
+        self.learner.learn(task, self.work.report, self._log_epoch, self._checkpoint)
 
-        def write_metrics() -> dict[str, Any]:
-            found = _metrics(config, stream, learner, state, at_once)
-            write_atomically(out / "metrics.json", json.dumps(found, indent=1))
-            return found
+    def test(self, task: Task) -> None:
+        self.state.accuracy.append(self.learner.accuracies(self.stream.seen(task.number), self.work.report))
+        self.state.prompt_use.append(self.learner.prompt_use(task.train))
 
-        tracking.begin(config.model_dump(mode="json"))
-        with tracking:
-            for task in stream.start_at(len(learner.history)):
-                task_started = time.perf_counter() - state["seconds_in_task"]
-                number = task.number
-                work.begin(task)
+    def save_task(self, task: Task) -> None:
+        state = self.state
+        state.task_seconds.append(time.perf_counter() - self.task_started)
+        state.seconds_in_task = 0.0
+        state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
+        self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
+        self._save()
+        self.write_result()
 
-                def on_epoch(epoch: int, losses: dict[str, list[float]], number: int = number) -> None:
-                    means = {name: sum(values) / len(values) for name, values in losses.items()}
-                    state["losses"].append({"task": number, "epoch": epoch, "losses": means})
-                    tracking.losses(state["steps"], losses)
-                    state["steps"] += max(map(len, losses.values()))
+    def write_result(self) -> RunResult:
+        result = self.result()
+        result.write(self.out)
+        return result
 
-                learner.learn(task, work.step, on_epoch, checkpoint)
-                state["accuracy"].append(learner.accuracies(stream.seen(number), work.step))
-                state["prompt_use"].append(learner.prompt_use(task))
-                state["task_seconds"].append(time.perf_counter() - task_started)
-                state["seconds_in_task"] = 0.0
-                state["trainable"] = max(state["trainable"], learner.method.parameter_counts()["trainable"])
-                tracking.accuracies(state["accuracy"][-1])  # before the task is saved as done: told again if need be
-                save()
-                write_metrics()
-            found = write_metrics()  # once more: who resumes a finished run wants them too
-            if report:
-                from vqprompt.report.pages import write_report  # figures are slow to import and needed only here
+    def _log_epoch(self, epoch: Epoch) -> None:
+        state = self.state
+        means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
+        state.losses.append(EpochLosses(task=len(self.learner.history), epoch=epoch.number, losses=means))
+        self.tracking.losses(state.steps, epoch.losses)
+        state.steps += max(map(len, epoch.losses.values()))
 
-                write_report(out)
-            tracking.finish(found)
-        return found
+    def _checkpoint(self) -> None:
+        if time.perf_counter() - self.saved >= self.checkpoint_seconds:
+            self.state.seconds_in_task = time.perf_counter() - self.task_started
+            self._save()
+
+    def _save(self) -> None:
+        self.state.seconds = self.seconds_before + time.perf_counter() - self.started
+        self.learner.save(self.out, run=self.state.model_dump(mode="json"))
+        self.saved = time.perf_counter()
+
+    # ------------------------------------------------------------------ what was found out
+
+    def result(self) -> RunResult:
+        config, state, method = self.config, self.state, self.learner.method
+        total, learned = len(self.stream), len(state.accuracy)
+        # the state has one list per column (after task j, on tasks 0..j); the matrix has one row per task
+        accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
+        square = [row[:learned] for row in accuracy[:learned]]
+        done, counts = learned == total, method.parameter_counts()
+        counts["trainable"] = max(counts["trainable"], state.trainable)
+        speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
+        return RunResult(
+            schema_version=SCHEMA_VERSION,
+            method=config.method,
+            title=method.title,
+            data=config.data,
+            backbone=config.backbone,
+            seed=config.seed,
+            tasks=[task.classes for task in self.stream.tasks],
+            done=done,
+            faa=m.final_average_accuracy(square) if done else None,
+            caa=m.cumulative_average_accuracy(square) if done else None,
+            forgetting=m.forgetting(square) if done else None,
+            average_accuracy=m.average_accuracies(square),
+            forgetting_per_task=m.forgetting_per_task(square),
+            accuracy=accuracy,
+            seconds=state.seconds,
+            task_seconds=state.task_seconds,
+            images_per_second=speed,
+            parameters=ParameterCounts(**counts),
+            bytes_per_class=method.bytes_per_class(),
+            exemplars=method.exemplar_count(),
+            prompt_use=self._prompt_use(),
+            losses=state.losses,
+            validation=config.validation,
+            notes=[*self.stream.dataset.notes, *self._left_out(), *self._rounding_note()],
+            hardware=hardware(self.learner.device) + (f", {self.at_once} runs at once" if self.at_once > 1 else ""),
+            rounding=state.rounding,
+        )
+
+    def _prompt_use(self) -> PromptUse | None:
+        uses = [use for use in self.state.prompt_use if use]
+        if not uses:
+            return None
+        blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
+        return PromptUse(blocks=blocks, counts=uses)
+
+    def _left_out(self) -> list[str]:
+        total, used = len(self.stream.dataset.classes), sum(len(task.classes) for task in self.stream.tasks)
+        return [f"{total - used} of {total} classes are in no task"] if used < total else []
+
+    def _rounding_note(self) -> list[str]:
+        if len(self.state.rounding) < 2:
+            return []
+        return [
+            "resumed on another processor, number of threads or version of PyTorch than it began on: equal to an "
+            "uninterrupted run up to rounding, not to the bit"
+        ]
 
 
 class Work:
-    """Adds up what a run has to do, so that the time left can be told."""
+    """Adds up the work of a run, so that the remaining time can be told. Its unit is one test image."""
 
-    def __init__(self, stream: Stream, learner: Learner, config: RunConfig, report: Report) -> None:
-        self.report, self.stream, self.epochs = report, stream, config.epochs
+    def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
+        self.progress, self.stream = progress, stream
+        self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
         tested = accumulate(len(task.test) for task in stream.tasks)  # after each task, all tasks so far
-        self.per_task = [self._cost(task, images) for task, images in zip(stream.tasks, tested, strict=True)]
-        self.total, self.done, self.task = sum(self.per_task), 0.0, 0
-        self.expected = sum(self.per_task[: len(learner.history)])
-
-    def _cost(self, task: Task, tested: int) -> float:
-        return len(task.train) * (self.epochs * TRAINING_PASSES + 1) + tested
+        per_task = [
+            cost + len(task.train) + tests
+            for cost, task, tests in zip(self.learning, stream.tasks, tested, strict=True)
+        ]
+        self.starts = [0.0, *accumulate(per_task)]
+        self.done, self.task = self.starts[len(learner.history)], stream.tasks[0]
 
     def begin(self, task: Task) -> None:
-        self.task = task.number
-        self.done = self.expected
-        self.expected += self.per_task[task.number]
+        self.task, self.done = task, self.starts[task.number]
 
-    def step(self, count: int, stage: Stage) -> None:
-        self.done = min(self.done + count * (TRAINING_PASSES if stage is Stage.LEARNING else 1), self.expected)
-        self.report(Progress(stage, self.done, self.total, self.task, len(self.stream)))
-
-
-def _count(config: RunConfig) -> int:
-    return config.tasks if isinstance(config.tasks, int) else len(config.tasks)
+    def report(self, event: Progress) -> None:
+        """A stage's own progress, as progress of the whole run."""
+        number, share = self.task.number, event.done / event.total if event.total else 0.0
+        start, learned = self.starts[number], self.starts[number] + self.learning[number]
+        if event.stage is Stage.LEARNING:
+            done = start + share * self.learning[number]
+        elif event.stage is Stage.STATISTICS:
+            done = learned + share * len(self.task.train)
+        else:
+            done = learned + len(self.task.train) + event.done
+        self.done = min(max(done, self.done), self.starts[number + 1])
+        self.progress(Progress(event.stage, self.done, self.starts[-1], number, len(self.stream)))
 
 
 def check_out(out: Path) -> None:
@@ -167,19 +298,16 @@ def check_out(out: Path) -> None:
         raise UserError(f"--out {out}: {file} is a file; give a folder")
 
 
-def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
+def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
     check_out(out)
     existing = out / "config.json"
     if existing.exists():
         if not resume:
-            raise UserError(f"--out {out}: already holds a run; add --resume to go on with it, or give another folder")
-        try:
-            old = completed(json.loads(existing.read_text(encoding="utf-8")))
-        except json.JSONDecodeError:
-            raise UserError(f"{existing}: damaged; restore it or give another folder") from None
+            raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
+        old = completed(read_json(existing))
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
-        # where things lie is free to change: that they are the same things is checked later
+        # where data and weights are may change: that they are the same is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
         moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
         changed = sorted(k for k in now.keys() | then.keys() if k not in {*WHERE, *moved} and then.get(k) != now.get(k))
@@ -191,43 +319,3 @@ def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
     elif (out / INFO).exists():
         raise UserError(f"--out {out}: holds a learner that is not a run's; give another folder")
-
-
-def _metrics(
-    config: RunConfig, stream: Stream, learner: Learner, state: dict[str, Any], at_once: int
-) -> dict[str, Any]:
-    total, learned = len(stream), len(state["accuracy"])
-    # state has a list a column (after task j, on tasks 0..j); the matrix has a row a task
-    accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
-    square = [row[:learned] for row in accuracy[:learned]]
-    uses = [use for use in state["prompt_use"] if use]
-    counts = learner.method.parameter_counts()
-    there, used = len(stream.dataset.classes), sum(len(task.classes) for task in stream.tasks)
-    left_out = [f"{there - used} of {there} classes are in no task"] if used < there else []
-    blocks = getattr(learner.method.options, "blocks", list(range(len(uses[0]) if uses else 0)))
-    return {
-        "method": config.method,
-        "title": learner.method.title,
-        "data": config.data,
-        "backbone": config.backbone,
-        "seed": config.seed,
-        "tasks": [task.classes for task in stream.tasks],
-        "done": learned == total,
-        "faa": m.final_average_accuracy(square) if learned == total else None,
-        "caa": m.cumulative_average_accuracy(square) if learned == total else None,
-        "forgetting": m.forgetting(square) if learned == total else None,
-        "average_accuracy": m.average_accuracies(square),
-        "forgetting_per_task": m.forgetting_per_task(square),
-        "accuracy": accuracy,
-        "seconds": state["seconds"],
-        "task_seconds": state["task_seconds"],
-        "images_per_second": learner.images_seen / learner.seconds_training if learner.images_seen else None,
-        "parameters": {**counts, "trainable": max(counts["trainable"], state["trainable"])},
-        "bytes_per_class": learner.method.bytes_per_class(),
-        "exemplars": learner.method.exemplar_count(),
-        "prompt_use": {"blocks": blocks, "counts": uses} if uses else None,
-        "losses": state["losses"],
-        "validation": config.validation,
-        "notes": [*stream.dataset.notes, *left_out],
-        "hardware": hardware(learner.device) + (f", {at_once} runs at once" if at_once > 1 else ""),
-    }

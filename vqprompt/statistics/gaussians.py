@@ -1,68 +1,96 @@
-"""What is remembered of a class instead of its images: Gaussians of its features, and the classifier's rebalancing
-from them (paper, section 4.3). Any method can use it.
+"""What is remembered of a class instead of its images: Gaussians of its features. Any method can use it.
 
-Covariances: `diagonal` (the paper), `full` (one matrix a class), `shared` (one matrix for all, kept incrementally).
-With several centroids a class, each has its own mean (and variance), found by k-means.
+One class per kind of covariance: `DiagonalGaussians` (the paper), `FullGaussians` (one matrix per class) and
+`SharedGaussians` (one matrix for all classes, kept as a sum). With several centroids per class, each has its own mean
+(and variance), found by k-means. When a method's features move, what is remembered moves along (drift.py).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vqprompt.statistics.drift import Drift
+
 Covariance = Literal["diagonal", "full", "shared"]
 JITTER = 1e-4  # added to every variance, as in the released code
 
 
-class ClassStatistics(nn.Module):
+class ClassStatistics(nn.Module, ABC):
     """Gaussians of the classes learned so far, class by class in head order. Buffers, so they save themselves."""
 
+    kind: ClassVar[Covariance]
     means: Tensor  # [C, k, D]
-    shares: Tensor  # [C, k], how much of the class each centroid holds
-    spread: Tensor  # diagonal: variances [C, k, D]; full: [C, D, D]; shared: scatter [D, D]
-    seen: Tensor  # [1], images behind the shared scatter
+    shares: Tensor  # [C, k], the fraction of the class that each centroid holds
+    spread: Tensor  # what a kind keeps of the covariance, see there
+    seen: Tensor  # [1], images behind a shared scatter; other kinds do not use it
 
-    def __init__(self, width: int, covariance: Covariance = "diagonal", centroids: int = 1) -> None:
+    def __init__(self, width: int, centroids: int = 1) -> None:
         super().__init__()
-        self.covariance, self.centroids = covariance, centroids
-        empty = {"diagonal": (0, centroids, width), "full": (0, width, width), "shared": (width, width)}[covariance]
+        self.centroids = centroids
         self.register_buffer("means", torch.zeros(0, centroids, width))
         self.register_buffer("shares", torch.zeros(0, centroids))
-        self.register_buffer("spread", torch.zeros(empty))
+        self.register_buffer("spread", torch.zeros(self._empty_spread(width)))
         self.register_buffer("seen", torch.zeros(1))
+
+    # ------------------------------------------------------------------ what a kind of covariance defines
+
+    @abstractmethod
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        """Shape of `spread` before the first class."""
+
+    @abstractmethod
+    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor | None:
+        """Take in one class: residuals from the centroids [n, D], membership [k, n], images per centroid [k]. Returns
+        the class's row of `spread`, where a kind has one row per class."""
+
+    @abstractmethod
+    def shared_covariance(self) -> Tensor:
+        """One covariance for all classes [D, D], about each centroid."""
+
+    @abstractmethod
+    def _move_spread(self, drift: Drift) -> None:
+        """The covariance after the drift."""
+
+    def roots(self) -> Tensor | None:
+        """What turns white noise into each class's noise, where covariances are matrices [C or 1, D, D]."""
+        return None
+
+    def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
+        """White noise [C, n, D] to the classes' noise, in place where that is possible."""
+        assert roots is not None
+        return white @ roots.mT
+
+    # ------------------------------------------------------------------ what all kinds share
 
     @property
     def bytes_per_class(self) -> int:
-        """Memory kept for each learned class (the shared matrix is counted once, not here)."""
-        growing = [self.means, self.shares] + ([] if self.covariance == "shared" else [self.spread])
-        return sum(t[0].numel() * t.element_size() for t in growing) if len(self.means) else 0
+        """Memory kept for each learned class (a shared matrix belongs to no class and is not counted)."""
+        return sum(t[0].nbytes for t in (self.means, self.shares, self.spread)) if len(self.means) else 0
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in the features [n, D] of new classes; labels run on from the classes already here."""
+        """Take in the features [n, D] of new classes; labels continue from the classes already here."""
         start, counts = len(self.means), torch.bincount(labels).tolist()
         if 0 in counts[start:]:
             raise ValueError(f"class {counts.index(0, start)} has no features to take statistics of")
-        means, shares, spread = [self.means], [self.shares], [self.spread]  # joined once, not class by class
+        means, shares, rows = [self.means], [self.shares], []  # joined once, not class by class
         for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
             member = self._assign(own)
             belongs = F.one_hot(member, self.centroids).to(own).T  # a product adds up in the same order every time
             held = belongs.sum(1)
             mean = belongs @ own / held.clamp(min=1)[:, None]
-            rest = own - mean[member]
+            row = self._add_spread(own - mean[member], belongs, held)
             means.append(mean[None])
             shares.append((held / held.sum())[None])
-            if self.covariance == "diagonal":
-                spread.append((belongs @ rest.square() / (held - 1).clamp(min=1)[:, None] + JITTER)[None])
-            elif self.covariance == "full":
-                spread.append((rest.T @ rest / max(len(own) - 1, 1))[None])
-            else:
-                spread[0] = spread[0] + rest.T @ rest
-                self.seen = self.seen + max(len(own) - self.centroids, 0)
-        self.means, self.shares, self.spread = torch.cat(means), torch.cat(shares), torch.cat(spread)
+            rows += [] if row is None else [row[None]]
+        self.means, self.shares = torch.cat(means), torch.cat(shares)
+        if rows:
+            self.spread = torch.cat([self.spread, *rows])
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
@@ -73,6 +101,13 @@ class ClassStatistics(nn.Module):
         found = KMeans(self.centroids, n_init=1, random_state=0).fit_predict(own.cpu().numpy())
         return torch.as_tensor(found, dtype=torch.long, device=own.device)
 
+    @torch.no_grad()
+    def move(self, drift: Drift) -> None:
+        """Bring what is remembered to where the features of these classes would be now."""
+        if len(self.means):
+            self.means = drift.points(self.means)
+            self._move_spread(drift)
+
     def class_means(self) -> Tensor:
         """Of whole classes [C, D]."""
         return (self.means * self.shares[..., None]).sum(1)
@@ -80,29 +115,17 @@ class ClassStatistics(nn.Module):
     def class_covariance(self) -> Tensor:
         """One for all whole classes [D, D]: within the centroids, and that of the centroids themselves."""
         apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
-        between = torch.einsum("ckd,cke->de", apart, apart) / len(apart)
-        return self.shared_covariance() + (between.diag().diag() if self.covariance == "diagonal" else between)
+        return self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
 
-    def shared_covariance(self) -> Tensor:
-        """One covariance for all classes [D, D], about each centroid."""
-        if self.covariance == "shared":
-            return self.spread / self.seen.clamp(min=1)
-        if self.covariance == "full":
-            return self.spread.mean(0)
-        return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
-
-    def roots(self) -> Tensor | None:
-        """What turns white noise into each class's noise, where covariances are matrices [C or 1, D, D]."""
-        if self.covariance == "diagonal":
-            return None
-        return _root(self.spread if self.covariance == "full" else self.shared_covariance()[None])
+    def _between(self, covariance: Tensor) -> Tensor:
+        return covariance
 
     def sample(
         self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`count` pseudo-features of every class: [C * count, D] and their labels.
 
-        scales: of each class's mean [C]. roots: as `roots()` gave them, for who samples often.
+        scales: factors of the classes' means [C]. roots: as `roots()` returned them, for callers that sample often.
         """
         classes, centroids, width = self.means.shape
         labels = torch.arange(classes, device=self.means.device)
@@ -111,15 +134,98 @@ class ClassStatistics(nn.Module):
         else:
             member = torch.multinomial(self.shares, count, replacement=True, generator=generator)
             where = (labels[:, None], member)
-        drawn = torch.randn(classes, count, width, device=self.means.device, generator=generator)
-        roots = self.roots() if roots is None else roots
-        if roots is None:  # in place, for there is nothing larger here
-            drawn *= self.spread[where].sqrt()
-        else:
-            drawn = drawn @ roots.mT
+        white = torch.randn(classes, count, width, device=self.means.device, generator=generator)
+        drawn = self._color(white, where, self.roots() if roots is None else roots)
         means = self.means[where]
         drawn += means if scales is None else means * scales[:, None, None]
         return drawn.flatten(0, 1), labels.repeat_interleave(count)
+
+
+class DiagonalGaussians(ClassStatistics):
+    """Variances of each centroid: spread [C, k, D]."""
+
+    kind = "diagonal"
+
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        return (0, self.centroids, width)
+
+    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
+        return belongs @ rest.square() / (held - 1).clamp(min=1)[:, None] + JITTER
+
+    def shared_covariance(self) -> Tensor:
+        return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
+
+    def _between(self, covariance: Tensor) -> Tensor:
+        return covariance.diag().diag()
+
+    def _move_spread(self, drift: Drift) -> None:
+        if drift.matrix is not None:  # the diagonal of Aᵀ diag(v) A
+            self.spread = self.spread @ drift.matrix.to(self.spread).square()
+
+    def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
+        white *= self.spread[where].sqrt()  # in place: nothing larger is in memory here
+        return white
+
+
+class FullGaussians(ClassStatistics):
+    """One covariance matrix per class: spread [C, D, D]."""
+
+    kind = "full"
+
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        return (0, width, width)
+
+    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
+        return rest.T @ rest / max(len(rest) - 1, 1)
+
+    def shared_covariance(self) -> Tensor:
+        return self.spread.mean(0)
+
+    def _move_spread(self, drift: Drift) -> None:
+        if drift.matrix is not None:
+            matrix = drift.matrix.to(self.spread)
+            self.spread = matrix.T @ self.spread @ matrix
+
+    def roots(self) -> Tensor:
+        return _root(self.spread)
+
+
+class SharedGaussians(ClassStatistics):
+    """One scatter matrix for all classes: spread [D, D], a sum over the images in `seen`."""
+
+    kind = "shared"
+
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        return (width, width)
+
+    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> None:
+        self.spread = self.spread + rest.T @ rest
+        self.seen = self.seen + max(len(rest) - self.centroids, 0)
+
+    def shared_covariance(self) -> Tensor:
+        return self.spread / self.seen.clamp(min=1)
+
+    def _move_spread(self, drift: Drift) -> None:
+        if drift.matrix is not None:
+            matrix = drift.matrix.to(self.spread)
+            self.spread = matrix.T @ self.spread @ matrix
+
+    def roots(self) -> Tensor:
+        return _root(self.shared_covariance()[None])
+
+    @property
+    def bytes_per_class(self) -> int:
+        return sum(t[0].nbytes for t in (self.means, self.shares)) if len(self.means) else 0
+
+
+KINDS: dict[Covariance, type[ClassStatistics]] = {
+    kind.kind: kind for kind in (DiagonalGaussians, FullGaussians, SharedGaussians)
+}
+
+
+def make_statistics(width: int, covariance: Covariance = "diagonal", centroids: int = 1) -> ClassStatistics:
+    """Empty statistics of features with `width` dimensions."""
+    return KINDS[covariance](width, centroids)
 
 
 def _root(matrix: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +16,60 @@ from vqprompt.training.optim import Inputs
 from vqprompt.training.settings import Training
 
 
-def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[list[Tensor]]:
-    """Shuffled index batches of every epoch, all of one size (what compiled and recorded code wants).
+class KnownQueries(Protocol):
+    """Queries of training views that need not be computed in every step."""
 
-    What does not fill a batch is left out of the epoch and comes first in the next one, so no image goes unseen. With
-    fewer than four batches an epoch that would leave out much: there the next epoch takes the rest in addition. A
+    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
+        """Get ready for the batches of an epoch (indices of images)."""
+
+    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
+        """Queries [B, D] of the epoch's batch `number`: images `index`, mirrored where `flips` says so."""
+
+
+class TaskBatches:
+    """The training images of one task as batches of pixels, boxes, flips, labels and, where known, queries.
+
+    labels: positions in the head, on `device`.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        labels: Tensor,
+        settings: Training,
+        seed: int,
+        device: torch.device,
+        queries: KnownQueries | None = None,
+    ) -> None:
+        self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
+        self.queries = queries
+        self.schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
+
+    def images_in(self, epochs: int | None = None) -> int:
+        """How many images the first epochs show (all of them by default)."""
+        return sum(len(batch) for batches in self.schedule[:epochs] for batch in batches)
+
+    def steps_in(self, epochs: int | None = None) -> int:
+        return sum(len(batches) for batches in self.schedule[:epochs])
+
+    def epoch(self, epoch: int) -> Iterator[Inputs]:
+        batches = self.schedule[epoch]
+        if self.queries is not None:
+            self.queries.start_epoch(epoch, batches)
+        views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device)
+        for number, (index, inputs) in enumerate(views):
+            index = index.to(self.device, non_blocking=True)
+            inputs["labels"] = self.labels[index]
+            if self.queries is not None:
+                inputs["query"] = self.queries.of_batch(number, index, inputs.get("flips"))
+            yield inputs
+
+
+def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[list[Tensor]]:
+    """Shuffled index batches of every epoch, all of one size (compiled and recorded code needs that).
+
+    Images that do not fill a batch are left out of the epoch and come first in the next one, so every image is seen.
+    With fewer than four batches per epoch that would leave out many: there the next epoch takes the rest in addition. A
     single epoch, or a task smaller than a batch, leaves out nothing.
     """
     schedule, rest = [], torch.empty(0, dtype=torch.long)
@@ -37,24 +87,10 @@ def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[l
     return schedule
 
 
-def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
-    """Images without augmentation, rendered when asked for."""
-    boxes = central_boxes(aspect, test_crop).to(pixels.device)
-    return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
-
-
-def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """Boxes to crop, and which images to flip."""
-    flips = torch.rand(len(aspect), generator=generator) < 0.5 if settings.augment != "none" else None
-    if settings.augment == "crop":
-        return random_boxes(aspect, generator), flips
-    return central_boxes(aspect, settings.test_crop), flips
-
-
 def epoch_views(
     images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Inputs]]:
-    """What each step of an epoch looks at: which images, and their pixels, boxes and flips on the device."""
+    """For each step of an epoch: which images, and their pixels, boxes and flips on the device."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
     aspect = images.aspect
     for index, pixels in images.batches(batches, device):
@@ -65,6 +101,20 @@ def epoch_views(
         yield index, inputs
 
 
+def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """Boxes to crop, and which images to flip."""
+    flips = torch.rand(len(aspect), generator=generator) < 0.5 if settings.augment != "none" else None
+    if settings.augment == "crop":
+        return random_boxes(aspect, generator), flips
+    return central_boxes(aspect, settings.test_crop), flips
+
+
 def draw(inputs: Inputs, vit: ViT) -> Tensor:
-    """The images of a view, normalized."""
+    """The images of a training view, normalized."""
     return render(inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled)
+
+
+def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
+    """Images without augmentation, rendered when they are asked for."""
+    boxes = central_boxes(aspect, test_crop).to(pixels.device)
+    return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)

@@ -1,95 +1,110 @@
 """The one training loop (paper, section 4.4): AdamW, per-iteration cosine, everything drawn from seeds.
 
-All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time, so an epoch
+All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time. So an epoch
 can be repeated, and a run that was killed continues to the same result as one that was not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.data.images import Images
-from vqprompt.training.batches import draw, epoch_batches, epoch_views
-from vqprompt.training.optim import Inputs, Losses, cosine, make_optimizer, set_rates
+from vqprompt.progress import Progress, Report, Stage, ignore
+from vqprompt.runtime import Runtime
+from vqprompt.training.batches import TaskBatches, draw
+from vqprompt.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
 from vqprompt.training.recorded import Recorded
 from vqprompt.training.settings import Training
 from vqprompt.training.view import View
 
 
-def fit(
-    losses_of: Callable[[View], Losses],
-    groups: Sequence[dict[str, Any]],
-    vit: ViT,
-    images: Images,
-    labels: Tensor,
-    settings: Training,
-    seed: int,
-    device: torch.device,
-    *,
-    task: int = 0,
-    queries: Sequence[Tensor] | None = None,
-    epoch_queries: Callable[[int, Sequence[Tensor]], Sequence[Tensor]] | None = None,
-    autocast: bool = False,
-    on_batch: Callable[[int], None] = lambda count: None,
-    on_epoch: Callable[[int, Losses, torch.optim.Optimizer], None] = lambda epoch, losses, optimizer: None,
-    resume: tuple[int, dict[str, Any]] | None = None,
-) -> tuple[int, float]:
-    """Minimize the sum of `losses_of(view)` over the images; returns images seen and seconds taken.
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that is over: its number and, per loss term, the values of its steps."""
 
-    labels: positions in the head, on `device`. queries: known queries of the images as they are and, where there are
-    flips, mirrored. epoch_queries: gives those of an epoch's augmented views, a tensor a batch. on_epoch: gets each
-    term's values [steps of the epoch], on `device`. resume: the epoch to go on with and the optimizer's state after the
-    one before.
+    number: int
+    losses: dict[str, list[float]]
+
+
+class TrainingLoop:
+    """Minimizes the sum of a method's losses over the batches of one task.
+
+    for epoch in TrainingLoop(method.losses, method.parameter_groups(), method.vit, batches, runtime):
+        print(epoch.losses)
+
+    losses_of: gives the loss terms of a view. groups: the optimizer's parameter groups. task: the task's number.
     """
-    schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
-    steps = sum(len(batches) for batches in schedule)
-    optimizer = make_optimizer(groups, settings.optimizer, settings.lr, settings.weight_decay)
-    first_epoch = 0
-    if resume is not None:
-        first_epoch, saved = resume
-        here = [
-            {key: group[key] for key in ("fused", "capturable") if key in group} for group in optimizer.param_groups
+
+    def __init__(
+        self,
+        losses_of: Callable[[View], Losses],
+        groups: list[dict[str, Any]],
+        vit: ViT,
+        batches: TaskBatches,
+        runtime: Runtime,
+        task: int = 0,
+    ) -> None:
+        self.losses_of, self.vit, self.batches, self.runtime, self.task = losses_of, vit, batches, runtime, task
+        self.settings: Training = batches.settings
+        self.optimizer = make_optimizer(groups, self.settings.optimizer, self.settings.lr, self.settings.weight_decay)
+        self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
+        self.progress: Report = ignore
+
+    def state(self) -> dict[str, Any]:
+        """What a later loop needs to go on from here, between two epochs."""
+        return {
+            "epoch": self.next_epoch,
+            "optimizer": self.optimizer.state_dict(),
+            "images_seen": self.images_seen,
+            "seconds": self.seconds,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from another loop's `state`, possibly of another machine."""
+        self.next_epoch, self.images_seen, self.seconds = state["epoch"], state["images_seen"], state["seconds"]
+        saved = state["optimizer"]
+        own_flags = [  # these depend on the machine, not on what was learned
+            {key: group[key] for key in ("fused", "capturable") if key in group}
+            for group in self.optimizer.param_groups
         ]
-        groups_here = [{**group, **own} for group, own in zip(saved["param_groups"], here, strict=True)]
-        optimizer.load_state_dict({**saved, "param_groups": groups_here})  # another machine may have written it
+        groups = [{**group, **flags} for group, flags in zip(saved["param_groups"], own_flags, strict=True)]
+        self.optimizer.load_state_dict({**saved, "param_groups": groups})
 
-    def take_step(inputs: Inputs) -> Losses:
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            losses = losses_of(View(vit, lambda: draw(inputs, vit), inputs.get("query"), inputs["labels"], task))
+    def __iter__(self) -> Iterator[Epoch]:
+        """Train, and yield after each epoch."""
+        recorded = Recorded(self._step, self.runtime.device)
+        step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
+        shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
+        for number in range(self.next_epoch, self.settings.epochs):
+            started = time.perf_counter()
+            losses, values = Losses(), list[Tensor]()
+            with self.runtime.repeatable():
+                for inputs in self.batches.epoch(number):
+                    rate = cosine_decay(self.settings.lr, self.settings.min_lr, step, max(steps - 1, 1))
+                    set_rates(self.optimizer, rate)
+                    losses = recorded(inputs)
+                    values.append(torch.stack(list(losses.values())))  # a copy: the next replay overwrites its losses
+                    step += 1
+                    shown += len(inputs["labels"])
+                    self.images_seen += len(inputs["labels"])
+                    self.progress(Progress(Stage.LEARNING, shown, total))
+            self.next_epoch = number + 1
+            per_term = torch.stack(values, dim=1).tolist()  # the device is waited for once per epoch, here
+            self.seconds += time.perf_counter() - started
+            yield Epoch(number, dict(zip(losses, per_term, strict=True)))
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, inputs: Inputs) -> Losses:
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.runtime.autocast(self.vit):
+            view = View(self.vit, lambda: draw(inputs, self.vit), inputs.get("query"), inputs["labels"], self.task)
+            losses = self.losses_of(view)
         torch.stack(list(losses.values())).sum().backward()
-        optimizer.step()
+        self.optimizer.step()
         return {name: value.detach() for name, value in losses.items()}
-
-    recorded = Recorded(take_step, device)
-    step = sum(len(batches) for batches in schedule[:first_epoch])
-    seen, started = 0, time.perf_counter()
-    for epoch, batches in enumerate(schedule[first_epoch:], start=first_epoch):
-        known = epoch_queries(epoch, batches) if epoch_queries is not None else None
-        losses, taken = Losses(), list[Tensor]()
-        for n, (index, inputs) in enumerate(epoch_views(images, batches, settings, seed, epoch, device)):
-            set_rates(optimizer, cosine(settings.lr, settings.min_lr, step, max(steps - 1, 1)))
-            where = index.to(device, non_blocking=True)
-            inputs["labels"] = labels[where]
-            if known is not None:
-                inputs["query"] = known[n]
-            elif queries is not None:
-                inputs["query"] = queries[0][where]
-                if "flips" in inputs:
-                    inputs["query"] = torch.where(inputs["flips"][:, None], queries[1][where], inputs["query"])
-            losses = recorded(inputs)
-            taken.append(torch.stack(list(losses.values())))  # a copy (a replay writes over its losses), read by nobody
-            step += 1
-            seen += len(index)
-            on_batch(len(index))
-        on_epoch(epoch, dict(zip(losses, torch.stack(taken, dim=1), strict=True)), optimizer)
-    optimizer.zero_grad(set_to_none=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return seen, time.perf_counter() - started

@@ -1,15 +1,16 @@
-"""Optimizers, learning rates and recorded steps: what the loop and the classifier's rebalancing share."""
+"""Optimizers and learning rates: what the training loop and the classifier's rebalancing share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-OptimizerName = Literal["adamw", "sgd"]
+from vqprompt.training.settings import OptimizerName
+
 Inputs = dict[str, Tensor]
 Losses = dict[str, Tensor]
 """Named terms; the loop minimizes their sum and logs each."""
@@ -38,6 +39,6 @@ def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = torch.tensor(own, device=device)
 
 
-def cosine(peak: float, low: float, step: int, steps: int) -> float:
+def cosine_decay(peak: float, low: float, step: int, steps: int) -> float:
     """From `peak` at step 0 down to `low` at step `steps`."""
     return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * step / steps))

@@ -6,13 +6,12 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from vqprompt.training.optim import OptimizerName
-
 Augment = Literal["crop", "flip", "none"]
+OptimizerName = Literal["adamw", "sgd"]
 
 
 class Training(BaseModel, extra="forbid"):
-    """How a task is learned, whatever the method."""
+    """Settings of the training loop."""
 
     epochs: int = Field(20, ge=1)
     batch_size: int = Field(128, ge=1)

@@ -23,8 +23,8 @@ class View:
         task: int | None = None,
     ) -> None:
         self.vit, self._images, self._query = vit, images, query
-        self.labels = labels  # in training only: positions in the head
-        self.task = task  # of the task's own training images only
+        self.labels = labels  # positions in the head; in training only
+        self.task = task  # number of the task; known for its own training images only
 
     @cached_property
     def images(self) -> Tensor:
@@ -43,3 +43,13 @@ class View:
             return self._query
         with torch.no_grad():
             return self.vit.encode(self.tokens).float()
+
+    def through(self, vit: ViT) -> View:
+        """The same images, without labels, seen through another network; through the same one, nothing is computed
+        twice."""
+        other = View(vit, lambda: self.images)
+        if vit is self.vit:
+            other.__dict__["tokens"] = self.tokens
+            if "query" in self.__dict__ or self._query is not None:
+                other.__dict__["query"] = self.query
+        return other

@@ -11,25 +11,26 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.statistics.gaussians import JITTER, ClassStatistics, Covariance
-from vqprompt.training.optim import Inputs, Losses, OptimizerName, cosine, make_optimizer, set_rates
+from vqprompt.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
 from vqprompt.training.recorded import Recorded
+from vqprompt.training.settings import OptimizerName
 
 
 class Rebalancing(BaseModel, extra="forbid"):
-    """How the classifier is put right after a task."""
+    """How the classifier is corrected after a task."""
 
     how: Literal["train", "closed-form"] = Field(
         "train", description="train the classifier on pseudo-features, or solve for it (linear discriminant)"
     )
     covariance: Covariance = Field("diagonal", description="diagonal as in the paper, full per class, or one shared")
-    centroids: int = Field(1, ge=1, description="Gaussians a class")
+    centroids: int = Field(1, ge=1, description="Gaussians per class")
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(1e-3, gt=0, description="learning rate, cosine to zero; 1e-5 in the released code")
     optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
     weight_decay: float = Field(5e-4, ge=0, description="of the classifier")
-    ratio: int = Field(4, ge=1, description="pseudo-features a class and epoch, in batches")
+    ratio: int = Field(4, ge=1, description="pseudo-features per class and epoch, in batches")
     steps: int = Field(
-        200, ge=1, description="at most so many steps an epoch: beyond, time would grow with the square of the classes"
+        200, ge=1, description="most steps per epoch: without a limit, time grows with the square of the classes"
     )
     logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
     norm_by_task: bool = Field(False, description="divide by the mean of the tasks' norms, not by the norm of all")
@@ -60,7 +61,7 @@ def rebalance(
     seed: int,
     task_sizes: Sequence[int] | None = None,
 ) -> None:
-    """Put the classifier right from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features a
+    """Correct the classifier from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features per
     class, shuffles them, and takes one step of that many for every OLD class, up to `steps`.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
@@ -89,7 +90,7 @@ def rebalance(
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
         scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
     for epoch in range(settings.epochs):
-        set_rates(optimizer, cosine(settings.lr, 0.0, epoch, settings.epochs))
+        set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
         features, labels = statistics.sample(count, generator, scales, roots)
         order = torch.randperm(len(labels), device=device, generator=generator)
         for chunk in order.split(count)[: min(old_classes, settings.steps)]:

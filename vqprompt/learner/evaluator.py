@@ -1,0 +1,112 @@
+"""Shows un-augmented images to a method: features, scores, queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vqprompt.data.images import Images
+from vqprompt.methods.base import Method, View
+from vqprompt.progress import Progress, Report, Stage, ignore
+from vqprompt.runtime import Runtime
+from vqprompt.training.batches import clean_images
+
+if TYPE_CHECKING:
+    from vqprompt.learner.queries import QueryCache
+
+BATCH = {"cuda": 256}  # images at a time
+BATCH_ELSEWHERE = 64
+
+
+class Evaluator:
+    """Computes over clean views of images, in order, in batches of one size.
+
+    test_crop: see `Training`. known: a cache of queries; without one, queries are computed where they are needed.
+    """
+
+    def __init__(self, method: Method, runtime: Runtime, test_crop: float, known: QueryCache | None = None) -> None:
+        self.method, self.runtime, self.test_crop, self.known = method, runtime, test_crop, known
+        self.progress: Report = ignore
+
+    def features(self, images: Images, task: int | None = None) -> Tensor:
+        """Features [n, D]. task: the number of their task, if they are its training images."""
+        return self._over(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
+
+    def logits(self, images: Images) -> Tensor:
+        """Scores [n, classes]."""
+        return self._over(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
+
+    def guesses(self, images: Images, queries: Tensor | None = None) -> Tensor:
+        """The best class of each image [n]; scores are never held for more than one batch."""
+        return self._over(images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries)
+
+    def queries(self, images: Images) -> Tensor:
+        """Features without prompts [n, D]."""
+        return self.compute_queries(images) if self.known is None else self.known.of(images)
+
+    def compute_queries(self, images: Images, mirrored: bool = False) -> Tensor:
+        """Queries, computed now, of the images as they are or mirrored."""
+        return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, ignore)
+
+    def _over(
+        self,
+        images: Images,
+        compute: Callable[[View], Tensor],
+        stage: Stage,
+        task: int | None = None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
+        if queries is None and self.known is not None and self.method.uses_query:
+            queries = self.known.of(images)
+        return self._compute(images, compute, stage, self.progress, task, queries)
+
+    @torch.no_grad()
+    def _compute(
+        self,
+        images: Images,
+        compute: Callable[[View], Tensor],
+        stage: Stage,
+        progress: Report,
+        task: int | None = None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
+        device, vit = self.runtime.device, self.method.vit
+        size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(len(images))
+        if device.type == "cuda":  # compiled code wants few shapes: fill up with the last image, to a power of two
+            size = min(size, 1 << (len(order) - 1).bit_length())
+            order = torch.cat([order, order[-1:].expand(-len(order) % size)])
+        results, aspect, done = [], images.aspect, 0
+        with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
+            for index, pixels in images.batches(order.split(size), device):
+                query = None if queries is None else queries[index.to(device)]
+                clean = clean_images(vit, pixels, aspect[index], self.test_crop)
+                results.append(compute(View(vit, clean, query, task=task)))
+                done = min(done + len(index), len(images))
+                progress(Progress(stage, done, len(images)))
+        return torch.cat(results)[: len(images)]
+
+
+@contextmanager
+def evaluation_mode(method: Method) -> Iterator[None]:
+    """In the middle of training, a method goes back to training afterwards. One that does not train is left alone, so
+    that several threads can use it."""
+    if not method.training:
+        yield
+        return
+    method.eval()
+    try:
+        yield
+    finally:
+        method.train()
+
+
+def _query_of(view: View) -> Tensor:
+    return view.query
+
+
+def _mirrored_query_of(view: View) -> Tensor:
+    return view.vit(view.images.flip(-1)).float()

@@ -1,0 +1,81 @@
+"""What was learned at one moment: it only predicts, never changes, and can be used from many threads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vqprompt.backbones.vit import ViT
+from vqprompt.data.decode import open_image, to_pixels
+from vqprompt.data.images import Images
+from vqprompt.data.store import Store
+from vqprompt.errors import UserError
+from vqprompt.learner.build import rebuild_method
+from vqprompt.learner.evaluator import Evaluator
+from vqprompt.learner.state import SavedState
+from vqprompt.methods.base import Method
+from vqprompt.runtime import Runtime
+
+Picture = str | Path | Image.Image | np.ndarray
+"""An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
+OPENED_AT_ONCE = 256  # pictures whose pixels are in memory, already shrunk to what the network needs
+
+
+class Predictor:
+    """
+    predictor = learner.predictor()         # a snapshot; the learner can go on
+    predictor = Predictor.load("runs/birds")
+    predictor.predict(["garden.jpg"])
+    """
+
+    def __init__(self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float) -> None:
+        """method: nobody else may change it."""
+        self.classes = tuple(classes)
+        self._evaluator = Evaluator(method.eval().requires_grad_(False), runtime, test_crop)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
+        deterministic: bool = True, backbone: str | Path | ViT | None = None,
+    ) -> Predictor:  # fmt: skip
+        """What `Learner.save` or a run wrote. backbone: where the weights are now, if not where they were."""
+        state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
+        built = rebuild_method(state, runtime, backbone)
+        built.method.end_task()  # what only training needs
+        return cls(built.method, state.info["classes"], runtime, state.info["training"]["test_crop"])
+
+    def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
+        """Probabilities [n, classes] of one picture or of several."""
+        return predict_proba(self._evaluator, self.classes, pictures)
+
+    def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
+        """The most likely class of each picture."""
+        return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
+
+
+def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture]) -> Tensor:
+    if not classes:
+        raise UserError("nothing has been learned yet; learn a task first")
+    if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
+        pictures = [pictures]
+    # in the middle of a task there are rows for classes to come: they are cut off
+    found = [
+        evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
+        for images in _opened(list(pictures), evaluator.method.vit.config.image_size)
+    ]
+    return torch.cat(found) if found else torch.zeros(0, len(classes))
+
+
+def _opened(pictures: Sequence[Picture], size: int) -> Iterator[Images]:
+    """The pictures, a part at a time, shrunk to what the network needs as soon as they are opened."""
+    side = round(size * 8 / 7)
+    for start in range(0, len(pictures), OPENED_AT_ONCE):
+        part = [open_image(picture) for picture in pictures[start : start + OPENED_AT_ONCE]]
+        pixels = np.stack([to_pixels(image, side) for image in part])
+        store = Store(pixels, np.array([image.width / image.height for image in part]), fingerprint="")
+        yield Images(store, np.arange(len(part)), np.zeros(len(part)))

@@ -1,0 +1,122 @@
+"""Queries that are computed once: a frozen backbone always gives the same ones.
+
+`QueryCache` keeps the queries of un-augmented images in memory and on disk. `SharedQueries` keeps those of augmented
+views in a folder: views depend on the seed and not on the method, so runs that follow each other can share them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vqprompt.data.images import Images
+from vqprompt.files import cache_folder, save_array
+from vqprompt.learner.evaluator import Evaluator
+from vqprompt.training.batches import KnownQueries, draw, epoch_views
+from vqprompt.training.settings import Training
+
+SPARE_DISK = 20 << 30  # bytes that shared queries leave free
+
+
+class QueryCache:
+    """Class-token features without prompts, of images as they are or mirrored."""
+
+    def __init__(self, evaluator: Evaluator, backbone: str) -> None:
+        """backbone: the fingerprint of its weights."""
+        self.evaluator, self.backbone = evaluator, backbone
+        self.kept: dict[str, Tensor] = {}
+        self._of_the_task: list[str] = []  # keys of the open task's training images
+
+    def start_task(self, images: Images) -> None:
+        """The training images of the task before will not be asked for again: free their memory."""
+        for key in self._of_the_task:
+            self.kept.pop(key, None)
+        self._of_the_task = [self.key(images, mirrored) for mirrored in (False, True)]
+
+    def of(self, images: Images, mirrored: bool = False) -> Tensor:
+        """Queries [n, D]: from memory, else from disk, else computed now."""
+        images.check()  # that queries are known does not open a closed task
+        if self.evaluator.method.tunes_backbone:
+            raise RuntimeError("the queries of a backbone that learns do not stay the same")
+        key = self.key(images, mirrored)
+        if key not in self.kept:
+            name = hashlib.sha256(key.encode()).hexdigest()[:24]
+            file = cache_folder() / "queries" / f"{name}.npy" if images.store.fingerprint else None
+            if file is not None and file.exists():
+                self.kept[key] = torch.from_numpy(np.load(file)).to(self.evaluator.runtime.device)
+            else:
+                found = self.evaluator.compute_queries(images, mirrored)
+                if file is not None:
+                    save_array(file, found.cpu().numpy())
+                self.kept[key] = found
+        return self.kept[key]
+
+    def key(self, images: Images, mirrored: bool) -> str:
+        """Everything that decides a query."""
+        vit, runtime = self.evaluator.method.vit, self.evaluator.runtime
+        return json.dumps([self.backbone, images.key, vit.config.image_size, self.evaluator.test_crop, mirrored,
+                           str(vit.dtype), runtime.device.type, runtime.deterministic])  # fmt: skip
+
+    def for_training(
+        self, images: Images, settings: Training, seed: int, shared: Path | None = None
+    ) -> KnownQueries | None:
+        """Queries of training views that are known, or need to be computed only once. shared: a folder for those of
+        augmented views."""
+        if settings.augment != "crop":
+            return PlainQueries(self.of(images), self.of(images, mirrored=True) if settings.augment == "flip" else None)
+        if shared is not None and images.store.fingerprint:
+            return SharedQueries(self, images, settings, seed, shared)
+        return None
+
+
+class PlainQueries:
+    """Of images that are not augmented, or only mirrored."""
+
+    def __init__(self, plain: Tensor, mirrored: Tensor | None) -> None:
+        self.plain, self.mirrored = plain, mirrored
+
+    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
+        """Nothing to prepare."""
+
+    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
+        plain = self.plain[index]
+        if flips is None or self.mirrored is None:
+            return plain
+        return torch.where(flips[:, None], self.mirrored[index], plain)
+
+
+class SharedQueries:
+    """Of augmented views, an epoch at a time, kept in a folder: a third of a training step's work, and the same for
+    every method."""
+
+    def __init__(self, cache: QueryCache, images: Images, settings: Training, seed: int, folder: Path) -> None:
+        self.cache, self.images, self.settings, self.seed, self.folder = cache, images, settings, seed, folder
+        self.batches: Sequence[Tensor] = ()
+
+    @torch.no_grad()
+    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
+        s, evaluator = self.settings, self.cache.evaluator
+        device, vit = evaluator.runtime.device, evaluator.method.vit
+        key = json.dumps([self.cache.key(self.images, False), s.batch_size, s.epochs, self.seed, epoch])
+        file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+        try:
+            found = torch.from_numpy(np.load(file)).to(device)
+        except OSError:  # no other run has computed them yet
+            views = epoch_views(self.images, batches, s, self.seed, epoch, device)
+            found = torch.cat([vit(draw(inputs, vit)).float() for _, inputs in views])
+            with suppress(OSError):  # the disk is full, or the folder was cleared: then they are not shared
+                self.folder.mkdir(parents=True, exist_ok=True)
+                if shutil.disk_usage(self.folder).free > SPARE_DISK:
+                    save_array(file, found.cpu().numpy())
+        self.batches = found.split([len(batch) for batch in batches])
+
+    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
+        return self.batches[number]

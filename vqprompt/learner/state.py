@@ -1,0 +1,164 @@
+"""A learner on disk: which backbone, method and settings, what was learned, and a task that is half learned.
+
+`SavedState` is what a checkpoint says, checked; building a learner or a predictor from it is theirs to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vqprompt.backbones.registry import BACKBONES
+from vqprompt.backbones.vit import ViT
+from vqprompt.errors import CheckpointError
+from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
+from vqprompt.methods.base import Method
+from vqprompt.methods.task import TaskInfo
+
+FIELDS = (
+    "backbone", "fingerprint", "method", "options", "size", "planned_tasks", "seed", "training", "classes", "tasks",
+    "images_seen", "seconds_training", "unfinished",
+)  # fmt: skip
+METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"
+
+
+@dataclass
+class HalfLearned:
+    """A task between two epochs. `loop` is `TrainingLoop.state()`."""
+
+    task: TaskInfo
+    classes: list[str]
+    loop: dict[str, Any]
+    features_before: Tensor | None = None
+
+
+@dataclass
+class SavedState:
+    folder: Path
+    info: dict[str, Any]  # FIELDS, and what else the writer wanted to keep
+    tensors: dict[str, Tensor]
+    unfinished: HalfLearned | None = None
+    history: list[TaskInfo] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedState:
+        tensors, info = read_checkpoint(folder)
+        if missing := [key for key in FIELDS if key not in info]:
+            raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
+        state = cls(folder, info, tensors, history=[TaskInfo(*numbers) for numbers in info["tasks"]])
+        if info["unfinished"]:
+            state.unfinished = _unpack(info["unfinished"], tensors)
+        return state
+
+    def find_backbone(self, backbone: str | Path | ViT | None = None) -> str | Path | ViT:
+        """The backbone to build on: the one that is given, or the one that was saved, if it can be found."""
+        saved = self.info["backbone"]
+        if backbone is None and saved not in BACKBONES and not Path(saved).is_file():
+            raise CheckpointError(
+                f"{self.folder}: learned with the weights {saved}, which are not there; say where they are: "
+                "backbone=… of Learner.load, --backbone of vqprompt predict"
+            )
+        return backbone or saved
+
+    def check_fingerprint(self, found: str) -> None:
+        if found != self.info["fingerprint"]:
+            raise CheckpointError(
+                f"{self.folder}: learned with other weights of {self.info['backbone']!r} than these; "
+                "give the original backbone"
+            )
+
+    def fill(self, method: Method) -> None:
+        """Give a new method what was learned."""
+        for task in self.history:
+            method.grow(task)
+        if self.unfinished is not None:
+            method.start_task(self.unfinished.task)
+        method.to(method.head.weight.device)
+        own = {name.removeprefix(METHOD): t for name, t in self.tensors.items() if name.startswith(METHOD)}
+        load_tensors(method, own, saved_names(method), str(self.folder))
+        method.eval()
+
+
+def write_state(
+    folder: Path, info: dict[str, Any], method: Method, unfinished: HalfLearned | None, extra: dict[str, Any]
+) -> None:
+    """Write everything learned; a frozen backbone is named in `info`, not copied."""
+    names = saved_names(method)
+    tensors = {f"{METHOD}{name}": t for name, t in method.state_dict().items() if name in names}
+    packed = None
+    if unfinished is not None:
+        packed, more = _pack(unfinished)
+        tensors |= more
+    write_checkpoint(folder, tensors, {**info, "unfinished": packed, **extra})
+
+
+def saved_names(method: Method) -> set[str]:
+    """Tensors that belong to what was learned; a frozen backbone's do not."""
+    names = method.state_dict().keys()
+    return {n for n in names if method.tunes_backbone or not n.startswith(("vit.", "former.vit."))}
+
+
+def as_list(task: TaskInfo) -> list[int]:
+    return list(asdict(task).values())
+
+
+def _pack(half: HalfLearned) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A half-learned task as JSON and tensors: an optimizer's state has both."""
+    tensors, scalars = {}, {}
+    optimizer = half.loop["optimizer"]
+    for parameter, values in optimizer["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{OPTIMIZER}{parameter}.{name}"] = value
+            else:
+                scalars[f"{parameter}.{name}"] = value
+    if half.features_before is not None:
+        tensors[FEATURES_BEFORE] = half.features_before
+    groups = [
+        {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items()}
+        for group in optimizer["param_groups"]
+    ]
+    info = {"task": as_list(half.task), "classes": half.classes, "groups": groups, "scalars": scalars}
+    return {**info, **{key: half.loop[key] for key in ("epoch", "images_seen", "seconds")}}, tensors
+
+
+def _unpack(info: dict[str, Any], tensors: dict[str, Tensor]) -> HalfLearned:
+    state: dict[int, dict[str, Any]] = {}
+    saved: Iterable[tuple[str, Any]] = (
+        *((name.removeprefix(OPTIMIZER), t) for name, t in tensors.items() if name.startswith(OPTIMIZER)),
+        *info["scalars"].items(),
+    )
+    for name, value in saved:
+        parameter, leaf = name.split(".")
+        state.setdefault(int(parameter), {})[leaf] = value
+    loop = {
+        "epoch": info["epoch"],
+        "optimizer": {"state": state, "param_groups": info["groups"]},
+        "images_seen": info.get("images_seen", 0),  # older checkpoints do not say
+        "seconds": info.get("seconds", 0.0),
+    }
+    return HalfLearned(TaskInfo(*info["task"]), info["classes"], loop, tensors.get(FEATURES_BEFORE))
+
+
+@torch.no_grad()
+def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
+    """Put saved tensors in place. Shapes follow the checkpoint: heads and statistics grow as classes come."""
+    missing, strange = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
+    if missing or strange:
+        raise CheckpointError(
+            f"{where}: the checkpoint does not fit this method: missing {missing[:3]}, unexpected {strange[:3]}"
+        )
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        old = getattr(owner, leaf)
+        tensor = tensor.to(device=old.device, dtype=old.dtype)
+        if isinstance(old, nn.Parameter):
+            setattr(owner, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad))
+        else:
+            setattr(owner, leaf, tensor)
