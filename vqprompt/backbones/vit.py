@@ -1,16 +1,17 @@
 """The one Vision Transformer: plain, pre-norm, and open to prompts at every block.
 
 What is notable about this implementation:
-- any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning
-- the last block computes the class token alone: nobody reads the other outputs (exact, and 1/12 less work)
+- any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
+- the last block computes the class token alone, since its other outputs are not used (exact, and 1/12 less work)
 - one fused attention call with or without prompts, one matrix product for q, k and v
-- parameters carry timm's names, so the common checkpoints need little translation (see weights.py)
+- parameters carry timm's names, so the common checkpoints need little translation (see layouts.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -30,6 +31,9 @@ tokens  all rows become tokens of the sequence at that block, and stay (prompt t
 
 Prompts = Mapping[int, Tensor]
 """Prompts by block: [B or 1, L_p, D] each."""
+
+Adapter = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A bottleneck beside a block's MLP: down [r, D], its bias [r], up [D, r], its bias [D]."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,23 @@ class Block(nn.Module):
         self.mlp = Mlp(config.width, int(config.width * config.mlp_ratio))
 
     def forward(
-        self, x: Tensor, prompt: Tensor | None = None, placement: Placement = "after", class_token_only: bool = False
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        placement: Placement = "after",
+        class_token_only: bool = False,
+        adapter: Adapter | None = None,
     ) -> Tensor:
         attended = self.attn(self.norm1(x), prompt, placement, class_token_only)
         x = (x[:, :1] if class_token_only else x) + attended
-        return x + self.mlp(self.norm2(x))
+        out = x + self.mlp(self.norm2(x))
+        return out if adapter is None else out + bottleneck(x, adapter)
+
+
+def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
+    """A small two-layer network beside the MLP (AdaptFormer, Chen et al. 2022)."""
+    down, down_bias, up, up_bias = (t.to(x.dtype) for t in adapter)
+    return F.linear(F.linear(x, down, down_bias).relu(), up, up_bias)
 
 
 class PatchEmbed(nn.Module):
@@ -168,14 +184,20 @@ class ViT(nn.Module):
         first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(len(images), -1, -1)
         return torch.cat([first, patches], dim=1)
 
-    def encode(self, tokens: Tensor, prompts: Prompts | None = None, placement: Placement = "after") -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]."""
+    def encode(
+        self,
+        tokens: Tensor,
+        prompts: Prompts | None = None,
+        placement: Placement = "after",
+        adapters: Sequence[Adapter] | None = None,
+    ) -> Tensor:
+        """Tokens to class-token features after the final norm [B, D]. adapters: one per block."""
         x, last = tokens, len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
-            x = block(x, prompt, placement, class_token_only=i == last)
+            x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
         return self.norm(x)[:, 0]
 
     @torch.no_grad()
@@ -203,7 +225,8 @@ class ViT(nn.Module):
         """The network as it is now, never to be trained: a teacher. (A deep copy would not be compiled.)"""
         with torch.device("meta"):
             copy = ViT(self.config)
-        copy.load_state_dict({name: t.clone() for name, t in self.state_dict().items()}, assign=True)
+        values = {name: attrgetter(name)(self).detach().clone() for name in copy.state_dict()}
+        copy.load_state_dict(values, assign=True)
         if self.compiled:
             copy.compile_blocks()
         return copy.requires_grad_(False)

@@ -9,11 +9,14 @@ from vqprompt.methods.base import Method
 from vqprompt.methods.bic import BiC
 from vqprompt.methods.coda import CodaPrompt
 from vqprompt.methods.dualprompt import DualPrompt
+from vqprompt.methods.ease import EASE
 from vqprompt.methods.evoprompt import EvoPrompt
 from vqprompt.methods.finetuning import FT, FTPlusPlus, Joint, LinearProbe
 from vqprompt.methods.hide_prompt import HidePrompt
 from vqprompt.methods.l2p import L2P, L2PV2, DeepL2P
 from vqprompt.methods.lwf import LwF
+from vqprompt.methods.prototypes import APER, SimpleCIL
+from vqprompt.methods.ranpac import RanPAC
 from vqprompt.methods.slca import SLCA
 from vqprompt.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 
@@ -34,6 +37,10 @@ METHODS: dict[str, type[Method]] = {
     "lwf": LwF,
     "bic": BiC,
     "slca": SLCA,
+    "simplecil": SimpleCIL,
+    "aper": APER,
+    "ranpac": RanPAC,
+    "ease": EASE,
     "joint": Joint,
 }
 

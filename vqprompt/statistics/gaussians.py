@@ -218,6 +218,12 @@ class SharedGaussians(ClassStatistics):
         return sum(t[0].nbytes for t in (self.means, self.shares)) if len(self.means) else 0
 
 
+def means_by_class(features: Tensor, labels: Tensor, first: int, last: int) -> Tensor:
+    """Mean features of the classes first … last − 1: [last − first, D]."""
+    belongs = (labels == torch.arange(first, last, device=labels.device)[:, None]).to(features)
+    return belongs @ features / belongs.sum(1, keepdim=True)
+
+
 KINDS: dict[Covariance, type[ClassStatistics]] = {
     kind.kind: kind for kind in (DiagonalGaussians, FullGaussians, SharedGaussians)
 }

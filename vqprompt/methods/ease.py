@@ -1,0 +1,76 @@
+"""EASE (Zhou et al., CVPR 2024): a subspace per task.
+
+Every task learns adapters of its own, and old ones stay. A class has a mean in every subspace: real ones where its
+images were at hand, and synthesized ones in subspaces that came later, as mixtures of the new classes' means by how
+similar the classes are in the old class's own subspace. Scores are cosines, summed over subspaces; a class's own
+subspace counts fully, the others a little.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import Losses, Method, TaskData, TaskInfo, View
+from vqprompt.methods.prototypes import TEMPERATURE, AdapterOptions, Adapters
+from vqprompt.prompts import train_only
+from vqprompt.statistics import means_by_class
+
+
+class EaseOptions(AdapterOptions):
+    others: float = Field(0.1, ge=0, description="weight of a subspace that is not the class's own")
+
+
+class EASE(Method):
+    title = "EASE"
+    year = 2024
+    summary = "adapters per task; class means in all subspaces, synthesized where no image was at hand"
+    Options: ClassVar[Any] = EaseOptions
+    training_defaults: ClassVar = {"lr": 0.025, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+    prototypes: Tensor  # [C, T, D], the mean of each class in each subspace
+
+    def __init__(self, vit: ViT, options: EaseOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.adapters = nn.ModuleList()
+        self.register_buffer("prototypes", torch.zeros(0, 0, vit.config.width))
+
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
+        config, o = self.vit.config, self.options
+        self.adapters.append(Adapters(config.depth, config.width, o.rank, o.adapter_scale).to(self.head.weight.device))
+        train_only(self.adapters, task.number)
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        """In training those of the task's own adapters [B, D]; afterwards those of all subspaces, joined [B, T·D]."""
+        used = [self.adapters[self.task.number]] if view.labels is not None else self.adapters
+        seen = [self.vit.encode(view.tokens, adapters=a.by_block()).float() for a in used]  # type: ignore[operator,union-attr]
+        return torch.cat(seen, dim=1), {}
+
+    @torch.no_grad()
+    def finish_task(self, data: TaskData) -> None:
+        new = means_by_class(data.features, data.labels, data.task.old_classes, data.task.all_classes)
+        new = new.unflatten(1, (len(self.adapters), -1))
+        old, start = [], 0
+        for task, size in enumerate(self.task_sizes[:-1]):
+            known = self.prototypes[start : start + size]
+            alike = F.normalize(known[:, task], dim=-1) @ F.normalize(new[:, task], dim=-1).T
+            old.append(torch.cat([known, (torch.softmax(alike, dim=-1) @ new[:, -1])[:, None]], dim=1))
+            start += size
+        self.prototypes = torch.cat([*old, new])
+
+    def logits(self, view: View) -> Tensor:
+        features = self.features(view)[0].unflatten(1, (len(self.adapters), -1))
+        known = features[:, : self.prototypes.shape[1]]  # in the middle of a task its subspace has no means yet
+        cosines = torch.einsum("btd,ctd->bct", F.normalize(known, dim=-1), F.normalize(self.prototypes, dim=-1))
+        own = torch.repeat_interleave(torch.tensor(self.task_sizes, device=features.device))[: len(self.prototypes)]
+        weights = torch.where(F.one_hot(own, known.shape[1]).bool(), 1.0, self.options.others)
+        scores = (cosines * weights).sum(-1) / TEMPERATURE
+        return F.pad(scores, (0, self.head.out_features - len(self.prototypes)), value=-torch.inf)
+
+    def bytes_per_class(self) -> int:
+        return self.prototypes[0].nbytes if len(self.prototypes) else 0

@@ -1,0 +1,108 @@
+"""Classifiers made of class means: SimpleCIL and APER (Zhou et al. 2023, "Revisiting class-incremental learning with
+pre-trained models").
+
+SimpleCIL trains nothing: a class is the mean of its frozen features, and an image belongs to the class whose mean has
+the highest cosine. APER first adapts the network to the first task, with an adapter in every block, then freezes it;
+its features are the frozen ones and the adapted ones side by side. Nothing moves after the first task, so no mean ever
+becomes stale.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vqprompt.backbones.vit import Adapter, ViT
+from vqprompt.methods.base import Losses, Method, Options, TaskData, TaskInfo, View
+from vqprompt.statistics import means_by_class
+
+TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answers
+
+
+class SimpleCIL(Method):
+    title = "SimpleCIL"
+    year = 2023
+    summary = "the nearest class mean of frozen features, by cosine; trains nothing"
+    uses_query = True
+    prototypes: Tensor  # [C, D], mean features of each class
+
+    def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.register_buffer("prototypes", torch.zeros(0, self.feature_width))
+
+    @property
+    def feature_width(self) -> int:
+        return self.vit.config.width
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        return view.query, {}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return []
+
+    def finish_task(self, data: TaskData) -> None:
+        new = means_by_class(data.features, data.labels, data.task.old_classes, data.task.all_classes)
+        self.prototypes = torch.cat([self.prototypes, new])
+
+    def logits(self, view: View) -> Tensor:
+        features = self.features(view)[0]
+        cosines = F.normalize(features, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
+        missing = self.head.out_features - len(self.prototypes)  # in the middle of a task the new classes have no mean
+        return F.pad(cosines / TEMPERATURE, (0, missing), value=-torch.inf)
+
+    def bytes_per_class(self) -> int:
+        return self.prototypes[0].nbytes if len(self.prototypes) else 0
+
+
+class AdapterOptions(Options):
+    rank: int = Field(64, ge=1, description="hidden units of the adapter in each block")
+    adapter_scale: float = Field(0.1, gt=0, description="factor of the adapter's output")
+    prompt_lr_scale: float = Field(1.0, gt=0, description="the adapters' rate, relative to the classifier's")
+
+
+class Adapters(nn.Module):
+    """One bottleneck per block, beside its MLP. The second layer starts at zero, so the network starts unchanged."""
+
+    def __init__(self, blocks: int, width: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.down = nn.Parameter(torch.empty(blocks, rank, width))
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)
+        self.down_bias = nn.Parameter(torch.zeros(blocks, rank))
+        self.up = nn.Parameter(torch.zeros(blocks, width, rank))
+        self.up_bias = nn.Parameter(torch.zeros(blocks, width))
+
+    def by_block(self) -> list[Adapter]:
+        up, up_bias = self.scale * self.up, self.scale * self.up_bias
+        return list(zip(self.down, self.down_bias, up, up_bias, strict=True))
+
+
+class APER(SimpleCIL):
+    title = "APER"
+    summary = "adapters learned in the first task; frozen and adapted class means, by cosine"
+    Options: ClassVar[Any] = AdapterOptions
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+
+    def __init__(self, vit: ViT, options: AdapterOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
+
+    @property
+    def feature_width(self) -> int:
+        return 2 * self.vit.config.width
+
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
+        self.adapters.requires_grad_(task.number == 0)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return Method.parameter_groups(self) if self.task.number == 0 else []
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        """In training the adapted features; afterwards both, side by side."""
+        adapted = self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float()
+        return (adapted if view.labels is not None else torch.cat([view.query, adapted], dim=1)), {}
