@@ -99,8 +99,7 @@ def write_state(
 
 def saved_names(method: Method) -> set[str]:
     """Tensors that belong to what was learned; a frozen backbone's do not."""
-    names = method.state_dict().keys()
-    return {n for n in names if method.tunes_backbone or not n.startswith(("vit.", "former.vit."))}
+    return {name for name in method.state_dict() if method.saved(name)}
 
 
 def as_list(task: TaskInfo) -> list[int]:

@@ -18,6 +18,7 @@ from vqprompt.methods.lwf import LwF
 from vqprompt.methods.prototypes import APER, SimpleCIL
 from vqprompt.methods.ranpac import RanPAC
 from vqprompt.methods.slca import SLCA
+from vqprompt.methods.sldc import SLDC
 from vqprompt.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 
 METHODS: dict[str, type[Method]] = {
@@ -41,6 +42,7 @@ METHODS: dict[str, type[Method]] = {
     "aper": APER,
     "ranpac": RanPAC,
     "ease": EASE,
+    "sldc": SLDC,
     "joint": Joint,
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
 from vqprompt.methods.task import TaskData, TaskInfo
-from vqprompt.statistics import ClassStatistics, Moving, Rebalancing, fit_drift, make_statistics, rebalance
+from vqprompt.statistics import ClassStatistics, Drift, Moving, Rebalancing, fit_drift, make_statistics, rebalance
 from vqprompt.training.optim import Losses
 from vqprompt.training.view import View
 
@@ -150,9 +150,7 @@ class Method(nn.Module):
         features, own = self.features(view)
         losses = {"task": self.task_loss(self.head(features), view.labels), **own}
         if self.former is not None:
-            with torch.no_grad():
-                before = self.former.features(view.through(self.former.vit))[0]
-            losses["feature distillation"] = self.options.feature_distillation * F.mse_loss(features, before)
+            losses |= self.keep_features(features, self.former_features(view))
         return losses
 
     def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
@@ -179,13 +177,22 @@ class Method(nn.Module):
         statistics takes them now and corrects its classifier with them."""
         if self.statistics is not None:
             if data.features_before is not None:
-                self.statistics.move(fit_drift(data.features_before, data.features, self.options.moving))
+                self.statistics.move(self.drift(data))
             self.remember(self.statistics, self.head, self.options.rebalancing, data.features, data)
+
+    def drift(self, data: TaskData) -> Drift:
+        """How features moved while the task was learned."""
+        assert data.features_before is not None
+        return fit_drift(data.features_before, data.features, self.options.moving)
 
     def end_task(self) -> None:
         """Drop what only a task's training needs (a teacher, for example), so that no checkpoint between tasks holds
         it."""
         self.former = None
+
+    def saved(self, name: str) -> bool:
+        """Whether a tensor of the state dict belongs to what was learned; a frozen backbone's does not."""
+        return self.tunes_backbone or not name.startswith(("vit.", "former.vit."))
 
     def choices(self, query: Tensor) -> Tensor | None:
         """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
@@ -241,6 +248,15 @@ class Method(nn.Module):
         old_classes = data.task.old_classes
         if old_classes or settings.how == "closed-form":
             rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)
+
+    @torch.no_grad()
+    def former_features(self, view: View) -> Tensor:
+        """What this method made of the view before the task."""
+        assert self.former is not None
+        return self.former.features(view.through(self.former.vit))[0]
+
+    def keep_features(self, features: Tensor, before: Tensor) -> Losses:
+        return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
 
     def frozen_copy(self) -> Method:
         """This method as it is now, never to be trained. A frozen backbone is shared, not copied."""
