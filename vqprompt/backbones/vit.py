@@ -164,6 +164,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config, self.compiled = config, False
+        self.raw_queries = False  # a method may ask for queries from before the final norm
         self.patch_embed = PatchEmbed(config.patch, config.width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
         self.pos_embed = nn.Parameter(torch.randn(1, config.tokens, config.width) * 0.02)
@@ -192,13 +193,28 @@ class ViT(nn.Module):
         adapters: Sequence[Adapter] | None = None,
     ) -> Tensor:
         """Tokens to class-token features after the final norm [B, D]. adapters: one per block."""
+        return self.norm(self._through_blocks(tokens, prompts, placement, adapters))[:, 0]
+
+    def query(self, tokens: Tensor) -> Tensor:
+        """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
+        x = self._through_blocks(tokens)
+        return (x if self.raw_queries else self.norm(x))[:, 0]
+
+    def _through_blocks(
+        self,
+        tokens: Tensor,
+        prompts: Prompts | None = None,
+        placement: Placement = "after",
+        adapters: Sequence[Adapter] | None = None,
+    ) -> Tensor:
+        """The class token after the last block [B, 1, D]."""
         x, last = tokens, len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
-        return self.norm(x)[:, 0]
+        return x
 
     @torch.no_grad()
     def resize(self, size: int) -> ViT:
@@ -226,6 +242,7 @@ class ViT(nn.Module):
         with torch.device("meta"):
             copy = ViT(self.config)
         values = {name: attrgetter(name)(self).detach().clone() for name in copy.state_dict()}
+        copy.raw_queries = self.raw_queries
         copy.load_state_dict(values, assign=True)
         if self.compiled:
             copy.compile_blocks()

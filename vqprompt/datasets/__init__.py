@@ -52,7 +52,7 @@ DATASETS: dict[str, DatasetEntry] = {
         "CUB-200-2011, 200 birds, 11,788 photographs",
         open_cub200,
         {"tasks": 10, "batch_size": 128},
-        {"tau": 5.0, "rebalancing.ratio": 2, "rebalancing.lr": 1e-4},  # the rate: tuned on validation images
+        {"rebalancing.ratio": 2, "rebalancing.lr": 1e-4},  # the rate: tuned on validation images
     ),
     "imagenet-a": DatasetEntry(
         "200 classes, 7,500 photographs that fool ImageNet classifiers",
@@ -75,10 +75,12 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
     return None, data
 
 
-def open_dataset(data: str, size: int, seed: int = 0, progress: Report = ignore) -> Dataset:
-    """A data set by name, by NAME=PATH, or any folder or archive of images, stored with an eighth of a margin around
-    `size` to crop."""
-    side = round(size * 8 / 7)
+def open_dataset(
+    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = 8 / 7
+) -> Dataset:
+    """A data set by name, by NAME=PATH, or any folder or archive of images. stored: the side of the stored squares, in
+    units of `size`."""
+    side = round(size * stored)
     name, path = parse_data(data)
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)

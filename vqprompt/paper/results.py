@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, pstdev
 from typing import Any
 
 from vqprompt.errors import UserError
@@ -19,7 +19,8 @@ from vqprompt.files import write_atomically
 from vqprompt.methods import METHODS
 from vqprompt.paper.grids import Grid, backbone_name, combine, data_name, described
 from vqprompt.paper.numbers import NUMBERS, Quoted
-from vqprompt.runs.config import MACHINE, flatten, resolve
+from vqprompt.recipes import in_use
+from vqprompt.runs.config import MACHINE, completed, flatten, resolve
 
 NONE = "–"
 OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class"}
@@ -76,9 +77,9 @@ class Row:
         return mean(values) if values and None not in values else None
 
     def ours(self, key: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation (of a sample, n − 1) over the seeds."""
+        """Mean and standard deviation over the seeds: over n, as the paper's code computes it (numpy.std)."""
         known = self.mean(key)
-        return known, stdev(self.values(key)) if known is not None and len(self.runs) > 1 else None
+        return known, pstdev(self.values(key)) if known is not None and len(self.runs) > 1 else None
 
     def paper(self, key: str) -> tuple[float | None, float | None]:
         return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
@@ -141,12 +142,11 @@ def _read(path: Path) -> Any:
 def differences(config: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Settings that two configs do not share, but for seed and machine. An older one may lack some, and how to
     rebalance is nobody's business where nothing is rebalanced."""
-    ours, theirs = flatten(_named(config)), flatten(_named(other))
-    idle = () if "true" in {c.get("options.statistics", "true") for c in (ours, theirs)} else "options.rebalancing"
+    ours, theirs = (in_use(flatten(_named(c))) for c in (config, other))
     return {
         key.removeprefix("options."): (ours.get(key, NONE), theirs.get(key, NONE))
         for key in sorted(ours.keys() & theirs.keys())
-        if key not in (*MACHINE, "seed") and not key.startswith(idle) and ours.get(key) != theirs.get(key)
+        if key not in (*MACHINE, "seed") and ours.get(key) != theirs.get(key)
     }
 
 
@@ -185,10 +185,9 @@ def make_rows(grid: Grid, found: Iterable[Found], out: Path | None = None) -> li
         if None in variant.values():
             continue
         data = data_name(run.config["data"])
-        expected = resolve({**grid.declared(method, variant), "data": data}).model_dump(
-            mode="json"
-        )  # as suits the data
-        changed = differences(run.config, {**expected, "data": grid.settings["data"]})
+        # the recipe for the run's own data
+        expected = resolve({**grid.declared(method, variant), "data": data}, recipe=True).model_dump(mode="json")
+        changed = differences(completed(run.config), {**expected, "data": grid.settings["data"]})
         if out is None:
             fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
         else:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError, explain
 from vqprompt.methods import find_method
+from vqprompt.recipes import find_recipe, recipe_settings
 from vqprompt.training.settings import Training
 
 MACHINE = ("device", "compile", "deterministic")  # settings that say where a run happens, not what it is
@@ -44,9 +45,11 @@ class RunConfig(Training, extra="forbid"):
         return Training(**{name: getattr(self, name) for name in Training.model_fields})
 
 
-def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None) -> RunConfig:
-    """Fill in what was not given: from the preset, else a file's settings, else the method's habits, else the data
-    set's, else the common ones.
+def resolve(
+    given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None, recipe: bool = False
+) -> RunConfig:
+    """Fill in what was not given: from the preset, else a file's settings, else the published recipe if asked for, else
+    the method's habits, else the data set's, else the common ones.
 
     Keys are settings of the run, or of the method (dots reach into groups: `rebalancing.lr`).
     """
@@ -61,8 +64,11 @@ def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, An
             there = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
             raise UserError(f"{method_name} has no preset {preset!r}; {there}")
         layers.append(method.presets[preset])
-    layers += [file, method.training_defaults]
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
+    published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
+    if preset == "released":  # what the data set decides wins over the preset, which knows none
+        layers.insert(1, published)
+    layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
         layers.append(entry.defaults)
         if all(key.split(".")[0] in method.Options.model_fields for key in entry.options):
@@ -92,6 +98,14 @@ def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, An
         raise UserError(explain(error, "run settings")) from None
 
 
+def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
+    """The recipe of a run, from what is known of it: its data, backbone and tasks."""
+    data, backbone = (str(known.get(key, RunConfig.model_fields[key].default)) for key in ("data", "backbone"))
+    tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
+    count = len(tasks) if isinstance(tasks, list) else tasks
+    return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
+
+
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings by their dotted names, as one writes them on the command line."""
     flat: dict[str, str] = {}
@@ -104,9 +118,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A saved run's settings; those that did not exist then at their defaults."""
+    """A saved run's settings; those that did not exist then as they were then."""
     try:
-        return resolve(config).model_dump(mode="json")
+        options = find_method(str(config.get("method"))).complete_options(config.get("options", {}))
+        then = {name: field.get_default() for name, field in Training.model_fields.items()}
+        return resolve({**then, **config, "options": options}).model_dump(mode="json")
     except UserError:
         return config  # some do not exist any more: it is another run than any of today's
 

@@ -42,7 +42,7 @@ class View:
         if self._query is not None:
             return self._query
         with torch.no_grad():
-            return self.vit.encode(self.tokens).float()
+            return self.vit.query(self.tokens).float()
 
     def through(self, vit: ViT) -> View:
         """The same images, without labels, seen through another network; through the same one, nothing is computed
