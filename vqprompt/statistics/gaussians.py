@@ -108,7 +108,7 @@ class ClassStatistics(nn.Module, ABC):
 
     def _degrees(self, held: Tensor) -> Tensor:
         """What squared residuals are divided by."""
-        return (held - (self.variance == "sample")).clamp(min=1)
+        return (held - int(self.variance == "sample")).clamp(min=1)
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
@@ -194,7 +194,7 @@ class FullGaussians(ClassStatistics):
         return (0, width, width)
 
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return rest.T @ rest / max(len(rest) - (self.variance == "sample"), 1)
+        return rest.T @ rest / max(len(rest) - int(self.variance == "sample"), 1)
 
     def shared_covariance(self) -> Tensor:
         return self.spread.mean(0)
