@@ -190,15 +190,19 @@ class ViT(nn.Module):
         prompts: Prompts | None = None,
         placement: Placement = "after",
         adapters: Sequence[Adapter] | None = None,
+        class_tokens: int = 1,
     ) -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]. adapters: one per block."""
-        x, last = tokens, len(self.blocks) - 1
+        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: join those
+        of the last so many blocks, the last one first [B, class_tokens · D]."""
+        x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
-        return self.norm(x)[:, 0]
+            if last - class_tokens < i < last:
+                earlier.insert(0, x[:, :1])
+        return self.norm(torch.cat([x, *earlier], dim=1) if earlier else x)[:, :class_tokens].flatten(1)
 
     @torch.no_grad()
     def resize(self, size: int) -> ViT:

@@ -81,6 +81,7 @@ class SavedState:
         method.to(method.head.weight.device)
         own = {name.removeprefix(METHOD): t for name, t in self.tensors.items() if name.startswith(METHOD)}
         load_tensors(method, own, saved_names(method), str(self.folder))
+        method.loaded()
         method.eval()
 
 

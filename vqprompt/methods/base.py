@@ -96,13 +96,18 @@ class Method(nn.Module):
         self.options: Any = options
         self.vit = vit
         self.planned_tasks = tasks
-        self.head = Head(vit.config.width)
+        self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
         self.former: Method | None = None  # this method before the task, while features are distilled from it
         self.task = TaskInfo(-1, 0, 0)
         self.task_sizes: list[int] = []  # classes of each task so far
 
     # ------------------------------------------------------------------ what a method may override
+
+    @property
+    def feature_width(self) -> int:
+        """Dimensions of the features that the classifier and the statistics get."""
+        return self.vit.config.width
 
     def check_task(self, task: TaskInfo) -> None:
         """Raise a UserError if this task cannot be learned. Nothing has changed yet."""
@@ -194,6 +199,9 @@ class Method(nn.Module):
         """Whether a tensor of the state dict belongs to what was learned; a frozen backbone's does not."""
         return self.tunes_backbone or not name.startswith(("vit.", "former.vit."))
 
+    def loaded(self) -> None:
+        """After a checkpoint was loaded: derive what is not saved from what is."""
+
     def choices(self, query: Tensor) -> Tensor | None:
         """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
         return None
@@ -237,7 +245,7 @@ class Method(nn.Module):
         """Empty statistics for these settings; none where the method has no such settings or turned them off."""
         if settings is None or not getattr(self.options, "statistics", True):
             return None
-        return make_statistics(self.vit.config.width, settings.covariance, settings.centroids)
+        return make_statistics(self.feature_width, settings.covariance, settings.centroids)
 
     def remember(
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: Tensor,

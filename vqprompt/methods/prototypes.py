@@ -34,10 +34,6 @@ class SimpleCIL(Method):
         super().__init__(vit, options, tasks)
         self.register_buffer("prototypes", torch.zeros(0, self.feature_width))
 
-    @property
-    def feature_width(self) -> int:
-        return self.vit.config.width
-
     def features(self, view: View) -> tuple[Tensor, Losses]:
         return view.query, {}
 
