@@ -6,6 +6,7 @@ so a model is that change and not a second backbone: a few megabytes.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import torch
@@ -75,7 +76,5 @@ class MovingWeights(MovingMemory):
 
     def saved(self, name: str) -> bool:
         """Between tasks the low-rank changes stand for the matrices; in the middle of a task they are saved whole."""
-        matrix = name.startswith("vit.blocks.") and name.endswith(
-            ("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight")
-        )
-        return super().saved(name) and not (self.options.rank and self.task_head is None and matrix)
+        reduced = self.options.rank and self.task_head is None
+        return super().saved(name) and not (reduced and re.match(r"vit\.blocks\..*(qkv|proj|fc1|fc2)\.weight", name))
