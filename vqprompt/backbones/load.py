@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vqprompt.backbones.layouts import State, check_fit, dequantize, make_config, name_keys, not_finite, to_timm_names
-from vqprompt.backbones.registry import BACKBONES, SUFFIXES, WeightsError, locate
+from vqprompt.backbones.registry import BACKBONES, WEIGHTS_SUFFIXES, WeightsError, locate
 from vqprompt.backbones.vit import ViT
 
 
@@ -84,8 +84,8 @@ def fingerprint(vit: ViT) -> str:
 
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     """The file's tensors under its own names, and the ViTConfig fields it states."""
-    if path.suffix not in SUFFIXES:
-        raise WeightsError(f"unknown kind of file; expected one of {', '.join(SUFFIXES)}")
+    if path.suffix not in WEIGHTS_SUFFIXES:
+        raise WeightsError(f"unknown kind of file; expected one of {', '.join(WEIGHTS_SUFFIXES)}")
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:

@@ -14,7 +14,7 @@ from vqprompt.backbones.vit import ViTConfig
 from vqprompt.errors import UserError
 from vqprompt.files import cache_folder
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 EMBEDDED = Path(__file__).parent.parent / "assets" / "vit_s14.safetensors"
 
 
@@ -69,7 +69,7 @@ def backbones_folder() -> Path:
 
 def locate(backbone: Backbone) -> Path:
     """Your own folder first, then the package or the hub."""
-    own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in SUFFIXES]
+    own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in WEIGHTS_SUFFIXES]
     if found := next((path for path in own if path.is_file()), None):
         return found
     if backbone.name == "vit-s14":

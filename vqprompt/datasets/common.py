@@ -6,8 +6,6 @@ import hashlib
 import os
 import re
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -15,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vqprompt.data.archives import SUFFIXES, Files
+from vqprompt.data.archives import ARCHIVE_SUFFIXES, Files
+from vqprompt.data.archives import open_files as open_archive
 from vqprompt.data.source import Entry, Source
 from vqprompt.data.store import build_store
 from vqprompt.data.stream import Dataset, check_classes, split_rows
@@ -83,7 +82,7 @@ def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Pa
             raise ImageError(f"{name}={given}: no such file or folder; {how_to_get(name, origin)}")
         return path
     folder = data_folder() / name
-    packed = [file for suffix in SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
+    packed = [file for suffix in ARCHIVE_SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
     if packed and not folder.exists():
         return packed[0]
     optional = {remote.name for remote in origin.files if remote.optional}
@@ -154,18 +153,18 @@ def archive_or_folder(path: Path) -> Path:
     if path.is_file():
         return path
     inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
-    archives = [p for p in inside if p.name.lower().endswith(SUFFIXES)]
+    archives = [p for p in inside if p.name.lower().endswith(ARCHIVE_SUFFIXES)]
     return archives[0] if archives and not any(p.is_dir() for p in inside) else path
 
 
 def open_files(path: Path) -> Files:
-    return Files(archive_or_folder(path), cache_folder() / "unpacked")
+    return open_archive(archive_or_folder(path))
 
 
 def read_file(files: Files, name: str) -> bytes:
     try:
         return files.read(name)
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+    except OSError as error:
         raise ImageError(f"{files.path}: {name} cannot be read ({error}); get it again") from None
 
 

@@ -267,7 +267,7 @@ class Learner:
         key = self._query_key(images, mirrored)
         if key not in self._queries:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
-            file = cache_folder() / "queries" / f"{name}.npy" if images.store.fingerprint else None
+            file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
             if file is not None and file.exists():
                 self._queries[key] = torch.from_numpy(np.load(file)).to(self.device)
             else:
@@ -293,7 +293,7 @@ class Learner:
         """Queries of an epoch's augmented views: a third of a step's work, and the same for every method, since views
         are drawn from the seed alone. So runs that follow each other share them."""
         folder, s = self.shared_queries, self.settings
-        if folder is None or not self.method.uses_query or s.augment != "crop" or not images.store.fingerprint:
+        if folder is None or not self.method.uses_query or s.augment != "crop" or not images.named:
             return None
 
         @torch.no_grad()

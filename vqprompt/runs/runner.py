@@ -14,7 +14,7 @@ from vqprompt import metrics as m
 from vqprompt.data.stream import Stream, Task
 from vqprompt.datasets import open_dataset, parse_data
 from vqprompt.errors import CheckpointError, UserError
-from vqprompt.files import held, write_atomically
+from vqprompt.files import lock_folder, write_atomically
 from vqprompt.learner.checkpoint import INFO, read_checkpoint
 from vqprompt.learner.learner import Learner
 from vqprompt.progress import Progress, Report, Stage, ignore
@@ -45,7 +45,7 @@ def run(
     """
     started = time.perf_counter()
     _refuse_conflicts(out, config, resume)
-    with held(out):
+    with lock_folder(out):
         tracking, begun = Tracking(track, out), 0  # tasks
         where = {key: getattr(config, key) for key in WHERE}
         state: dict[str, Any] = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0,
