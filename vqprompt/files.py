@@ -191,19 +191,32 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read. Pipes, sockets and devices, which could block for ever, raise OSError."""
-    if stat.S_ISDIR(os.stat(path).st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    _check_regular(path.stat())  # before opening, because opening a device can have effects
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError("it is not a regular file but a pipe, socket or device")
     descriptor = os.open(path, flags)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was exchanged in between
-            raise OSError("it is not a regular file but a pipe, socket or device")
+        _check_regular(os.fstat(descriptor))  # and after, because it may have been replaced in between
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("it is not a regular file but a pipe, socket or device")
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is something at a path; False for one that cannot be (too long, a null byte)."""
+    return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111 (pathlib raises for these)
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a regular file at a path; False for one that cannot be (too long, a null byte)."""
+    return os.path.isfile(os.path.expanduser(path))  # noqa: PTH113, PTH111 (pathlib raises for these)
 
 
 def read_json(path: Path) -> Any:

@@ -133,7 +133,7 @@ class FolderFiles(Files):
         pending, most = [folder], ENTRIES.value
         while pending and len(self.sizes) <= most:
             inside = pending.pop()
-            status = os.stat(self.path / inside)
+            status = (self.path / inside).stat()
             if (status.st_dev, status.st_ino) in self._visited:
                 self.skipped.append(inside)
                 continue
@@ -156,7 +156,7 @@ class FolderFiles(Files):
             raise ENTRIES.refuse(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", 2 * len(self.sizes))
 
     def _walk_link(self, name: str) -> None:
-        status = os.stat(self.path / name)
+        status = (self.path / name).stat()
         if (status.st_dev, status.st_ino) in self._visited:
             self.skipped.append(name)
         else:
@@ -165,7 +165,7 @@ class FolderFiles(Files):
     def _size(self, name: str) -> int:
         """0 for what is not a regular file or is not there: reading it says so, if it is read at all."""
         try:
-            status = os.stat(self.path / name)
+            status = (self.path / name).stat()
         except OSError:
             return 0
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -233,7 +233,9 @@ class ZipFiles(Files):
         self._file.seek(info.header_offset)
         head = self._file.read(30)
         if len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise ImageError(f"{self.path}: damaged archive ({info.filename!r} is not where it should be); get it again")
+            raise ImageError(
+                f"{self.path}: damaged archive (no {info.filename!r} where it should be); get it again"
+            )
         flags, length = struct.unpack_from("<H", head, 6)[0], struct.unpack_from("<H", head, 26)[0]
         name = self._file.read(length)
         unicode = 0x800

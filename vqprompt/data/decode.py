@@ -168,7 +168,7 @@ def _brightest(image: Image.Image) -> float:
     """The value that becomes white in an image of more than 8 bits."""
     if image.mode != "F":
         return 65535.0
-    low, high = image.getextrema()
+    high = image.getextrema()[1]
     return max(1.0, float(high)) if np.isfinite(high) else 1.0
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from vqprompt.data.archives import hidden, open_files
 from vqprompt.data.decode import IMAGE_SUFFIXES
 from vqprompt.errors import ImageError
+from vqprompt.files import exists
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Source:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        if not self.path.exists():
+        if not exists(self.path):
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
         self.files = open_files(self.path)
         self.ignored: list[str] = list(self.files.skipped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vqprompt.data.store import stored_side
@@ -17,10 +16,11 @@ from vqprompt.datasets.imagenet_r import open_imagenet_r
 from vqprompt.datasets.quickdraw import open_quickdraw
 from vqprompt.datasets.vtab import open_vtab
 from vqprompt.errors import UserError
+from vqprompt.files import exists
 from vqprompt.progress import Report, ignore
 
 Opener = Callable[[str | None, int, int, Report], Dataset]
-"""(path that the user gave, or None; side of the stored squares in px; seed of the split, if it makes one; progress)."""
+"""(path that the user gave or None, side of the stored squares in px, seed of a split it makes, progress)."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +92,10 @@ def open_dataset(data: str, size: int, seed: int = 0, progress: Report = ignore)
 def check_data(data: str) -> None:
     """Refuse, before any work is done, what is neither a known name nor an existing path."""
     name, path = parse_data(data)
-    if name is None and not _exists(data):
+    if name is None and not exists(data):
         raise UserError(
             f"{data}: neither a data set ({', '.join(DATASETS)}) nor an existing folder or zip; "
             "give the folder that holds one folder per class, or NAME=PATH for a data set you have elsewhere"
         )
-    if path is not None and not _exists(path):
+    if path is not None and not exists(path):
         raise UserError(f"{data}: {path} does not exist; give the archive or folder that holds {name}")
-
-
-def _exists(path: str) -> bool:
-    """Whether there is something at a path; False for one that no system could have (too long, a null byte)."""
-    try:
-        return Path(path).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -18,9 +16,10 @@ from vqprompt.data.archives import open_files as open_archive
 from vqprompt.data.source import Entry, Source
 from vqprompt.data.store import build_store
 from vqprompt.data.stream import Dataset, check_classes, split_rows
+from vqprompt.downloads import download
 from vqprompt.errors import ImageError
-from vqprompt.files import cache_folder
-from vqprompt.progress import Progress, Report, Stage
+from vqprompt.files import cache_folder, exists
+from vqprompt.progress import Report
 
 TEST_FRACTION = 0.2
 
@@ -78,7 +77,7 @@ def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Pa
     """What the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is not there."""
     if given is not None:
         path = Path(given).expanduser()
-        if not path.exists():
+        if not exists(path):
             raise ImageError(f"{name}={given}: no such file or folder; {how_to_get(name, origin)}")
         return path
     folder = data_folder() / name
@@ -100,33 +99,13 @@ def _download(name: str, origin: Origin, folder: Path, there: set[str], progress
         if remote.name in there:
             continue
         try:
-            download(remote, folder, progress)
+            download(remote.url, folder / remote.name, f"md5:{remote.md5}", progress)
         except (OSError, HTTPException, ValueError) as error:
             if remote.optional or (origin.hub and _from_hub(origin.hub, folder)):
                 continue
             raise ImageError(
                 f"{name} is not on this machine and could not be downloaded ({error}).\n{how_to_get(name, origin)}"
             ) from None
-
-
-def download(remote: Remote, folder: Path, progress: Report) -> None:
-    """Written whole and with the right checksum, or not at all."""
-    request = urllib.request.Request(remote.url, headers={"User-Agent": "vqprompt"})
-    partial = folder / f".{remote.name}.{os.getpid()}.partial"
-    digest = hashlib.md5(usedforsecurity=False)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response, partial.open("wb") as file:
-            total, done = int(response.headers.get("Content-Length") or 0), 0
-            while chunk := response.read(1 << 20):
-                file.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                progress(Progress(Stage.DOWNLOADING, done >> 20, max(total, done) >> 20, detail=f"{remote.name}, MB"))
-        if digest.hexdigest() != remote.md5:
-            raise OSError(f"{remote.url} has the md5 {digest.hexdigest()}, not {remote.md5}")
-        os.replace(partial, folder / remote.name)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _from_hub(repository: str, folder: Path) -> bool:

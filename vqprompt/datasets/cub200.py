@@ -81,8 +81,7 @@ def _official(files: Files, folder: str) -> Listing:
         )
     stamps = files.stamps(list(paths.values()))
     entries = [
-        Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test", stamps[paths[n]])
-        for n in images
+        Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test", stamps[paths[n]]) for n in images
     ]
     used = set(labels.values())
     order = [name for number, name in classes.items() if number in used]
