@@ -138,7 +138,7 @@ def test_loaded_it_says_the_same(ran):
     logits = ran.learner.logits(tests)
     assert logits.shape == (len(tests), len(loaded.classes)) and logits.isfinite().all()
     assert torch.equal(loaded.logits(tests), logits)
-    drawings = [tests.store.pixels[row, 0] for row in tests.rows[:4]]
+    drawings = list(tests.read(torch.arange(4), torch.device("cpu"))[:, 0].numpy())
     assert loaded.predict(drawings) == ran.learner.predict(drawings)
 
 

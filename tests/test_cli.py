@@ -16,7 +16,7 @@ from vqprompt import __version__
 from vqprompt.backbones.registry import BACKBONES
 from vqprompt.commands import main as cli
 from vqprompt.datasets import DATASETS
-from vqprompt.files import held
+from vqprompt.files import lock_folder
 from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
 from vqprompt.runs import runner as runs
@@ -308,7 +308,7 @@ class TestRun:
         assert status == 2 and f"{tmp_path / 'file'} is a file; give a folder" in err
 
     def test_two_at_once_is_refused(self, finished, command, no_training):
-        with held(finished[0]):
+        with lock_folder(finished[0]):
             status, _, err = command("run", "--out", finished[0], "--resume")
         assert status == 2 and "another process is at work here" in err
 

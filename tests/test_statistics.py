@@ -370,7 +370,7 @@ def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(ho
     assert not torch.equal(pools[0], pools[1]) and torch.equal(pools[1], pools[2]) and torch.equal(pools[1], pools[3])
     steps = [b - a for a, b in pairwise([0, *trained])]
     assert steps[0] and (steps[1:] == [0, 0] if how == "closed-form" else all(steps)), "what is solved is not trained"
-    first._guard = None  # a look that no method gets
+    first._parts[0].guard = None  # a look that no method gets
     features = learner.features(first)
     means = torch.stack([features[first.labels == c].mean(0) for c in range(2)])
     torch.testing.assert_close(learner.method.statistics.means[:2, 0], means)

@@ -22,8 +22,8 @@ from vqprompt.backbones.registry import BACKBONES
 from vqprompt.backbones.vit import ViT
 from vqprompt.commands.bench import Track
 from vqprompt.commands.bench import app as bench_app
-from vqprompt.data.decode import SUFFIXES, open_image
-from vqprompt.data.source import hidden
+from vqprompt.data.archives import hidden
+from vqprompt.data.decode import IMAGE_SUFFIXES, open_image
 from vqprompt.datasets import DATASETS
 from vqprompt.datasets.common import data_folder
 from vqprompt.errors import UserError
@@ -265,11 +265,11 @@ def image_files(path: Path) -> list[Path]:
     found = sorted(
         file
         for file in path.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not hidden(file.relative_to(path).as_posix())
+        if file.suffix.lower() in IMAGE_SUFFIXES and not hidden(file.relative_to(path).as_posix())
     )
     if not found:
         raise UserError(
-            f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(SUFFIXES))}"
+            f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(IMAGE_SUFFIXES))}"
         )
     return found
 

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.data.decode import open_image, to_pixels
+from vqprompt.data.decode import load_pixels
 from vqprompt.data.images import Images
-from vqprompt.data.store import Store
+from vqprompt.data.store import Store, stored_side
 from vqprompt.errors import UserError
 from vqprompt.learner.build import rebuild_method
 from vqprompt.learner.evaluator import Evaluator
@@ -72,10 +72,11 @@ def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Pictur
 
 
 def _opened(pictures: Sequence[Picture], size: int) -> Iterator[Images]:
-    """The pictures, a part at a time, shrunk to what the network needs as soon as they are opened."""
-    side = round(size * 8 / 7)
+    """The pictures, a part at a time; each is shrunk to what the network needs as it is opened."""
+    side = stored_side(size)
     for start in range(0, len(pictures), OPENED_AT_ONCE):
-        part = [open_image(picture) for picture in pictures[start : start + OPENED_AT_ONCE]]
-        pixels = np.stack([to_pixels(image, side) for image in part])
-        store = Store(pixels, np.array([image.width / image.height for image in part]), fingerprint="")
+        part = [load_pixels(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
+        store = Store(
+            np.stack([pixels for pixels, _ in part]), np.array([aspect for _, aspect in part]), fingerprint=""
+        )
         yield Images(store, np.arange(len(part)), np.zeros(len(part)))

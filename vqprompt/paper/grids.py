@@ -12,8 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vqprompt.backbones.registry import SUFFIXES
-from vqprompt.data.archives import SUFFIXES as ARCHIVES
+from vqprompt.backbones.registry import WEIGHTS_SUFFIXES
+from vqprompt.data.archives import ARCHIVE_SUFFIXES as ARCHIVES
 from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
@@ -209,7 +209,7 @@ def data_name(data: str) -> str:
 def backbone_name(backbone: str) -> str:
     """Of a file, its folder too: half of the world's weights are called `model`."""
     path = Path(backbone)
-    return "/".join([*path.parent.parts[-1:], path.stem]) if path.suffix in SUFFIXES else path.name
+    return "/".join([*path.parent.parts[-1:], path.stem]) if path.suffix in WEIGHTS_SUFFIXES else path.name
 
 
 assert all(method in METHODS for grid in _LISTED for sweep in grid.sweeps for method in sweep.methods)

@@ -14,7 +14,7 @@ from vqprompt import metrics as m
 from vqprompt.data.stream import Stream, Task
 from vqprompt.datasets import open_dataset, parse_data
 from vqprompt.errors import CheckpointError, UserError, explain
-from vqprompt.files import held, read_json, write_atomically
+from vqprompt.files import lock_folder, read_json, write_atomically
 from vqprompt.learner.checkpoint import INFO
 from vqprompt.learner.learner import Learner
 from vqprompt.learner.state import SavedState
@@ -47,7 +47,7 @@ def run(
     the speed.
     """
     refuse_conflicts(out, config, resume)
-    with held(out):
+    with lock_folder(out):
         work = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
         work.open(resume)
         result = work.learn_all()
