@@ -179,6 +179,7 @@ class Learner:
         self.method.train()
         for epoch in loop:
             self._refuse_if_diverged(data.task, epoch)
+            self.method.end_epoch(epoch.number)
             if on_epoch is not None:
                 on_epoch(epoch)
             if checkpoint is not None and loop.next_epoch < self.settings.epochs:

@@ -144,7 +144,8 @@ class Method(nn.Module):
         if self.tunes_backbone:
             scale, decay = (getattr(self.options, key, 1.0) for key in ("backbone_lr_scale", "layer_decay"))
             layers = self.vit.layers() if decay < 1 else [list(self.vit.parameters())]  # one group is faster than many
-            groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(layers)]
+            learning = ([p for p in layer if p.requires_grad] for layer in layers)
+            groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(learning) if layer]
         return groups
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
@@ -176,6 +177,9 @@ class Method(nn.Module):
     def exemplar_count(self) -> int:
         """Old images that are kept, for methods that rehearse."""
         return 0
+
+    def end_epoch(self, epoch: int) -> None:
+        """After each epoch; what is done here must not depend on anything that a checkpoint does not hold."""
 
     def finish_task(self, data: TaskData) -> None:
         """After the last epoch; the task's images cannot be read any more once it returns. A method that keeps

@@ -6,7 +6,8 @@ Afterwards the task's own images show how features moved, and the remembered mea
 them (statistics/drift.py). And the classifier is solved for, not trained: a linear discriminant from the moved memory.
 
 While a task is learned, a classifier of its own trains the features and is then thrown away. What is remembered and
-tested are richer features: the class tokens of the last two blocks, averaged over an image and its mirror image.
+tested are richer features: the class tokens of the last two blocks, each scaled to one length, averaged over an image
+and its mirror image.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskInfo, View
 from vqprompt.methods.sldc import symmetric_cross_entropy
 from vqprompt.statistics import Moving, Rebalancing
+
+TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
 
 
 class MovingOptions(StatisticsOptions):
@@ -58,7 +61,9 @@ class MovingMemory(Method):
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
-        self.task_head = nn.Linear(self.vit.config.width, task.new_classes)
+        self.task_head = nn.Linear(
+            self.vit.config.width, task.new_classes
+        )
 
     def end_task(self) -> None:
         super().end_task()
@@ -82,7 +87,9 @@ class MovingMemory(Method):
         return losses
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
-        features = self.encode(view, self.options.class_tokens)[0]
-        if self.options.mirror:
-            features = (features + self.encode(view.mirrored(), self.options.class_tokens)[0]) / 2
-        return features, {}
+        features = self._scaled_tokens(view)
+        return ((features + self._scaled_tokens(view.mirrored())) / 2 if self.options.mirror else features), {}
+
+    def _scaled_tokens(self, view: View) -> Tensor:
+        tokens = self.encode(view, self.options.class_tokens)[0].unflatten(1, (self.options.class_tokens, -1))
+        return (TOKEN_LENGTH * F.normalize(tokens, dim=-1)).flatten(1)

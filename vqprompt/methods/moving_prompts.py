@@ -31,7 +31,7 @@ class MovingPrompts(MovingMemory):
     title = "Moving-Prompts"
     summary = "ours: prompts in all blocks of a frozen backbone; a memory that moves along"
     Options: ClassVar[Any] = MovingPromptsOptions
-    training_defaults: ClassVar = {"lr": 0.02}
+    training_defaults: ClassVar = {"lr": 0.01}
     uses_query = True
 
     def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
