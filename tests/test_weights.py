@@ -527,7 +527,11 @@ def test_without_huggingface_hub(monkeypatch):
         load_backbone("dino-b16")
 
 
-def test_ibot_is_to_be_fetched_by_hand(tmp_path):
+def test_ibot_offline_says_what_to_fetch(tmp_path, monkeypatch):
+    def offline(request, timeout):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(WeightsError) as caught:
         load_backbone("ibot-b16")
     assert "vitb_16/checkpoint_teacher.pth" in str(caught.value)

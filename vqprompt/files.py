@@ -74,7 +74,7 @@ def replacing(path: Path) -> Iterator[Path]:
     partial file is deleted. A disk that is full or may not be written to becomes a `WriteError` that says so.
     """
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         partial = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial")
         try:
             yield partial
@@ -97,6 +97,13 @@ def writing(path: Path) -> Iterator[None]:
         if isinstance(error, WriteError) or error.errno not in CANNOT_WRITE:
             raise
         raise WriteError(f"{path}: cannot be written ({error.strerror}); {CANNOT_WRITE[error.errno]}") from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError:  # some places, such as /proc, take no folders
+        raise OSError(errno.EACCES, "this place takes no folders") from None
 
 
 def _sync_folder(folder: Path) -> None:
@@ -165,7 +172,7 @@ def save_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] |
 def lock_folder(folder: Path) -> Iterator[None]:
     """Let one process at a time work in a folder. It is created if missing, and deleted again if it stays empty."""
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(folder)
         lock = folder / ".lock"
         file = open(lock, "w")  # noqa: SIM115 (closed below)
     with file:
@@ -309,7 +316,7 @@ def _is_plain_array(file: BinaryIO, size: int) -> bool:
         version = np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file) if version == (1, 0) else ((), False, np.dtype("O"))
         return file.tell() + int(np.prod(shape, dtype=np.float64)) * dtype.itemsize == size
-    except (ValueError, OverflowError, OSError):
+    except Exception:  # numpy evaluates the header as Python, and fails as Python does
         return False
 
 

@@ -66,6 +66,13 @@ def hidden(path: str) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
+
+
 def _reading_order(path: str) -> list[tuple[int, str]]:
     """Sorts the files of a folder before its subfolders, both by name."""
     *folders, name = path.split("/")
@@ -148,7 +155,7 @@ class FolderFiles(Files):
                     continue
                 if entry.is_symlink() and not self._may_follow(name):
                     continue
-                if entry.is_dir():
+                if _is_folder(entry):
                     (self._links if entry.is_symlink() else pending).append(name)
                 else:
                     self.sizes[name] = self._size(name)
@@ -175,7 +182,7 @@ class FolderFiles(Files):
         try:
             target = Path(os.path.realpath(self.path / name, strict=True))
         except OSError:  # a link to nowhere or in a circle: refused when it is read, if it is an image
-            return not (self.path / name).is_dir()
+            return True
         if self.follow or target.is_relative_to(self.root):
             return True
         raise ImageError(

@@ -27,7 +27,7 @@ IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
     | {".heic", ".heif", ".avif"}
 )
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")  # MPO: a JPEG with a second picture in it
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
 LARGE = 8_000_000  # pixels from which an image is worked on in strips
 ONE_AT_A_TIME = 25_000_000  # pixels from which only one image is decoded at a time, whatever the number of threads
 STRIP = 2_000_000  # pixels per strip
@@ -107,7 +107,7 @@ def _reason(data: bytes, error: Exception) -> str:
 def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Image, float]:
     """An opened image as RGB and its true aspect ratio; it shrinks while its pixels are read where `side` allows."""
     width, height = image.size
-    jpeg = image.format in ("JPEG", "MPO") and side is not None
+    jpeg = image.format in ("JPEG", "MPO") and side is not None  # MPO: a JPEG with a second picture in it
     if min(width, height) < 1:
         raise ImageError(f"{name}: it has no pixels ({width}×{height}); replace the file or take it out")
     progressive = bool(image.info.get("progressive") or image.info.get("progression"))  # holds all coefficients

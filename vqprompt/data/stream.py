@@ -43,6 +43,8 @@ def check_names(name: str, classes: Sequence[str]) -> None:
         raise ImageError(f"{name}: the class name {wrong[0]!r} is a {type(wrong[0]).__name__}; class names are texts")
     if any(not c.strip() for c in classes):
         raise ImageError(f"{name}: a class has an empty name; give every class a name")
+    if odd := [c for c in classes if c != c.encode("utf-8", "replace").decode()]:
+        raise ImageError(f"{name}: the class name {odd[0]!r} is not UTF-8; rename its folder")
     if twice := [c for c, count in Counter(classes).items() if count > 1]:
         shown = ", ".join(map(repr, twice[:5])) + (" …" if len(twice) > 5 else "")
         raise ImageError(f"{name}: the class name {shown} is there more than once; give every class its own name")

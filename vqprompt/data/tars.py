@@ -66,6 +66,7 @@ class TarFiles(Files):
 
     def _list(self) -> None:
         members: dict[str, tarfile.TarInfo] = {}
+        self._file.seek(0)
         with tarfile.open(fileobj=self._file, mode="r:", errorlevel=2) as archive:
             for member in archive:
                 members[member.name.removeprefix("./")] = member

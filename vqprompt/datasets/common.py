@@ -15,7 +15,7 @@ from vqprompt.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.data.archives import open_files as open_archive
 from vqprompt.data.source import Entry, Source
 from vqprompt.data.store import build_store
-from vqprompt.data.stream import Dataset, check_classes, split_rows
+from vqprompt.data.stream import Dataset, check_classes, check_names, split_rows
 from vqprompt.downloads import download
 from vqprompt.errors import ImageError
 from vqprompt.files import cache_folder, exists
@@ -166,7 +166,8 @@ def make_dataset(
     expected: Expected | None = None,
     groups: tuple[tuple[str, ...], ...] | None = None,
 ) -> Dataset:
-    """Check a listing, split it where it is not split (seed: which images), decode it."""
+    """Check a listing, split it if it has no split of its own (by `seed`), and decode it."""
+    check_names(str(listing.path), listing.classes)
     position = {label: i for i, label in enumerate(listing.classes)}
     labels = np.array([position[e.label] for e in listing.entries])
     is_test = np.array([e.split == "test" for e in listing.entries])
