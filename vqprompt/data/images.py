@@ -37,6 +37,11 @@ class Images:
         """Names exactly these pixels in this order: the key under which things computed from them are kept."""
         return hashlib.sha256(self.store.identity.encode() + self.rows.tobytes()).hexdigest()[:24]
 
+    @property
+    def named(self) -> bool:
+        """Whether `key` means the same images in another process, so that what is computed can be kept on disk."""
+        return bool(self.store.fingerprint)
+
     def digest(self) -> str:
         """Of what is in these images, wherever they lie: the middle line of each, for it has to be quick."""
         pixels = self.store.pixels
@@ -114,6 +119,10 @@ class _Joined(Images):
     @property
     def key(self) -> str:
         return hashlib.sha256("".join(p.key for p in self.parts).encode()).hexdigest()[:24]
+
+    @property
+    def named(self) -> bool:
+        return all(part.named for part in self.parts)
 
     def check(self) -> None:
         for part in self.parts:

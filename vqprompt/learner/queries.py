@@ -49,7 +49,7 @@ class QueryCache:
         key = self.key(images, mirrored)
         if key not in self.kept:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
-            file = cache_folder() / "queries" / f"{name}.npy" if images.store.fingerprint else None
+            file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
             if file is not None and file.exists():
                 self.kept[key] = torch.from_numpy(np.load(file)).to(self.evaluator.runtime.device)
             else:
@@ -70,9 +70,10 @@ class QueryCache:
     ) -> KnownQueries | None:
         """Queries of training views that are known, or need to be computed only once. shared: a folder for those of
         augmented views."""
+        self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # with a method's exemplars
         if settings.augment != "crop":
             return PlainQueries(self.of(images), self.of(images, mirrored=True) if settings.augment == "flip" else None)
-        if shared is not None and images.store.fingerprint:
+        if shared is not None and images.named:
             return SharedQueries(self, images, settings, seed, shared)
         return None
 
