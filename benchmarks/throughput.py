@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ from vqprompt.data.images import Images
 from vqprompt.data.store import Store
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.task import TaskInfo
-from vqprompt.runtime import hardware, repeatable_kernels
-from vqprompt.training.loop import fit
+from vqprompt.runtime import hardware
+from vqprompt.training.batches import TaskBatches
+from vqprompt.training.loop import TrainingLoop
 from vqprompt.training.settings import Training
 
 CLASSES = 20
@@ -124,12 +126,15 @@ def measure_ours(config: ViTConfig, batch: int, device: torch.device, steps: int
     learner.method.start_task(TaskInfo(0, 0, CLASSES))
     learner.method.to(device)
     labels = images.labels.to(device)
-    queries = learner._training_queries(images)
+    queries = learner.known_queries.for_training(images, settings, seed=0)
+    batches = TaskBatches(images, labels, settings, 0, device, queries)
 
     def train(deterministic: bool = True) -> float:
-        with repeatable_kernels(device, deterministic):
-            return fit(learner.method.losses, learner.method.parameter_groups(), learner.vit, images, labels, settings,
-                       0, device, queries=queries)[1]  # fmt: skip
+        runtime = replace(learner.runtime, deterministic=deterministic)
+        loop = TrainingLoop(learner.method.losses, learner.method.parameter_groups(), learner.vit, batches, runtime)
+        for _ in loop:
+            pass
+        return loop.seconds
 
     train()  # compiles, where there is a compiler
     learner.queries(images)

@@ -33,13 +33,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "second"):
             metrics = runs.run(config, Path(folder) / name, report=False)
-            kept = ("seconds", "task_seconds", "images_per_second", "faa", "caa", "hardware")
-            found["runs"][name] = {key: metrics[key] for key in kept}
-            tasks = " ".join(f"{s:.2f}" for s in metrics["task_seconds"])
-            print(f"{name:>6} run: {metrics['seconds']:7.2f} s  (tasks: {tasks})  FAA {metrics['faa']:.2f}", flush=True)
+            kept = {"seconds", "task_seconds", "images_per_second", "faa", "caa", "hardware"}
+            found["runs"][name] = metrics.model_dump(include=kept)
+            tasks = " ".join(f"{s:.2f}" for s in metrics.task_seconds)
+            print(f"{name:>6} run: {metrics.seconds:7.2f} s  (tasks: {tasks})  FAA {metrics.faa:.2f}", flush=True)
     first, second = (found["runs"][name]["seconds"] for name in ("first", "second"))
     found["compilation_and_decoding_s"] = first - second
-    print(f"{metrics['hardware']}: {second:.2f} s, after {first - second:.2f} s of decoding and compilation")
+    print(f"{metrics.hardware}: {second:.2f} s, after {first - second:.2f} s of decoding and compilation")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(found, indent=1))

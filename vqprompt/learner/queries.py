@@ -69,6 +69,7 @@ class QueryCache:
     ) -> KnownQueries | None:
         """Queries of training views that are known, or need to be computed only once. shared: a folder for those of
         augmented views."""
+        self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # with a method's exemplars
         if settings.augment != "crop":
             return PlainQueries(self.of(images), self.of(images, mirrored=True) if settings.augment == "flip" else None)
         if shared is not None and images.named:

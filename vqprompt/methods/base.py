@@ -89,6 +89,7 @@ class Method(nn.Module):
     prompts_stay: ClassVar[bool] = False  # prompts are tokens: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
+    only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that predictions do not need
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
@@ -129,9 +130,9 @@ class Method(nn.Module):
 
     @property
     def needs_features_before(self) -> bool:
-        """Whether `finish_task` compares features with those from before training."""
+        """Whether `finish_task` compares the task's features with those from before `start_task`."""
         moves = getattr(self.options, "moving", Moving()).how != "none"
-        return moves and self.statistics is not None and self.task.number > 0
+        return moves and self.statistics is not None and len(self.statistics.means) > 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate. None: there is nothing to train."""
@@ -271,8 +272,8 @@ class Method(nn.Module):
         return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
 
     def frozen_copy(self) -> Method:
-        """This method as it is now, never to be trained. A frozen backbone is shared, not copied."""
+        """This method as it is now, for features and logits alone. A frozen backbone is shared, not copied."""
         vit = self.vit.frozen_copy() if self.tunes_backbone else self.vit
-        copied = copy.deepcopy(self, {id(self.vit): vit})
-        copied.statistics = None  # they are of no use for features
+        left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
+        copied = copy.deepcopy(self, {id(self.vit): vit} | left_out)
         return copied.eval().requires_grad_(False)
