@@ -14,7 +14,7 @@ from PIL import Image
 
 from vqprompt import __version__
 from vqprompt.backbones.registry import BACKBONES
-from vqprompt.commands import main as cli
+from vqprompt.commands import app as cli
 from vqprompt.datasets import DATASETS
 from vqprompt.files import held
 from vqprompt.learner.learner import Learner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +17,9 @@ from vqprompt.files import held, write_atomically
 from vqprompt.learner.checkpoint import INFO, read_checkpoint
 from vqprompt.learner.learner import Learner
 from vqprompt.progress import Progress, Report, Stage, ignore
-from vqprompt.runs.config import WHERE, RunConfig, completed, flatten
+from vqprompt.result import SCHEMA_VERSION, ParameterCounts, PromptUse, RunResult
+from vqprompt.runs.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
+from vqprompt.runs.limits import refuse_what_cannot_fit
 from vqprompt.runs.tracking import Tracking
 from vqprompt.runtime import hardware
 
@@ -36,18 +37,19 @@ def run(
     shared_queries: Path | None = None,
     track: Sequence[str] = (),
     at_once: int = 1,
-) -> dict[str, Any]:
-    """Do a run in the folder `out`; returns its metrics, which are also in `out/metrics.json`.
+) -> RunResult:
+    """Do a run in the folder `out`; returns its result, which is also in `out/metrics.json`.
 
     shared_queries: a folder where runs on the same images keep what they all compute (see `Learner._epoch_queries`).
     track: who else is told how it goes, by their names in `tracking.TRACKERS`. at_once: how many runs share the
     hardware, for whoever reads the speed.
     """
     started = time.perf_counter()
+    refuse_what_cannot_fit(config)
     _refuse_conflicts(out, config, resume)
     with held(out):
         tracking, begun = Tracking(track, out), 0  # tasks
-        where = {key: getattr(config, key) for key in WHERE}
+        where = {key: getattr(config, key) for key in RESUMABLE_SETTINGS}
         state: dict[str, Any] = {"accuracy": [], "losses": [], "prompt_use": [], "task_seconds": [], "steps": 0,
                                  "seconds": 0.0, "seconds_in_task": 0.0, "trainable": 0, "images": []}  # fmt: skip
         if resume and (out / INFO).exists():
@@ -99,9 +101,9 @@ def run(
                 state["seconds_in_task"] = time.perf_counter() - task_started
                 save()
 
-        def write_metrics() -> dict[str, Any]:
+        def write_metrics() -> RunResult:
             found = _metrics(config, stream, learner, state, at_once)
-            write_atomically(out / "metrics.json", json.dumps(found, indent=1))
+            found.write(out)
             return found
 
         tracking.begin(config.model_dump(mode="json"))
@@ -174,15 +176,13 @@ def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     if existing.exists():
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to go on with it, or give another folder")
-        try:
-            old = completed(json.loads(existing.read_text(encoding="utf-8")))
-        except json.JSONDecodeError:
-            raise UserError(f"{existing}: damaged; restore it or give another folder") from None
+        old = completed(read_saved_config(out))
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
         # where things lie is free to change: that they are the same things is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
         moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
-        changed = sorted(k for k in now.keys() | then.keys() if k not in {*WHERE, *moved} and then.get(k) != now.get(k))
+        free = {*RESUMABLE_SETTINGS, *moved}
+        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
         if changed:
             pairs = ", ".join(
                 f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
@@ -193,9 +193,7 @@ def _refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         raise UserError(f"--out {out}: holds a learner that is not a run's; give another folder")
 
 
-def _metrics(
-    config: RunConfig, stream: Stream, learner: Learner, state: dict[str, Any], at_once: int
-) -> dict[str, Any]:
+def _metrics(config: RunConfig, stream: Stream, learner: Learner, state: dict[str, Any], at_once: int) -> RunResult:
     total, learned = len(stream), len(state["accuracy"])
     # state has a list a column (after task j, on tasks 0..j); the matrix has a row a task
     accuracy = [[state["accuracy"][j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
@@ -205,29 +203,30 @@ def _metrics(
     there, used = len(stream.dataset.classes), sum(len(task.classes) for task in stream.tasks)
     left_out = [f"{there - used} of {there} classes are in no task"] if used < there else []
     blocks = getattr(learner.method.options, "blocks", list(range(len(uses[0]) if uses else 0)))
-    return {
-        "method": config.method,
-        "title": learner.method.title,
-        "data": config.data,
-        "backbone": config.backbone,
-        "seed": config.seed,
-        "tasks": [task.classes for task in stream.tasks],
-        "done": learned == total,
-        "faa": m.final_average_accuracy(square) if learned == total else None,
-        "caa": m.cumulative_average_accuracy(square) if learned == total else None,
-        "forgetting": m.forgetting(square) if learned == total else None,
-        "average_accuracy": m.average_accuracies(square),
-        "forgetting_per_task": m.forgetting_per_task(square),
-        "accuracy": accuracy,
-        "seconds": state["seconds"],
-        "task_seconds": state["task_seconds"],
-        "images_per_second": learner.images_seen / learner.seconds_training if learner.images_seen else None,
-        "parameters": {**counts, "trainable": max(counts["trainable"], state["trainable"])},
-        "bytes_per_class": learner.method.bytes_per_class(),
-        "exemplars": learner.method.exemplar_count(),
-        "prompt_use": {"blocks": blocks, "counts": uses} if uses else None,
-        "losses": state["losses"],
-        "validation": config.validation,
-        "notes": [*stream.dataset.notes, *left_out],
-        "hardware": hardware(learner.device) + (f", {at_once} runs at once" if at_once > 1 else ""),
-    }
+    return RunResult(
+        schema_version=SCHEMA_VERSION,
+        method=config.method,
+        title=learner.method.title,
+        data=config.data,
+        backbone=config.backbone,
+        seed=config.seed,
+        tasks=[task.classes for task in stream.tasks],
+        done=learned == total,
+        faa=m.final_average_accuracy(square) if learned == total else None,
+        caa=m.cumulative_average_accuracy(square) if learned == total else None,
+        forgetting=m.forgetting(square) if learned == total else None,
+        average_accuracy=m.average_accuracies(square),
+        forgetting_per_task=m.forgetting_per_task(square),
+        accuracy=accuracy,
+        seconds=state["seconds"],
+        task_seconds=state["task_seconds"],
+        images_per_second=learner.images_seen / learner.seconds_training if learner.images_seen else None,
+        parameters=ParameterCounts(**{**counts, "trainable": max(counts["trainable"], state["trainable"])}),
+        bytes_per_class=learner.method.bytes_per_class(),
+        exemplars=learner.method.exemplar_count(),
+        prompt_use=PromptUse(blocks=blocks, counts=uses) if uses else None,
+        losses=state["losses"],
+        validation=config.validation,
+        notes=[*stream.dataset.notes, *left_out],
+        hardware=hardware(learner.device) + (f", {at_once} runs at once" if at_once > 1 else ""),
+    )
