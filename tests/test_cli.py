@@ -270,7 +270,7 @@ class TestRun:
 
     def test_into_a_file_there_is_a_line_for_every_task(self, finished):
         for task in (1, 2, 3):
-            assert re.search(rf"^task {task}/3, \d+% done$", finished[1], re.MULTILINE), finished[1]
+            assert re.search(rf"^task {task}/3 · \S.*, \d+% done, \d:\d\d elapsed", finished[1], re.MULTILINE), finished[1]
 
     def test_classes_left_out_and_held_out_images_are_told(self, command, tmp_path):
         options = ["--tasks", "2,2", "--validation", 0.5, "--method", "linear", "--preset", "closed-form", *SMALL]

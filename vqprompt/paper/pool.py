@@ -122,7 +122,7 @@ def _identity(config: dict[str, Any]) -> str:
 
 
 def adopt(folder: Path, place: Path) -> None:
-    """Use a finished run of another table in this one, too: link its files to the place where this table has its runs."""
+    """Use a finished run of another table in this one: link its files to where this table has its runs."""
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(folder, partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
@@ -142,7 +142,7 @@ def _link(source: str, target: str) -> None:
 def run_all(
     todo: Sequence[Run], out: Path, workers: int, listener: Listener, track: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; a failure stops no other run."""
+    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; other runs go on."""
     if not todo:
         return {}
     return Pool(min(workers, len(todo)), out, listener, track).run(todo)
