@@ -25,6 +25,7 @@ from vqprompt.paper import pool as runner
 from vqprompt.paper.charts import make_charts
 from vqprompt.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
 from vqprompt.paper.numbers import NUMBERS, Quoted
+from vqprompt.paper.parameters import prompt_configurations
 from vqprompt.paper.pool import Advanced, adopt, run_all, split_done
 from vqprompt.paper.results import differences, make_rows, read_runs
 from vqprompt.paper.tables import Table
@@ -369,11 +370,13 @@ class TestTables:
         kept = json.loads((tmp_path / "new" / "kept.json").read_text())
         assert len(kept) == 4, "the unfinished one is no result"
         assert all(run.keys() >= {"faa", "config", "hardware"} and "losses" not in run for run in kept)
+        assert all(run["prompt_use"] == {"blocks": [0], "counts": [[[3, 0]], [[1, 2]]]} for run in kept)
 
     def test_a_file_that_holds_no_results(self, bench, tmp_path):
         file = tmp_path / "x.json"
         assert f"--results {file}: no such file or folder" in bench("table", "cub200", "--results", file)[2]
-        for text in ("{}", '[{"faa": 1}]', "[1]", "not json"):
+        incomplete = ['[{"faa": 1}]', '[{"config": {}, "done": true}]', '[{"config": {"method": "ft"}, "done": true}]']
+        for text in ("{}", "[1]", "not json", "[" * 100_000, *incomplete):
             file.write_text(text)
             status, _, err = bench("table", "cub200", "--results", file)
             assert status == 2 and str(file) in err
@@ -386,7 +389,44 @@ class TestTables:
 
 def test_list(bench):
     status, out, _ = bench("list")
-    assert status == 0 and all(any(line.split()[:1] == [name] for line in out.splitlines()) for name in GRIDS)
+    names = {line.split()[0] for line in out.splitlines() if line.split()}
+    assert status == 0 and {*GRIDS, "parameters"} <= names
+
+
+class TestParameters:
+    """Table 6 of the paper, counted from the methods."""
+
+    def rows(self) -> dict[tuple[str, str], list[str]]:
+        return {(row.method, row.settings): row.cells[2:] for row in prompt_configurations().rows}
+
+    def test_configurations_are_the_paper_s(self):
+        rows, five = self.rows(), "[0 1 2 3 4]"
+        assert rows["L2P++", "default"][:4] == ["Pre-T", "[0]", "30", "20"]
+        assert rows["Deep L2P++", "default"][:4] == ["Pre-T", five, "30", "20"]
+        assert rows["DualPrompt", "default"][:4] == ["Pre-T", "G: [0 1], E: [2 3 4]", "G: 1, E: 10", "G: 6, E: 20"]
+        assert rows["CODA-P", "default"][:4] == ["Pre-T", five, "100", "8"]
+        assert rows["HiDe-Prompt", "default"][:4] == ["Pre-T", five, "10", "40"]
+        assert rows["HiDe-Prompt", "preset cifar-100"][:4] == ["Pre-T", five, "10", "10"]
+        assert rows["EvoPrompt", "default"][0] == "Pro-T" and rows["EvoPrompt", "default"][3] == "5"
+        assert rows["EvoPrompt", "default"][1] == f"[{' '.join(map(str, range(12)))}]"
+        assert rows["VQ-Prompt", "default"][:4] == ["Pre-T", five, "10", "8"]
+        assert ("FT", "default") not in rows, "it does not prompt"
+
+    def test_parameters_are_counted(self):
+        rows = self.rows()
+        # in each of 5 blocks: 10 keys and 10 prompts of length 8, all 768 wide
+        assert rows["VQ-Prompt", "default"][-1] == f"{5 * 10 * (1 + 8) * 768:,}"
+        assert rows["HiDe-Prompt", "default"][-1] == f"{5 * 10 * 40 * 768:,}"
+
+    def test_every_format(self, bench, tmp_path):
+        status, out, err = bench("table", "parameters", "--out", tmp_path)
+        assert status == 0, err
+        assert cells(out)["VQ-Prompt"]["prompting parameters"] == "345,600"
+        assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".csv", ".tex", ".html"}
+        for path in tmp_path.iterdir():
+            assert "VQ-Prompt" in path.read_text() and "Pro-T" in path.read_text()
+        status, out, _ = bench("run", "parameters", "--methods", "coda-p", "--backbone", "vit-s14", "--out", tmp_path)
+        assert status == 0 and list(cells(out)) == ["CODA-P"] and "vit-s14" in out
 
 
 @pytest.mark.parametrize(
@@ -439,7 +479,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
 
     (tmp_path / blocked.name / "config.json").write_text(blocked.config.model_dump_json())
     (tmp_path / blocked.name / "metrics.json").write_text(
-        (tmp_path / killed.name / "metrics.json").read_text().replace('"seed":1', '"seed":2')
+        (tmp_path / killed.name / "metrics.json").read_text().replace('"seed": 1', '"seed": 2')
     )
     monkeypatch.setattr(runner, "start_worker", lambda *given: pytest.fail("nothing is left to do"))
     status, out, _ = bench(*options)
@@ -457,9 +497,7 @@ def test_runs_that_share_queries_end_as_runs_alone_do(tmp_path, tiny):
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["cub200-small"], "what they shared is gone"
     for run in todo:
         alone = runs.run(run.config, tmp_path / "alone" / run.name, report=False)
-        assert (
-            json.loads((tmp_path / "shared" / run.name / "metrics.json").read_text())["accuracy"] == alone.accuracy
-        )
+        assert json.loads((tmp_path / "shared" / run.name / "metrics.json").read_text())["accuracy"] == alone.accuracy
 
 
 def test_all_methods_each_with_its_settings(bench, monkeypatch, tmp_path):

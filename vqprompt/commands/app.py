@@ -12,7 +12,7 @@ import typer
 from vqprompt._version import __version__
 from vqprompt.commands import bench, listings
 from vqprompt.commands.console import print_error
-from vqprompt.commands.interrupted import report_interruption
+from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
@@ -26,12 +26,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
-app.command()(run)
-app.command()(predict)
-app.command()(listings.methods)
-app.command()(listings.backbones)
-app.command()(listings.datasets)
+for command in (demo, run, predict, listings.methods, listings.backbones, listings.datasets):
+    app.command()(explains_interruption(command))
 app.add_typer(bench.app, name="bench", rich_help_panel="Commands")
 
 DISK_ERRORS = {
@@ -59,15 +55,12 @@ def options(
 
 
 def main() -> None:
-    """Run the command. Exit status 2: the user can fix it, and standard error says how. 130: interrupted."""
+    """Run the command. Exit status 2: the user can fix it, and standard error says how."""
     try:
         app()
     except UserError as error:
         print_error(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        report_interruption(sys.argv)
-        sys.exit(130)
     except RecursionError:
         print_error("a file or setting is nested too deeply to be read; give a simpler one")
         sys.exit(2)
@@ -80,14 +73,13 @@ def main() -> None:
 
 
 def explain_disk_error(error: Exception) -> str | None:
-    """One sentence that names the path; None if the error is of another kind."""
+    """One sentence that names the path; None if the error is not about a file or a disk."""
     number = error.errno if isinstance(error, OSError) else None
     if os.strerror(errno.ENOSPC) in str(error):  # safetensors raises its own type, without a number
         number = errno.ENOSPC
-    if number not in DISK_ERRORS:
+    named = getattr(error, "filename", None)
+    if number is None or (named is None and number not in DISK_ERRORS):
         return None
-    named = getattr(error, "filename", None) or option_value(sys.argv, "--out") or "writing"
-    path = str(named)
-    if len(path) > 200:
-        path = f"{path[:200]}…"
-    return f"{path}: {DISK_ERRORS[number]}"
+    path = str(named or option_value(sys.argv, "--out") or "writing a file")
+    hint = DISK_ERRORS.get(number) or f"{os.strerror(number)}; check the path"
+    return f"{path if len(path) <= 200 else path[:200] + '…'}: {hint}"

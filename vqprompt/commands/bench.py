@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from vqprompt.commands.console import console, print_plain, printable
+from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.errors import UserError
@@ -32,6 +33,7 @@ Draw = Annotated[bool, typer.Option("--figure", help="Also draw the figure, into
 
 
 @app.command("list")
+@explains_interruption
 def list_grids() -> None:
     """List the tables."""
     from vqprompt.paper import parameters
@@ -54,6 +56,7 @@ def list_grids() -> None:
 
 
 @app.command()
+@explains_interruption
 def run(
     name: Name,
     out: Annotated[
@@ -71,7 +74,7 @@ def run(
         typer.Option(
             help="Only these methods, such as vq-prompt,coda-p. Methods not in the paper's table may join. "
             "`all` stands for every method."
-        ),  # fmt: skip
+        ),
     ] = None,
     small: Small = False,
     workers: Annotated[
@@ -202,6 +205,7 @@ def fit_to_width(table: Table, width: int) -> tuple[RichTable, list[str]]:
 
 
 @app.command("table")
+@explains_interruption
 def print_table(
     name: Name,
     out: Annotated[

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 
+import typer
 from rich.console import Console
 
 from vqprompt.commands.console import printable
@@ -13,6 +18,21 @@ from vqprompt.errors import UserError
 from vqprompt.result import FILE, RunResult
 
 RESUMABLE_COMMANDS = ("run", "demo")
+Arguments = ParamSpec("Arguments")
+
+
+def explains_interruption(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """A command that explains itself after Ctrl-C. (Without this, Typer would end it without a word.)"""
+
+    @functools.wraps(command)
+    def explained(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+        try:
+            command(*arguments, **named)
+        except KeyboardInterrupt:
+            report_interruption(sys.argv)
+            raise typer.Exit(130) from None
+
+    return explained
 
 
 def report_interruption(arguments: list[str]) -> None:

@@ -32,7 +32,7 @@ def seconds_as_text(seconds: float) -> str:
 class Timeline:
     """When a run started, and how far it was when its whole work became known. From these comes the remaining time."""
 
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     first: tuple[float, float] | None = None  # time and work done, at the first event with a known total
     last_line: float = float("-inf")
     last_task: int | None = None

@@ -100,7 +100,7 @@ class ParameterTable:
     def notes(self) -> list[str]:
         return [
             f"Counted for {self.backbone} and {self.tasks} tasks. The paper's table ({PAPER_TABLE}) has no counts.",
-            "Pre-T (prefix tuning): prefixes for keys and values. Pro-T (prompt tuning): tokens that join the sequence.",
+            "Pre-T (prefix tuning): prefixes for keys and values. Pro-T (prompt tuning): tokens in the sequence.",
             "N: prompts or components in a pool. L_p: length of one. Locations: attention blocks, counted from 0.",
         ]
 
