@@ -528,6 +528,13 @@ def test_public_names_are_there_when_asked_for():
         _ = vqprompt.Lerner
 
 
+def test_the_old_place_of_the_vit_still_works():
+    from vqprompt.backbones.vit import ViT
+
+    with pytest.warns(DeprecationWarning, match=r"is now vqprompt\.backbones\.vit\.ViT"):
+        assert __import__("vqprompt.vit", fromlist=["ViT"]).ViT is ViT
+
+
 class TestPrecedence:
     def test_command_line_over_set_over_config(self, command, tmp_path, monkeypatch):
         (tmp_path / "c.toml").write_text('epochs = 9\nbatch_size = 9\nlr = 9.0\nmethod = "vq-prompt-s"\ntau = 9.0')
