@@ -99,7 +99,9 @@ def ran(request, tmp_path_factory) -> Ran:
 def test_metrics(ran):
     n, found = ran.tasks, ran.metrics
     assert found.done and [name for task in found.tasks for name in task] == CLASSES
-    assert all(math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second"))
+    assert all(
+        math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second")
+    )
     for i, row in enumerate(found.accuracy):
         assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
         assert all(0 <= value <= 100 for value in row[i:])

@@ -42,7 +42,10 @@ class TestZipBombs:
             for i in range(3):
                 archive.writestr(f"cat/{i}.png", encoded(picture(colour=(i, 9, 9))))
             archive.writestr("cat/bomb.png", bytes(20 << 20))
-        refused(tmp_path / "x.zip", r"1 of 4 images.*\n.*cat/bomb.png: its size of 21 MB is more than the 10 MB.*VQPROMPT_MAX_FILE_MB=21")
+        refused(
+            tmp_path / "x.zip",
+            r"1 of 4 images.*\n.*cat/bomb.png: its size of 21 MB is more than the 10 MB.*VQPROMPT_MAX_FILE_MB=21",
+        )
 
     def test_a_ratio_that_no_image_has(self, tmp_path):
         with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -74,7 +77,10 @@ class TestTarBombs:
             info = tarfile.TarInfo("cat/0.png")
             info.size = 100 << 20
             archive.addfile(info, io.BytesIO(bytes(info.size)))
-        refused(tmp_path / f"x.tar.{suffix}", "MB unpacked from .* is more than the 250 times its packed size.*VQPROMPT_MAX_RATIO")
+        refused(
+            tmp_path / f"x.tar.{suffix}",
+            "MB unpacked from .* is more than the 250 times its packed size.*VQPROMPT_MAX_RATIO",
+        )
         assert not list(home.rglob("*.tar")) and not list(home.rglob("*.partial"))
 
     def test_a_limit_on_the_whole(self, tmp_path, home, monkeypatch):

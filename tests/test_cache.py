@@ -40,7 +40,9 @@ class TestArrays:
         whole = (tmp_path / "a.npy").read_bytes()
         for place in range(0, len(whole), 7):
             flip(tmp_path / "a.npy", place, 1 << place % 8)
-            with pytest.warns(UserWarning, match=r"a\.npy: the cached file is damaged .wrong checksum. and is made again"):
+            with pytest.warns(
+                UserWarning, match=r"a\.npy: the cached file is damaged .wrong checksum. and is made again"
+            ):
                 assert load_array(tmp_path / "a.npy") is None
             (tmp_path / "a.npy").write_bytes(whole)
         assert np.array_equal(load_array(tmp_path / "a.npy"), ARRAY[:2])
@@ -89,7 +91,11 @@ class TestStore:
         data = bytearray(path.read_bytes())
         if damage == "other":
             other = build_store(Source(fill(tmp_path / "other", count=7)), SIDE)
-            (file,) = [p for p in (home / "images").glob(f"{other.fingerprint}*") if ("aspect" in p.name) == (part == "aspects")]
+            (file,) = [
+                p
+                for p in (home / "images").glob(f"{other.fingerprint}*")
+                if ("aspect" in p.name) == (part == "aspects")
+            ]
             data = file.read_bytes()
         elif damage == "flipped":
             data[len(data) - 60] ^= 4

@@ -22,7 +22,10 @@ def draw(count=80, seed=0, classes=1):
     """Correlated features [n, D], shifted from class to class, and labels [n]."""
     rng = np.random.default_rng(seed)
     labels = np.arange(count) % classes
-    x = rng.normal(size=(count, WIDTH)) @ rng.normal(size=(WIDTH, WIDTH)) + 3 * rng.normal(size=(classes, WIDTH))[labels]
+    x = (
+        rng.normal(size=(count, WIDTH)) @ rng.normal(size=(WIDTH, WIDTH))
+        + 3 * rng.normal(size=(classes, WIDTH))[labels]
+    )
     return torch.tensor(x, dtype=torch.float32), torch.tensor(labels)
 
 

@@ -59,11 +59,6 @@ class Images:
         """Whether `key` means the same images in another process, so that what is computed can be kept on disk."""
         return all(part.store.fingerprint for part in self._parts)
 
-    @property
-    def named(self) -> bool:
-        """Whether `key` means the same images in another process, so that what is computed can be kept on disk."""
-        return bool(self.store.fingerprint)
-
     def digest(self) -> str:
         """16 hex digits of the content, wherever it is stored. It reads the middle row of each image, to be quick."""
         whole = hashlib.sha256()
@@ -133,10 +128,6 @@ class _Part:
 
     def take(self, index: np.ndarray) -> _Part:
         return _Part(self.store, self.rows[index], self.guard)
-
-    @property
-    def named(self) -> bool:
-        return all(part.named for part in self.parts)
 
     def check(self) -> None:
         if self.guard is not None:

@@ -61,9 +61,7 @@ class MovingMemory(Method):
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
-        self.task_head = nn.Linear(
-            self.vit.config.width, task.new_classes
-        )
+        self.task_head = nn.Linear(self.vit.config.width, task.new_classes)
 
     def end_task(self) -> None:
         super().end_task()
