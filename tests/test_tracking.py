@@ -308,7 +308,7 @@ class TestRefusals:
 
 
 def test_neither_library_is_imported_unasked():
-    code = "import sys, vqprompt.commands.main; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
+    code = "import sys, vqprompt.commands.app; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

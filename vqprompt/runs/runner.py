@@ -312,9 +312,8 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         # where data and weights are may change: that they are the same is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
         moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
-        changed = sorted(
-            k for k in now.keys() | then.keys() if k not in {*RESUMABLE_SETTINGS, *moved} and then.get(k) != now.get(k)
-        )
+        free = {*RESUMABLE_SETTINGS, *moved}
+        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
         if changed:
             pairs = ", ".join(
                 f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
