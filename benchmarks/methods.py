@@ -1,4 +1,4 @@
-"""How fast each method learns: images a second in training, alone on the machine, and how many times VQ-Prompt's rate.
+"""How fast each method learns: images per second in training, and the ratio to VQ-Prompt's rate.
 
     python benchmarks/methods.py --device cpu
     python benchmarks/methods.py --device cuda --json results/methods-h200.json
@@ -9,16 +9,11 @@ second is timed, by the loop itself. Everything a step needs is in it, queries a
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
-import numpy as np
 import torch
+from common import make_parser, noise_stream, stored_side, write_json
 
 from vqprompt.backbones.load import load_backbone
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset, Stream
+from vqprompt.data.stream import Stream
 from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
 from vqprompt.runtime import hardware
@@ -27,18 +22,8 @@ from vqprompt.training.settings import Training
 REFERENCE = "vq-prompt"
 
 
-def random_stream(images: int, side: int) -> Stream:
-    """Two tasks of ten classes and so many images each."""
-    labels = np.arange(20).repeat(images // 10 + 1)
-    is_test = np.tile(np.arange(images // 10 + 1) == 0, 20)
-    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), 3, side, side), dtype=np.uint8)
-    return Stream(
-        Dataset("noise", list(map(str, range(20))), Store(pixels, np.ones(len(labels)), ""), labels, is_test), 2
-    )
-
-
 def measure(name: str, backbone: str, size: int, stream: Stream, training: Training, device: str) -> float:
-    """Images a second in the second task; of who learns all at once, in the second go."""
+    """Images per second in the second task. A method that learns all classes at once is measured in a second run."""
     rates = []
     learner = Learner(backbone, name, size=size, tasks=2, training=training, device=device)
     for task in stream:
@@ -51,20 +36,18 @@ def measure(name: str, backbone: str, size: int, stream: Stream, training: Train
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = make_parser(__doc__)
     parser.add_argument("--backbone", default="vit-s14")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--size", type=int, help="image size (default: 224 on CUDA, 56 on a CPU)")
     parser.add_argument("--batch", type=int, help="batch size of all methods (default: 128 on CUDA, 16 on a CPU)")
     parser.add_argument("--steps", type=int, help="steps that are timed (default: 64 on CUDA, 4 on a CPU)")
-    parser.add_argument("--json", type=Path, help="write the same figures here")
     args = parser.parse_args()
     cuda = args.device.startswith("cuda")
     size, batch = args.size or (224 if cuda else 56), args.batch or (128 if cuda else 16)
     epochs = max(1, (args.steps or (64 if cuda else 4)) // 4)
-    load_backbone(args.backbone, size)  # refuses what cannot be before anything is measured
-    stream = random_stream(4 * batch, round(size * 8 / 7))
+    load_backbone(args.backbone, size)  # raises an error for a wrong name or size before anything is measured
+    stream = noise_stream([10, 10], [4 * batch // 10] * 2, 1, stored_side(size))
     rates: dict[str, float] = {}
     names = [REFERENCE, *(name for name in args.methods if name != REFERENCE)]
     print(f"{args.backbone}, {size} px, batch {batch}, {4 * epochs} steps, {hardware(torch.device(args.device))}")
@@ -76,9 +59,8 @@ def main() -> None:
         print(
             f"{name:>12} {rates[name]:9.1f} images/s  {rates[name] / rates[REFERENCE]:5.2f} of {REFERENCE}", flush=True
         )
-    if args.json:
-        content = {"backbone": args.backbone, "size": size, "batch": batch, "steps": 4 * epochs, "images/s": rates}
-        args.json.write_text(json.dumps({**content, "hardware": hardware(torch.device(args.device))}, indent=1) + "\n")
+    content = {"backbone": args.backbone, "size": size, "batch": batch, "steps": 4 * epochs, "images/s": rates}
+    write_json(args.json, {**content, "hardware": hardware(torch.device(args.device))})
 
 
 if __name__ == "__main__":

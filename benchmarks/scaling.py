@@ -11,9 +11,7 @@ subtracted; beside it the slope between the last two points alone, where fixed c
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import math
 import os
 import statistics
@@ -27,10 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import make_parser, noise_stream, seconds_of, stored_side, write_json
 
 from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset, Stream, Task
+from vqprompt.data.stream import Stream, Task
 from vqprompt.learner.learner import Learner
 from vqprompt.runtime import hardware
 from vqprompt.statistics.gaussians import make_statistics
@@ -75,19 +73,6 @@ PLANS = {
 
 
 # ---------------------------------------------------------------------------------------------- measuring
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds_of(call: Callable[[], Any], device: torch.device) -> float:
-    wait(device)
-    start = time.perf_counter()
-    call()
-    wait(device)
-    return time.perf_counter() - start
 
 
 class Peak:
@@ -209,17 +194,11 @@ class Bench:
                        **{"rebalancing": self.plan.rebalancing, **options})  # fmt: skip
 
     def stream(self, tasks: Sequence[int], train: Sequence[int], test: int = 1, size: int | None = None) -> Stream:
-        """Tasks of so many classes, with so many training images a class; noise for pixels."""
-        side = round((size or self.plan.vit.image_size) * 8 / 7)
-        counts = np.repeat(np.asarray(train) + test, tasks)
-        labels = np.arange(len(counts)).repeat(counts)
-        is_test = np.concatenate([np.arange(n) < test for n in counts])
-        pixels = self.rng.integers(0, 256, (len(labels), 3, side, side), dtype=np.uint8)
-        names = [f"class {c}" for c in range(len(counts))]
-        return Stream(Dataset("noise", names, Store(pixels, np.ones(len(labels)), ""), labels, is_test), list(tasks))
+        """Random images. tasks: classes per task; train: per task, training images per class; test: per class."""
+        return noise_stream(tasks, train, test, stored_side(size or self.plan.vit.image_size), self.rng)
 
     def grow(self, points: Sequence[int], measure: Callable[[int], dict[str, float]]) -> dict[str, list[float]]:
-        """Medians over rounds. Every round visits all points, so that a disturbance does not fall on one of them."""
+        """Medians over rounds. Every round visits all points, so that a disturbance does not hit only one of them."""
         for _ in range(self.plan.warmup):
             for point in points:
                 measure(point)
@@ -337,7 +316,7 @@ class Bench:
         return Axis(name, "patch", "patches", patches, held, self.grow(self.plan.sizes, measure))
 
 
-def bytes_a_class(width: int) -> dict[str, int]:
+def bytes_per_class(width: int) -> dict[str, int]:
     """What stays of a class, whatever the number of its images: measured on statistics of random features."""
     found = {}
     for covariance in ("diagonal", "full", "shared"):
@@ -348,9 +327,7 @@ def bytes_a_class(width: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="write the same figures here")
+    parser = make_parser(__doc__)
     parser.add_argument("--axes", nargs="+", choices=["classes", "images", "tasks", "pool", "image_size"],
                         help="only these (default: all)")  # fmt: skip
     args = parser.parse_args()
@@ -368,17 +345,15 @@ def main() -> None:
             axis = getattr(bench, name)()
             axis.show()
             found["axes"][name] = axis.summary()
-    found["bytes_a_class"] = {width: bytes_a_class(width) for width in sorted({v.width, 384, 768})}
-    print("\nBytes kept a class, however many images it had")
-    print(f"  {'width':<8}" + "".join(f"{name:>16}" for name in found["bytes_a_class"][384]))
-    for width, row in found["bytes_a_class"].items():
+    found["bytes_per_class"] = {width: bytes_per_class(width) for width in sorted({v.width, 384, 768})}
+    print("\nBytes kept per class; their number does not depend on the number of images")
+    print(f"  {'width':<8}" + "".join(f"{name:>16}" for name in found["bytes_per_class"][384]))
+    for width, row in found["bytes_per_class"].items():
         print(f"  {width:<8}" + "".join(f"{value:>16,}" for value in row.values()))
     found["seconds"] = time.perf_counter() - started
     found["other_programs_share"] = others = others_share(before)
-    print(f"\n{math.ceil(found['seconds'])} s in all; other programs took {others:.0%} of the CPUs meanwhile")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(found, indent=1))
+    print(f"\n{math.ceil(found['seconds'])} s; other programs took {others:.0%} of the CPUs meanwhile")
+    write_json(args.json, found)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,20 @@ ratios. FLOPs are counted exactly, from shapes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import make_parser, seconds_of, stored_side, wait, write_json
 from PIL import Image
 from torch import Tensor, nn
 
@@ -33,8 +33,9 @@ from vqprompt.data.images import Images
 from vqprompt.data.store import Store
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.task import TaskInfo
-from vqprompt.runtime import hardware, repeatable_kernels
-from vqprompt.training.loop import fit
+from vqprompt.runtime import hardware
+from vqprompt.training.batches import TaskBatches
+from vqprompt.training.loop import TrainingLoop
 from vqprompt.training.settings import Training
 
 CLASSES = 20
@@ -73,22 +74,10 @@ def pass_flops(config: ViTConfig, prompt_length: int = 0, prompted_blocks: int =
     return {"forward": forward, "backward": backward}
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds_per_call(call: Callable[[], Any], device: torch.device, repeats: int, warmup: int = 3) -> float:
     for _ in range(warmup):
         call()
-    times = []
-    for _ in range(repeats):
-        wait(device)
-        start = time.perf_counter()
-        call()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(seconds_of(call, device) for _ in range(repeats))
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
@@ -113,7 +102,7 @@ def peak_memory(device: torch.device) -> float | None:
 def measure_ours(config: ViTConfig, batch: int, device: torch.device, steps: int, augment: str) -> dict[str, Any]:
     """The product's own loop and evaluation on random images that are decoded already."""
     settings = Training(epochs=1, batch_size=batch, augment=augment)
-    side = round(config.image_size * 8 / 7)
+    side = stored_side(config.image_size)
     count = batch * steps
     rng = np.random.default_rng(0)
     store = Store(rng.integers(0, 256, (count, 3, side, side), dtype=np.uint8), np.full(count, 4 / 3), "")
@@ -124,12 +113,15 @@ def measure_ours(config: ViTConfig, batch: int, device: torch.device, steps: int
     learner.method.start_task(TaskInfo(0, 0, CLASSES))
     learner.method.to(device)
     labels = images.labels.to(device)
-    queries = learner._training_queries(images)
+    queries = learner.known_queries.for_training(images, settings, seed=0)
+    batches = TaskBatches(images, labels, settings, 0, device, queries)
 
     def train(deterministic: bool = True) -> float:
-        with repeatable_kernels(device, deterministic):
-            return fit(learner.method.losses, learner.method.parameter_groups(), learner.vit, images, labels, settings,
-                       0, device, queries=queries)[1]  # fmt: skip
+        runtime = replace(learner.runtime, deterministic=deterministic)
+        loop = TrainingLoop(learner.method.losses, learner.method.parameter_groups(), learner.vit, batches, runtime)
+        for _ in loop:
+            pass
+        return loop.seconds
 
     train()  # compiles, where there is a compiler
     learner.queries(images)
@@ -277,7 +269,7 @@ def show(name: str, row: dict[str, Any]) -> None:
     ours, known, ordinary = row["ours"], row["ours_known_queries"], row["ordinary"]
 
     def line(what: str, images: float, tflops: float, gflop: float, tail: str = "") -> None:
-        print(f"  {what:<22}{images:9.1f} images/s {tflops:8.3f} TFLOP/s at {gflop:6.2f} GFLOP an image{tail}")
+        print(f"  {what:<22}{images:9.1f} images/s {tflops:8.3f} TFLOP/s at {gflop:6.2f} GFLOP per image{tail}")
 
     print(f"\n{name} px, batch {row['batch']}")
     memory = f", {ours['training_peak_gib']:.1f} GiB" if ours["training_peak_gib"] else ""
@@ -300,10 +292,8 @@ def show(name: str, row: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="write the same figures here")
-    parser.add_argument("--steps", type=int, help="steps a measurement (default: 64 on CUDA, 3 on a CPU)")
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", type=int, help="steps per measurement (default: 64 on CUDA, 3 on a CPU)")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one (may be repeated)")
     parser.add_argument("--batch", type=int, help="another batch size (default: 128 on CUDA, less on a CPU)")
     parser.add_argument("--no-ordinary", action="store_true", help="leave out the ordinary way, which takes longest")
@@ -331,9 +321,7 @@ def main() -> None:
             row["training_over_ordinary"] = ours["training_images_per_s"] / ordinary["training_images_per_s"]
             row["known_queries_over_ordinary"] = known["training_images_per_s"] / ordinary["training_images_per_s"]
         show(name, row)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(found, indent=1))
+    write_json(args.json, found)
 
 
 if __name__ == "__main__":

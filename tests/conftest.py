@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.commands import main as cli
+from vqprompt.commands import app as cli
 from vqprompt.data.store import Store
 from vqprompt.data.stream import Dataset, Stream
 from vqprompt.learner.learner import Learner

@@ -19,6 +19,7 @@ from vqprompt.errors import PastImagesError
 from vqprompt.learner.checkpoint import read_checkpoint
 from vqprompt.methods import METHODS
 from vqprompt.progress import Progress, Stage
+from vqprompt.result import RunResult
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
 from vqprompt.training.settings import Training
@@ -46,7 +47,7 @@ def settings(name: str) -> dict:
 @dataclass
 class Ran:
     folder: Path  # of a run that was left alone
-    metrics: dict
+    metrics: RunResult
     learner: Learner  # alive, as the run left it
     stream: Stream
     killed: Path  # what was on the disk when the last task had begun
@@ -97,36 +98,38 @@ def ran(request, tmp_path_factory) -> Ran:
 
 def test_metrics(ran):
     n, found = ran.tasks, ran.metrics
-    assert found["done"] and [name for task in found["tasks"] for name in task] == CLASSES
-    assert all(math.isfinite(found[key]) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second"))
-    for i, row in enumerate(found["accuracy"]):
+    assert found.done and [name for task in found.tasks for name in task] == CLASSES
+    assert all(
+        math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second")
+    )
+    for i, row in enumerate(found.accuracy):
         assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
         assert all(0 <= value <= 100 for value in row[i:])
-    assert found["faa"] == pytest.approx(sum(row[-1] for row in found["accuracy"]) / n)
-    assert len(found["average_accuracy"]) == len(found["task_seconds"]) == n
-    assert len(found["losses"]) == n, "one epoch a task"
-    assert all(math.isfinite(v) for entry in found["losses"] for v in entry["losses"].values())
-    assert found["parameters"]["trainable"] > 0 and found["images_per_second"] > 0
+    assert found.faa == pytest.approx(sum(row[-1] for row in found.accuracy) / n)
+    assert len(found.average_accuracy) == len(found.task_seconds) == n
+    assert len(found.losses) == n, "one epoch per task"
+    assert all(math.isfinite(v) for entry in found.losses for v in entry.losses.values())
+    assert found.parameters.trainable > 0 and found.images_per_second > 0
 
 
 def test_prompt_use(ran):
     """Whoever chooses among prompts says which; every training image counts, as often as it chooses."""
-    method, use = ran.learner.method, ran.metrics["prompt_use"]
+    method, use = ran.learner.method, ran.metrics.prompt_use
     chosen = method.choices(torch.randn(2, method.vit.config.width))
     if chosen is None:
         assert use is None
         return
-    assert len(use["blocks"]) == chosen.shape[1] and len(use["counts"]) == ran.tasks
-    for task, blocks in zip(ran.stream.tasks, use["counts"], strict=True):
-        assert [len(counts) for counts in blocks] == [method.choosable] * len(use["blocks"])
+    assert len(use.blocks) == chosen.shape[1] and len(use.counts) == ran.tasks
+    for task, blocks in zip(ran.stream.tasks, use.counts, strict=True):
+        assert [len(counts) for counts in blocks] == [method.choosable] * len(use.blocks)
         assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
 
 
 def test_resumed_it_ends_the_same_to_the_last_bit(ran):
-    config = resolve(settings(ran.metrics["method"]))
+    config = resolve(settings(ran.metrics.method))
     resumed = runs.run(config, ran.killed, resume=True, report=False)
     for key in ("accuracy", "losses", "prompt_use", "parameters", "bytes_per_class", "exemplars"):
-        assert resumed[key] == ran.metrics[key], key
+        assert getattr(resumed, key) == getattr(ran.metrics, key), key
     one, other = read_checkpoint(ran.folder), read_checkpoint(ran.killed)
     assert same_tensors(one[0], other[0])
     assert one[1]["classes"] == other[1]["classes"] == CLASSES
@@ -138,7 +141,7 @@ def test_loaded_it_says_the_same(ran):
     logits = ran.learner.logits(tests)
     assert logits.shape == (len(tests), len(loaded.classes)) and logits.isfinite().all()
     assert torch.equal(loaded.logits(tests), logits)
-    drawings = [tests.store.pixels[row, 0] for row in tests.rows[:4]]
+    drawings = list(tests.read(torch.arange(4), torch.device("cpu"))[:, 0].numpy())
     assert loaded.predict(drawings) == ran.learner.predict(drawings)
 
 
@@ -148,12 +151,12 @@ def test_report(ran):
 
 
 def test_images_are_kept_by_who_says_so_alone(ran):
-    kept = ran.metrics["exemplars"]
-    assert bool(kept) == (ran.metrics["method"] in REHEARSAL)
+    kept = ran.metrics.exemplars
+    assert bool(kept) == (ran.metrics.method in REHEARSAL)
     assert kept <= EXEMPLARS
     pixels = [t for t in read_checkpoint(ran.folder)[0].values() if t.dtype == torch.uint8]
     assert sum(len(t) for t in pixels) == kept, "nothing else in the checkpoint is made of pixels"
-    assert ran.metrics["bytes_per_class"] >= 28 * 28 * kept // len(ran.learner.classes)
+    assert ran.metrics.bytes_per_class >= 28 * 28 * kept // len(ran.learner.classes)
 
 
 def test_other_tasks_images_are_refused_while_one_is_learned(ran):
@@ -170,8 +173,11 @@ def test_options(name):
     assert len(METHODS[name].summary) <= 65, "`vqprompt methods` has one line of 100 columns for each"
     for key, field in options.model_fields.items():
         if isinstance(field.default, BaseModel):
-            given = options(**{key: {"lr": 0.123}})
-            assert getattr(given, key) == field.default.model_copy(update={"lr": 0.123}), "the rest stays as it was"
+            group = type(field.default).model_fields
+            assert all(member.description for member in group.values()), f"a setting of {key} is shown without a word"
+            change = {next(name for name, member in group.items() if member.annotation is float): 0.123}
+            given = options(**{key: change})
+            assert getattr(given, key) == field.default.model_copy(update=change), "the rest stays as it was"
         else:
             assert field.description, f"{key} is shown to users without a word"
 

@@ -22,11 +22,13 @@ from vqprompt.commands.bench import read_settings
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
 from vqprompt.paper import pool as runner
+from vqprompt.paper.charts import make_charts
 from vqprompt.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
 from vqprompt.paper.numbers import NUMBERS, Quoted
-from vqprompt.paper.pool import adopt, run_all, split_done
+from vqprompt.paper.parameters import prompt_configurations
+from vqprompt.paper.pool import Advanced, adopt, run_all, split_done
 from vqprompt.paper.results import differences, make_rows, read_runs
-from vqprompt.paper.tables import Table, make_charts
+from vqprompt.paper.tables import Table
 from vqprompt.runs import runner as runs
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -51,7 +53,9 @@ def write_run(folder: Path, run, faa: float, caa: float, done: bool = True, hard
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(run.config.model_dump_json())
     metrics = {
-        "done": done, "faa": faa, "caa": caa, "forgetting": 4.0, "hardware": hardware, "losses": [1, 2],
+        "done": done, "faa": faa, "caa": caa, "forgetting": 4.0, "hardware": hardware,
+        "losses": [{"task": 0, "epoch": 0, "losses": {"task": 1.0}}],
+        "prompt_use": {"blocks": [0], "counts": [[[3, 0]], [[1, 2]]]},
         "average_accuracy": [2 * caa - faa, faa], "parameters": {"trainable": 249_800}, "images_per_second": 1500.2,
     }  # fmt: skip
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -72,7 +76,7 @@ class TestGrids:
             assert run.name.startswith(f"{grid.name}/") and run.name.endswith(f"/seed{run.config.seed}")
             assert re.fullmatch(r"[\w.,=+/-]+", run.name)
 
-    def test_all_that_the_issue_names(self):
+    def test_tables_vary_what_the_paper_varies(self):
         assert {run.config.tasks for run in plan(GRIDS["mitigation"])} == {5, 10, 20}
         assert {run.config.method for run in plan(GRIDS["mitigation"])} == {
             "l2p++", "l2p++-v2", "evoprompt", "vq-prompt-s", "vq-prompt",
@@ -81,8 +85,11 @@ class TestGrids:
         assert {run.config.tasks for run in plan(GRIDS["imagenet-r-20"])} == {20}
         pool = {(r.config.options["pool"], r.config.options["length"]) for r in plan(GRIDS["ablation-pool"])}
         assert pool == {(n, length) for n in (10, 30, 50, 100) for length in range(4, 25, 4)}
-        taus = {r.config.options["tau"] for r in plan(GRIDS["ablation-tau"]) if r.config.method == "soft-prompt"}
-        assert 1.0 in taus and min(taus) < 0.1
+        soft, quantized = (
+            {r.config.options["tau"] for r in plan(GRIDS["ablation-tau"]) if r.config.method == method}
+            for method in ("soft-prompt", "vq-prompt-s")
+        )
+        assert soft == quantized and 1.0 in soft and min(soft) < 0.1
         weights = {(r.config.options["vq_weight"], r.config.options["commitment_weight"])
                    for r in plan(GRIDS["ablation-loss"])}  # fmt: skip
         assert {(0.4, 0.1), (0.1, 0.4), (0.0, 0.0)} <= weights
@@ -249,11 +256,11 @@ class TestTables:
 
     def test_other_data_is_not_subtracted(self, tmp_path):
         grid = GRIDS["ablation-tau"]
-        (run,) = plan(grid, ["vq-prompt-s"], [1], {"data": "cub200=/birds"})
+        (run,) = plan(grid, ["vq-prompt-s"], [1], {"data": "cub200=/birds", "tau": 1.0})
         write_run(tmp_path / run.name, run, 50.0, 60.0)
         table = self.table(tmp_path, grid)
         row = cells(table.markdown())["VQ-Prompt-S§"]
-        assert (row["FAA"], row["CAA"], row["paper FAA"]) == ("50.00", "60.00", "78.05‡")
+        assert (row["tau"], row["FAA"], row["CAA"], row["paper FAA"]) == ("1.0", "50.00", "60.00", "78.05‡")
         assert "Δ FAA" not in row, "nothing is in that column"
         assert "§ data is cub200, not imagenet-r: VQ-Prompt-S" in table.notes
 
@@ -337,9 +344,8 @@ class TestTables:
         grid = GRIDS["ablation-tau"]
         for n, run in enumerate(plan(grid, seeds=[1])):
             write_run(tmp_path / run.name, run, 50.0 + n, 60.0)
-        soft, level = make_charts(grid, self.table(tmp_path, grid).rows)[0].lines
-        assert list(soft.values) == [50, 51, 52, 53, 54, 55] and list(level.values) == [56] * 6
-        assert (soft.style, level.style) == ("-", "--")
+        soft, quantized = make_charts(grid, self.table(tmp_path, grid).rows)[0].lines
+        assert list(soft.values) == [50, 51, 52, 53, 54, 55] and list(quantized.values) == [56, 57, 58, 59, 60, 61]
 
     @pytest.mark.parametrize("name", ["cub200", "cub200-rates", "mitigation", "ablation-tau", "ablation-loss"])
     def test_committed_results(self, bench, tmp_path, name):
@@ -364,11 +370,13 @@ class TestTables:
         kept = json.loads((tmp_path / "new" / "kept.json").read_text())
         assert len(kept) == 4, "the unfinished one is no result"
         assert all(run.keys() >= {"faa", "config", "hardware"} and "losses" not in run for run in kept)
+        assert all(run["prompt_use"] == {"blocks": [0], "counts": [[[3, 0]], [[1, 2]]]} for run in kept)
 
     def test_a_file_that_holds_no_results(self, bench, tmp_path):
         file = tmp_path / "x.json"
         assert f"--results {file}: no such file or folder" in bench("table", "cub200", "--results", file)[2]
-        for text in ("{}", '[{"faa": 1}]', "[1]", "not json"):
+        incomplete = ['[{"faa": 1}]', '[{"config": {}, "done": true}]', '[{"config": {"method": "ft"}, "done": true}]']
+        for text in ("{}", "[1]", "not json", "[" * 100_000, *incomplete):
             file.write_text(text)
             status, _, err = bench("table", "cub200", "--results", file)
             assert status == 2 and str(file) in err
@@ -381,7 +389,44 @@ class TestTables:
 
 def test_list(bench):
     status, out, _ = bench("list")
-    assert status == 0 and all(any(line.split()[:1] == [name] for line in out.splitlines()) for name in GRIDS)
+    names = {line.split()[0] for line in out.splitlines() if line.split()}
+    assert status == 0 and {*GRIDS, "parameters"} <= names
+
+
+class TestParameters:
+    """Table 6 of the paper, counted from the methods."""
+
+    def rows(self) -> dict[tuple[str, str], list[str]]:
+        return {(row.method, row.settings): row.cells[2:] for row in prompt_configurations().rows}
+
+    def test_configurations_are_the_paper_s(self):
+        rows, five = self.rows(), "[0 1 2 3 4]"
+        assert rows["L2P++", "default"][:4] == ["Pre-T", "[0]", "30", "20"]
+        assert rows["Deep L2P++", "default"][:4] == ["Pre-T", five, "30", "20"]
+        assert rows["DualPrompt", "default"][:4] == ["Pre-T", "G: [0 1], E: [2 3 4]", "G: 1, E: 10", "G: 6, E: 20"]
+        assert rows["CODA-P", "default"][:4] == ["Pre-T", five, "100", "8"]
+        assert rows["HiDe-Prompt", "default"][:4] == ["Pre-T", five, "10", "40"]
+        assert rows["HiDe-Prompt", "preset cifar-100"][:4] == ["Pre-T", five, "10", "10"]
+        assert rows["EvoPrompt", "default"][0] == "Pro-T" and rows["EvoPrompt", "default"][3] == "5"
+        assert rows["EvoPrompt", "default"][1] == f"[{' '.join(map(str, range(12)))}]"
+        assert rows["VQ-Prompt", "default"][:4] == ["Pre-T", five, "10", "8"]
+        assert ("FT", "default") not in rows, "it does not prompt"
+
+    def test_parameters_are_counted(self):
+        rows = self.rows()
+        # in each of 5 blocks: 10 keys and 10 prompts of length 8, all 768 wide
+        assert rows["VQ-Prompt", "default"][-1] == f"{5 * 10 * (1 + 8) * 768:,}"
+        assert rows["HiDe-Prompt", "default"][-1] == f"{5 * 10 * 40 * 768:,}"
+
+    def test_every_format(self, bench, tmp_path):
+        status, out, err = bench("table", "parameters", "--out", tmp_path)
+        assert status == 0, err
+        assert cells(out)["VQ-Prompt"]["prompting parameters"] == "345,600"
+        assert {path.suffix for path in tmp_path.iterdir()} == {".md", ".csv", ".tex", ".html"}
+        for path in tmp_path.iterdir():
+            assert "VQ-Prompt" in path.read_text() and "Pro-T" in path.read_text()
+        status, out, _ = bench("run", "parameters", "--methods", "coda-p", "--backbone", "vit-s14", "--out", tmp_path)
+        assert status == 0 and list(cells(out)) == ["CODA-P"] and "vit-s14" in out
 
 
 @pytest.mark.parametrize(
@@ -412,7 +457,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
     first = json.loads((tmp_path / interrupted.name / "metrics.json").read_text())["task_seconds"]
 
     def kill(run, event):
-        if run is killed and event[0] == "at":
+        if run is killed and isinstance(event, Advanced):
             for child in active_children():
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -436,7 +481,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
     (tmp_path / blocked.name / "metrics.json").write_text(
         (tmp_path / killed.name / "metrics.json").read_text().replace('"seed": 1', '"seed": 2')
     )
-    monkeypatch.setattr(runner, "_hire", lambda *given: pytest.fail("nothing is left to do"))
+    monkeypatch.setattr(runner, "start_worker", lambda *given: pytest.fail("nothing is left to do"))
     status, out, _ = bench(*options)
     assert status == 0 and "4 of 4 runs are done already" in out
     metrics = [json.loads((tmp_path / run.name / "metrics.json").read_text()) for run in todo]
@@ -452,15 +497,13 @@ def test_runs_that_share_queries_end_as_runs_alone_do(tmp_path, tiny):
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["cub200-small"], "what they shared is gone"
     for run in todo:
         alone = runs.run(run.config, tmp_path / "alone" / run.name, report=False)
-        assert (
-            json.loads((tmp_path / "shared" / run.name / "metrics.json").read_text())["accuracy"] == alone["accuracy"]
-        )
+        assert json.loads((tmp_path / "shared" / run.name / "metrics.json").read_text())["accuracy"] == alone.accuracy
 
 
 def test_all_methods_each_with_its_settings(bench, monkeypatch, tmp_path):
     seen = {}
     monkeypatch.setattr(
-        bench_cli, "run_shown", lambda todo, *rest: seen.update({r.config.method: r for r in todo}) or {}
+        bench_cli, "run_with_bars", lambda todo, *rest: seen.update({r.config.method: r for r in todo}) or {}
     )
     file = tmp_path / "rates.toml"
     file.write_text('["l2p++"]\nlr = 0.125\n"rebalancing.lr" = 0.5\n')
@@ -546,7 +589,7 @@ def interrupt(_: object) -> None:
 
 
 def test_refused_before_any_run(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("vqprompt.commands.bench.run_shown", lambda *given: pytest.fail("runs began"))
+    monkeypatch.setattr("vqprompt.commands.bench.run_with_bars", lambda *given: pytest.fail("runs began"))
     for data, word in (("foo=1", "neither a data set"), ("cub200=/no/such.zip", "/no/such.zip does not exist")):
         status, _, err = bench("run", "cub200", "--small", "--data", data, "--out", tmp_path / "out")
         assert status == 2 and word in err and err.count("error") == 1
@@ -557,15 +600,15 @@ def test_refused_before_any_run(bench, tmp_path, monkeypatch):
 
 def test_a_narrow_terminal_gets_fewer_columns_not_broken_ones():
     table = Table(CUB, make_rows(CUB, read_runs(RESULTS / "cub200.json")))
-    wide, none = bench_cli.shown(table, 300)
+    wide, none = bench_cli.fit_to_width(table, 300)
     assert none == [] and len(wide.columns) == len(table.headings)
-    narrow, left_out = bench_cli.shown(table, 100)
+    narrow, left_out = bench_cli.fit_to_width(table, 100)
     assert left_out[:2] == ["images/s", "trainable"] and len(narrow.columns) == len(table.headings) - len(left_out)
     assert "FAA" not in left_out and "Δ FAA" not in left_out
 
 
 def test_nothing_is_planned_twice(bench, tmp_path, monkeypatch):
     planned = []
-    monkeypatch.setattr("vqprompt.commands.bench.run_shown", lambda todo, *rest: planned.extend(todo) or {})
+    monkeypatch.setattr("vqprompt.commands.bench.run_with_bars", lambda todo, *rest: planned.extend(todo) or {})
     bench("run", "cub200", "--small", "--methods", "linear,vq-prompt,linear", "--seeds", "1,1", "--out", tmp_path)
     assert [run.name.split("/")[1:] for run in planned] == [["vq-prompt", "seed1"], ["linear", "seed1"]]

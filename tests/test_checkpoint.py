@@ -15,8 +15,8 @@ from vqprompt.errors import CheckpointError, UserError
 from vqprompt.files import write_atomically
 from vqprompt.learner import checkpoint
 from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
-from vqprompt.learner.state import load_tensors
 from vqprompt.learner.learner import Learner
+from vqprompt.learner.state import load_tensors
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
 

@@ -1,5 +1,7 @@
 """The command line as a person meets it: lists, refusals without tracebacks, and a real small run."""
 
+import errno
+import io
 import json
 import re
 import shutil
@@ -11,14 +13,18 @@ import numpy as np
 import pytest
 from conftest import command_environment
 from PIL import Image
+from rich.console import Console
 
 from vqprompt import __version__
 from vqprompt.backbones.registry import BACKBONES
-from vqprompt.commands import main as cli
+from vqprompt.commands import app as cli
+from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.datasets import DATASETS
-from vqprompt.files import held
+from vqprompt.files import lock_folder
 from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
+from vqprompt.progress import Progress, Stage
+from vqprompt.result import RunResult
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
 
@@ -94,6 +100,14 @@ class TestRefusals:
             (["--set", "precision=fp8"], ["fp8", "bf16"]),
             (["--set", "compile=yes"], ["compile", "yes", "'on'"]),
             (["--set", "options=5"], ["options=5", "--set tau=5"]),
+            (["--device", "meta"], ["device", "meta", "cuda:N"]),
+            (["--size", "14000"], ["size", "14000", "2048"]),
+            (["--set", "pool=1000000000"], ["pool=1000000000", "at most 100,000"]),
+            (["--set", "length=999998"], ["GiB", "length=999998"]),
+            (["--set", "pool=" + "1" * 5000], ["--set 'pool=1111", "too long"]),
+            (["--tasks", "1" * 5000], ["--tasks", "20,10,10"]),
+            (["--data", "x" * 300], ["xxx", "too long"]),
+            (["--data", "no/\x1b[2Jsuch"], ["\\x1b[2Jsuch"]),
         ],
     )
     def test_message_without_traceback(self, command, no_training, tmp_path, arguments, words):
@@ -103,6 +117,7 @@ class TestRefusals:
         for word in words:
             assert word in err
         assert not (tmp_path / "out").exists(), "nothing is left behind"
+        assert len(err) < 1500 and "\x1b[2J" not in err
 
     def test_bad_images_are_named_before_training(self, command, no_training, tmp_path):
         folder = write_images(tmp_path / "my [old] images")
@@ -270,7 +285,9 @@ class TestRun:
 
     def test_into_a_file_there_is_a_line_for_every_task(self, finished):
         for task in (1, 2, 3):
-            assert re.search(rf"^task {task}/3, \d+% done$", finished[1], re.MULTILINE), finished[1]
+            assert re.search(rf"^task {task}/3 · \S.*, \d+% done, \d:\d\d elapsed", finished[1], re.MULTILINE), (
+                finished[1]
+            )
 
     def test_classes_left_out_and_held_out_images_are_told(self, command, tmp_path):
         options = ["--tasks", "2,2", "--validation", 0.5, "--method", "linear", "--preset", "closed-form", *SMALL]
@@ -308,7 +325,7 @@ class TestRun:
         assert status == 2 and f"{tmp_path / 'file'} is a file; give a folder" in err
 
     def test_two_at_once_is_refused(self, finished, command, no_training):
-        with held(finished[0]):
+        with lock_folder(finished[0]):
             status, _, err = command("run", "--out", finished[0], "--resume")
         assert status == 2 and "another process is at work here" in err
 
@@ -372,6 +389,150 @@ class TestPredict:
         assert status == 2 and "no image in this folder" in err
         status, _, err = command("predict", tmp_path, tmp_path / "x.png")
         assert status == 2 and "no checkpoint.json here" in err
+
+
+class TestTrouble:
+    """What a person sees when the machine or the person stops a run."""
+
+    def run_that_raises(self, monkeypatch, error):
+        def run(config, out, *rest, **named):
+            raise error
+
+        monkeypatch.setattr(runs, "run", run)
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device"), ["OUT: the disk is full", "--resume"]),
+            (RuntimeError("I/O error: No space left on device (os error 28)"), ["OUT: the disk is full"]),
+            (PermissionError(errno.EACCES, "Permission denied", "/x/metrics.json"), ["/x/metrics.json: permission"]),
+            (OSError(errno.EROFS, "Read-only file system", "/x/y"), ["/x/y: this file system is read-only"]),
+            (OSError(errno.EIO, "Input/output error", "/x/y"), ["/x/y: Input/output error"]),
+            (RecursionError("maximum recursion depth exceeded"), ["nested too deeply"]),
+        ],
+    )
+    def test_one_sentence_instead_of_a_traceback(self, command, monkeypatch, tmp_path, error, words):
+        self.run_that_raises(monkeypatch, error)
+        status, _, err = command("run", "--out", tmp_path / "run")
+        assert status == 2 and err.startswith("error: ") and "Traceback" not in err
+        for word in words:
+            assert word.replace("OUT", str(tmp_path / "run")) in err
+
+    def test_other_errors_keep_their_traceback(self, command, monkeypatch, tmp_path):
+        self.run_that_raises(monkeypatch, RuntimeError("a mistake of ours"))
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            command("run", "--out", tmp_path / "run")
+
+    def test_a_folder_that_cannot_be_made(self, command, no_training):
+        status, _, err = command("run", "--out", "/proc/nowhere/run", *SMALL)
+        assert status == 2 and "/proc/nowhere" in err and "Traceback" not in err
+
+    def test_a_name_that_is_too_long(self, command, no_training, tmp_path):
+        status, _, err = command("run", "--out", tmp_path / ("x" * 300), *SMALL)
+        assert status == 2 and "the name is too long" in err
+
+    def test_ctrl_c_says_what_is_kept_and_how_to_go_on(self, command, monkeypatch, tmp_path, finished):
+        self.run_that_raises(monkeypatch, KeyboardInterrupt())
+        out = tmp_path / "my runs"
+        status, _, err = command("run", "--tasks", "3,2", "--out", out)
+        assert status == 130 and "Nothing was saved yet." in err
+        assert f"  vqprompt run --tasks 3,2 --out '{out}' --resume\n" in err
+        out.mkdir()
+        result = RunResult.read(finished[0])
+        result.model_copy(update={"done": False, "average_accuracy": result.average_accuracy[:1]}).write(out)
+        status, _, err = command("run", f"--out={out}", "--resume")
+        assert status == 130 and f"Kept in {out}: 1 of 3 tasks, and task 2 up to its last checkpoint." in err
+        assert err.endswith(f"  vqprompt run '--out={out}' --resume\n"), "not twice"
+
+    def test_ctrl_c_in_other_commands(self, command, monkeypatch, tmp_path):
+        monkeypatch.setattr("vqprompt.commands.bench.run_with_bars", lambda *given: interrupt())
+        status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path)
+        assert status == 130 and err.endswith(f"  vqprompt bench run cub200 --small --out {tmp_path}\n")
+        monkeypatch.setattr("vqprompt.commands.predict.image_files", lambda path: interrupt())
+        status, _, err = command("predict", tmp_path, tmp_path)
+        assert status == 130 and err == "\ninterrupted\n"
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+class TestProgress:
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        now = [100.0]
+        monkeypatch.setattr("vqprompt.commands.progress_bar.time.monotonic", lambda: now[0])
+        return now
+
+    def lines(self, file: io.StringIO) -> list[str]:
+        return [line for line in file.getvalue().splitlines() if line.strip()]
+
+    def test_into_a_file_a_line_per_task_and_every_ten_seconds(self, clock):
+        file = io.StringIO()
+        with progress_bar(Console(file=file, width=40)) as report:
+            report(Progress(Stage.DECODING, 5, 50))
+            for second in range(41):
+                clock[0] = 100.0 + second
+                report(Progress(Stage.LEARNING, second, 100, second // 25, 4))
+        lines = self.lines(file)
+        assert lines[0] == "decoding images 5/50, 0:00 elapsed"
+        assert lines[1] == "task 1/4 · learning, 0% done, 0:00 elapsed"
+        assert lines[2:] == [
+            "task 1/4 · learning, 10% done, 0:10 elapsed, 1:30 remaining",
+            "task 1/4 · learning, 20% done, 0:20 elapsed, 1:20 remaining",
+            "task 2/4 · learning, 25% done, 0:25 elapsed, 1:15 remaining",
+            "task 2/4 · learning, 35% done, 0:35 elapsed, 1:05 remaining",
+        ]
+
+    def test_a_resumed_run_is_not_thought_to_be_fast(self, clock):
+        file = io.StringIO()
+        with progress_bar(Console(file=file, width=40)) as report:
+            report(Progress(Stage.LEARNING, 80, 100, 8, 10))
+            clock[0] += 10
+            report(Progress(Stage.LEARNING, 81, 100, 8, 10))
+        assert self.lines(file)[-1] == "task 9/10 · learning, 81% done, 0:10 elapsed, 3:10 remaining"
+
+    def test_in_a_terminal_there_is_one_bar(self, clock):
+        file = io.StringIO()
+        with progress_bar(Console(file=file, width=100, force_terminal=True), "VQ-Prompt") as report:
+            for done in (0, 50):
+                report(Progress(Stage.LEARNING, done, 100, 0, 2))
+        shown = file.getvalue()
+        assert "elapsed" in shown and "remaining" in shown and "VQ-Prompt · task 1/2 · learning" in shown
+        assert "% done" not in shown
+
+
+def test_help_does_not_wait_for_torch(home):
+    """`vqprompt --help` answers at once because torch, matplotlib and scikit-learn are imported by the commands."""
+    code = (
+        "import sys, vqprompt.commands.app\n"
+        "sys.argv = ['vqprompt', *sys.argv[1:]]\n"
+        "try: vqprompt.commands.app.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'matplotlib', 'sklearn', 'scipy', 'PIL'} & sys.modules.keys()))"
+    )
+    for arguments in (["--help"], ["run", "--help"], ["bench", "--help"], ["--version"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], env=command_environment(home), capture_output=True, text=True
+        )
+        assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+def test_public_names_are_there_when_asked_for():
+    import vqprompt
+
+    assert {"Learner", "Stream", "Training", "open_dataset", "load_backbone", "METHODS"} <= set(vqprompt.__all__)
+    assert all(getattr(vqprompt, name) is not None for name in vqprompt.__all__)
+    assert vqprompt.METHODS is METHODS and vqprompt.Learner is Learner and "Learner" in dir(vqprompt)
+    with pytest.raises(AttributeError, match="no attribute 'Lerner'"):
+        _ = vqprompt.Lerner
+
+
+def test_the_old_place_of_the_vit_still_works():
+    from vqprompt.backbones.vit import ViT
+
+    with pytest.warns(DeprecationWarning, match=r"is now vqprompt\.backbones\.vit\.ViT"):
+        assert __import__("vqprompt.vit", fromlist=["ViT"]).ViT is ViT
 
 
 class TestPrecedence:

@@ -7,6 +7,7 @@ import pytest
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
 from vqprompt.runs.config import RunConfig, parse_assignment, read_config_file, resolve
+from vqprompt.runs.limits import refuse_what_cannot_fit
 
 
 class TestPrecedence:
@@ -55,6 +56,23 @@ class TestPrecedence:
         found = [options["rebalancing"][key] for key in ("how", "covariance", "shrinkage")]
         assert found == ["closed-form", "shared", 0.5]
 
+    def test_each_option_of_a_data_set_applies_to_the_methods_that_have_it(self):
+        """L2P++ V2 has statistics but no temperature; SLCA and HiDe-Prompt have a recipe of their own for both."""
+
+        def options(method: str) -> dict:
+            return resolve({"method": method, "data": "cub200=/birds"}).options
+
+        assert options("vq-prompt")["tau"] == 5
+        for method in ("vq-prompt", "l2p++-v2", "linear"):
+            assert (options(method)["rebalancing"]["lr"], options(method)["rebalancing"]["ratio"]) == (1e-4, 2), method
+        for method in ("slca", "hide-prompt"):
+            assert options(method)["rebalancing"] == METHODS[method].Options().rebalancing.model_dump(), method
+        assert (
+            resolve({"method": "l2p++-v2", "data": "cub200=/birds", "rebalancing.lr": 0.5}).options["rebalancing"]["lr"]
+            == 0.5
+        ), "given"
+        assert options("ft") == METHODS["ft"].Options().model_dump()
+
     def test_every_setting_is_there_and_repeats_the_run(self):
         first = resolve({"tau": 3, "tasks": [5, 5], "epochs": 2}, "released")
         again = resolve(json.loads(first.model_dump_json()))
@@ -87,7 +105,9 @@ class TestRefusals:
             ({"train_per_class": 0}, "train_per_class"), ({"tau": -1}, "tau"), ({"length": 5}, "length"),
             ({"rebalancing.lr": 0}, r"rebalancing\.lr"), ({"rebalancing.lrr": 1}, r"rebalancing\.lrr: no such setting"),
             ({"gradient": "none"}, "gradient"), ({"blocks": "first"}, "blocks"), ({"rebalancing": 5}, "rebalancing"),
-            ({"tau.x": 1}, "tau"), ({"tau": 1, "tau.x": 1}, "tau"),
+            ({"tau.x": 1}, "tau"), ({"tau": 1, "tau.x": 1}, "tau"), ({"size": 14000}, "size"),
+            ({"device": "meta"}, "device"), ({"device": "cuda:"}, "device"), ({"compile": "yes"}, "compile"),
+            ({"seed": 2**63}, "seed"),
         ],
     )  # fmt: skip
     def test_bad_values_name_the_field_and_what_was_given(self, given, field):
@@ -122,6 +142,12 @@ class TestAssignments:
     def test_values_are_json_where_they_can_be(self, text, expected):
         assert parse_assignment(text) == expected
 
+    @pytest.mark.parametrize("value", ["1" * 5000, "[" * 100_000])
+    def test_values_that_cannot_be_read(self, value):
+        with pytest.raises(UserError, match="too long or too deeply nested") as caught:
+            parse_assignment(f"pool={value}")
+        assert len(str(caught.value)) < 400
+
     @pytest.mark.parametrize("text", ["tau", "=5", ""])
     def test_no_assignment(self, text):
         with pytest.raises(UserError, match="expected key=value, as in --set tau=5"):
@@ -143,6 +169,10 @@ class TestFiles:
             ("c.toml", "epochs: 3", "not valid TOML"),
             ("c.json", "[1]", "expected an object of settings"),
             ("c.json", None, "cannot be read"),
+            ("c.json", '{"a": ' * 100_000, "not valid JSON"),
+            ("c.toml", f"a = {'[' * 100_000}", "not valid TOML"),
+            ("c.json", f'{{"pool": {"1" * 5000}}}', "not valid JSON"),
+            ("c.toml", f"pool = {'1' * 5000}", "not valid TOML"),
         ],
     )
     def test_bad_files_are_named(self, tmp_path, name, text, message):
@@ -150,6 +180,33 @@ class TestFiles:
             (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=f"--config .*{name}: {message}"):
             read_config_file(tmp_path / name)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"pool": 1_000_000_000}, "pool=1000000000: too large; give at most 100,000"),
+            ({"method": "dualprompt", "pool": 10**9}, "pool"),
+            ({"method": "hide-prompt", "length": 10**12}, "length"),
+            ({"rebalancing.epochs": 10**9}, r"rebalancing\.epochs"),
+            ({"tasks": 10**9}, "tasks"),
+            (
+                {"pool": 100_000, "length": 1_000_000},
+                "GiB to train them; .* available. Choose a smaller pool",
+            ),
+        ],
+    )
+    def test_what_cannot_fit_is_refused_before_it_is_made(self, given, message):
+        with pytest.raises(UserError, match=message):
+            refuse_what_cannot_fit(resolve(given))
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_usual_settings_fit(self, method):
+        refuse_what_cannot_fit(resolve({"method": method}))
+
+    def test_a_weights_file_may_have_more_blocks_than_usual(self):
+        refuse_what_cannot_fit(resolve({"backbone": "large.pth", "blocks": [0, 23]}))
 
 
 def test_every_setting_of_a_run_reaches_the_loop():

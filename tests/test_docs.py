@@ -89,10 +89,10 @@ class TestWorkedExample:
         config = resolve(
             {"method": self.name, "tasks": [2, 2], "train_per_class": 4, "test_per_class": 2, "size": 28, "epochs": 1}
         )
-        metrics = runs.run(config, tmp_path)
-        assert metrics["title"] == "First-task prompt" and metrics["done"] and metrics["exemplars"] == 0
-        assert [entry["task"] for entry in metrics["losses"]] == [0], "the second task trains nothing"
-        assert metrics["title"] in (tmp_path / "report.html").read_text(encoding="utf-8")
+        result = runs.run(config, tmp_path)
+        assert result.title == "First-task prompt" and result.done and result.exemplars == 0
+        assert [epoch.task for epoch in result.losses] == [0], "the second task trains nothing"
+        assert result.title in (tmp_path / "report.html").read_text(encoding="utf-8")
         loaded = Learner.load(tmp_path)
         drawing = example["drawings"].store.pixels[0, 0]
         assert loaded.predict([drawing])[0] in loaded.classes

@@ -60,10 +60,11 @@ def test_predicts_from_png_files(vq_prompt, tmp_path):
     learner, accuracy = vq_prompt
     paths, truth = [], []
     for task in make_stream().tasks:
-        for i, (row, label) in enumerate(zip(task.test.rows, task.test.labels, strict=True)):
+        drawings = task.test.read(torch.arange(len(task.test)), torch.device("cpu"))[:, 0].numpy()
+        for i, (drawing, label) in enumerate(zip(drawings, task.test.labels, strict=True)):
             truth.append(task.classes[label])
             paths.append(tmp_path / f"{truth[-1]} {i}.png")
-            Image.fromarray(task.test.store.pixels[row, 0]).save(paths[-1])
+            Image.fromarray(drawing).save(paths[-1])
     right = np.mean([a == b for a, b in zip(learner.predict(paths), truth, strict=True)])
     assert 100 * right > 45
     assert abs(100 * right - final_average_accuracy(accuracy)) < 12, "files go nearly the way of the stream"

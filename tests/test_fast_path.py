@@ -117,7 +117,7 @@ def test_recorded_losses_are_those_of_each_step(monkeypatch):
         settings = Training(epochs=3, batch_size=4, lr=1e-3)
         learner = Learner(make_vit(), "vq-prompt", training=settings, device="cuda", precision="fp32", compile="off")
         for task in make_stream():
-            learner.learn(task, on_epoch=lambda epoch, losses, kind=recorded: found.append((kind, losses)))
+            learner.learn(task, on_epoch=lambda epoch, kind=recorded: found.append((kind, epoch.losses)))
     replayed, plain = ([losses for r, losses in found if r is kind] for kind in (True, False))
     assert [len(losses["task"]) for losses in replayed] == [4] * 9
     for a, b in zip(replayed, plain, strict=True):

@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from vqprompt import files
 from vqprompt.backbones.registry import backbones_folder
 from vqprompt.data import store as images_module
-from vqprompt.data.decode import decode, to_pixels
+from vqprompt.data.decode import decode, decode_pixels, to_pixels
 from vqprompt.data.images import Images
 from vqprompt.data.source import Source
 from vqprompt.data.store import Store, build_store
@@ -173,7 +173,10 @@ class TestRefusals:
             (b"just some text, named .jpg by mistake", "not an image"),
             (encoded(picture(200, 200), "JPEG")[:-300], "damaged image"),
             (encoded(Image.fromarray(RNG.integers(0, 256, (50, 50, 3), np.uint8)))[:2000], "damaged image"),
-            (png(50_000, 50_000), "2500000000 pixels.*shrink it or"),
+            (
+                png(50_000, 50_000),
+                r"50000×50000 pixels is more than the 100 megapixels.*VQPROMPT_MAX_MEGAPIXELS=2500; else shrink it or",
+            ),
             (png(12_000, 9_000), r"12000×9000 pixels is more than the 100 megapixels.*shrink it or"),
             (png(20, 20, b"too little"), "damaged image"),
         ],
@@ -289,11 +292,21 @@ class TestLayouts:
             assert dataset.classes == sorted(classes)
             assert len(dataset.store) == 10
 
-    def test_links_are_followed(self, tmp_path):
+    def test_links_inside_the_folder_are_followed(self, tmp_path):
+        fill(tmp_path / ".real")
+        for name in ("cat", "dog"):
+            (tmp_path / name).symlink_to(Path(".real") / name)
+        (tmp_path / "cat" / "again.png").symlink_to("0.png")
+        assert labels_of(Source(tmp_path)) == {"cat": 6, "dog": 5}
+
+    def test_links_that_leave_the_folder_are_refused_by_name(self, tmp_path, monkeypatch):
         fill(tmp_path / "real")
         (tmp_path / "linked").mkdir()
         for name in ("cat", "dog"):
             (tmp_path / "linked" / name).symlink_to(tmp_path / "real" / name)
+        with pytest.raises(ImageError, match=r"the link 'cat' leads out of the folder.*VQPROMPT_FOLLOW_LINKS=1"):
+            Source(tmp_path / "linked")
+        monkeypatch.setenv("VQPROMPT_FOLLOW_LINKS", "1")
         assert labels_of(Source(tmp_path / "linked")) == {"cat": 5, "dog": 5}
 
 
@@ -427,8 +440,10 @@ class TestBadSources:
 def decoded(monkeypatch):
     """Names of the images that are decoded from here on."""
     names = []
-    plain = decode
-    monkeypatch.setattr(images_module, "decode", lambda data, name: (names.append(name), plain(data, name))[1])
+    plain = decode_pixels
+    monkeypatch.setattr(
+        images_module, "decode_pixels", lambda data, name, side: (names.append(name), plain(data, name, side))[1]
+    )
     return names
 
 
@@ -501,14 +516,19 @@ class TestStore:
         assert before.fingerprint != after.fingerprint
 
     def test_two_folders_alike_in_size_and_time_are_two(self, tmp_path, decoded):
-        a, b = fill(tmp_path / "a", count=1), fill(tmp_path / "b", count=1)
-        for name in ("cat", "dog"):
-            os.utime(a / name / "0.png", ns=(1, 1))
-            (b / name / "0.png").write_bytes((a / name / "0.png").read_bytes())
-            os.utime(b / name / "0.png", ns=(1, 1))
-        build_store(Source(a), SIDE)
-        build_store(Source(b), SIDE)
-        assert len(decoded) == 4
+        a, b = (fill(tmp_path / name, count=1) for name in "ab")
+        for folder, shade in ((a, 50), (b, 60)):
+            for name in ("cat", "dog"):
+                Image.new("L", (8, 8), shade).save(folder / name / "0.png")
+                os.utime(folder / name / "0.png", ns=(1, 1))
+        assert (a / "cat" / "0.png").stat().st_size == (b / "cat" / "0.png").stat().st_size
+        first, second = build_store(Source(a), SIDE), build_store(Source(b), SIDE)
+        assert len(decoded) == 4 and not np.array_equal(first.pixels, second.pixels)
+
+    def test_two_folders_with_the_same_content_share_a_store(self, tmp_path, decoded):
+        for name in "ab":
+            build_store(Source(fill(tmp_path / name, count=1)), SIDE)
+        assert len(decoded) == 2
 
     def test_refused_images_leave_no_store(self, tmp_path, home, decoded):
         folder = fill(tmp_path)
@@ -535,14 +555,14 @@ class TestStore:
         folder = fill(tmp_path)
         code = """
             import os, signal, sys
-            from vqprompt.data import decode as images
-            plain, count = images.to_pixels, iter(range(6))
+            from vqprompt.data import decode, source, store
+            plain, count = decode.to_pixels, iter(range(6))
             def die(image, side):
                 if next(count, None) is None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return plain(image, side)
-            images.to_pixels = die
-            images.build_store(images.Source(sys.argv[1]), int(sys.argv[2]))
+            decode.to_pixels = die
+            store.build_store(source.Source(sys.argv[1]), int(sys.argv[2]))
         """
         code = "\n".join(line[12:] for line in code.splitlines())
         done = subprocess.run([sys.executable, "-c", code, str(folder), str(SIDE)], env=command_environment(home))
@@ -553,7 +573,7 @@ class TestStore:
 
     def test_what_a_killed_decode_left_goes_after_a_day(self, tmp_path, home):
         (home / "images").mkdir(parents=True)
-        old, new = (home / "images" / f"{name}.1.partial.npy" for name in ("old", "new"))
+        old, new = (home / "images" / f".{name}.npy.elsewhere.1.0.partial" for name in ("old", "new"))
         for file, age in ((old, 2 * A_DAY), (new, 60)):
             file.write_bytes(b"half")
             os.utime(file, (time.time() - age,) * 2)

@@ -167,7 +167,7 @@ class TestInterruption:
         learner.learn(next(tasks))
         second = next(tasks)
 
-        def stop(count, what):
+        def stop(event):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -206,7 +206,7 @@ class TestInterruption:
 
     def test_training_that_diverges_is_stopped(self):
         learner = make_learner(training=QUICK.model_copy(update={"lr": 1e30}))
-        with pytest.raises(UserError, match=r"task 1, epoch \d: the \w+ loss is not a finite number.*than lr=1e\+30"):
+        with pytest.raises(UserError, match=r"task 1, epoch \d: the \w+ loss is not a finite number.*below lr=1e\+30"):
             for task in make_stream():
                 learner.learn(task)
 

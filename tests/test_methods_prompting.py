@@ -315,7 +315,7 @@ def test_more_tasks_than_planned_can_be_learned(name, stream, tmp_path):
     learner = make_learner(name, tasks=2)
     for task in stream:
         learner.learn(task)
-        use = learner.prompt_use(task)
+        use = learner.prompt_use(task.train)
     learner.save(tmp_path)
     loaded = Learner.load(tmp_path, device="cpu", compile="off", backbone=tiny_vit())
     assert torch.equal(loaded.logits(task.test), learner.logits(task.test))
@@ -327,11 +327,11 @@ def test_more_tasks_than_planned_can_be_learned(name, stream, tmp_path):
         assert use is None  # nothing is chosen
 
 
-def test_prompt_use_counts_five_prompts_an_image(stream):
+def test_prompt_use_counts_five_prompts_per_image(stream):
     learner = make_learner("deep-l2p++")
     task = next(iter(stream))
     learner.learn(task)
-    use = learner.prompt_use(task)
+    use = learner.prompt_use(task.train)
     assert [len(block) for block in use] == [30] * 5
     assert [sum(block) for block in use] == [5 * len(task.train)] * 5
 

@@ -17,7 +17,7 @@ from vqprompt.errors import PastImagesError, UserError
 from vqprompt.methods import find_method
 from vqprompt.methods.bic import Exemplars, fit_correction, herd, split
 from vqprompt.methods.lwf import distillation
-from vqprompt.methods.task import TaskInfo
+from vqprompt.methods.task import TaskData, TaskInfo
 from vqprompt.statistics.gaussians import ClassStatistics, make_statistics
 from vqprompt.statistics.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
 from vqprompt.training.optim import make_optimizer
@@ -259,7 +259,8 @@ def test_stage_one_rehearses_and_holds_out_a_balanced_set(make, stream):
     learner.learn(next(tasks))
     task = next(tasks)
     learner.method.start_task(TaskInfo(1, 2, 2))
-    shown, labels = learner.method.training_images(task.train, task.train.labels + 2)
+    data = TaskData(TaskInfo(1, 2, 2), task.train, task.train.labels + 2, learner.evaluator, batch_size=8, seed=0)
+    shown, labels = learner.method.training_images(data)
     held, held_labels = learner.method.held_out
     assert torch.bincount(labels).tolist() == [8, 8, 8, 8] and torch.bincount(held_labels).tolist() == [2, 2, 2, 2]
     device = torch.device("cpu")
@@ -268,7 +269,7 @@ def test_stage_one_rehearses_and_holds_out_a_balanced_set(make, stream):
     order = torch.randperm(len(shown), generator=torch.Generator().manual_seed(0))
     assert torch.equal(shown.read(order, device), pixels[0][order])
     assert shown.aspect.shape == (32,) and torch.equal(labels[:16], shown.labels[:16])
-    again, _ = learner.method.training_images(task.train, task.train.labels + 2)
+    again, _ = learner.method.training_images(data)
     assert torch.equal(again.read(torch.arange(len(again)), device), pixels[0])
 
 
@@ -382,13 +383,13 @@ def test_slca_aligns_the_head_alone_and_goes_on_from_where_it_was(make, stream):
     learner.learn(next(tasks))
     assert torch.equal(method.unaligned[:, :-1], method.head.weight)  # one task: nothing to align
     seen = {}
-    align = method.remember_and_rebalance
+    align = method.remember
 
-    def spy(finish, settings):
+    def spy(*given):
         seen["before"] = state(learner)
-        align(finish, settings)
+        align(*given)
 
-    method.remember_and_rebalance = spy
+    method.remember = spy
     learner.learn(next(tasks))
     before, after = seen["before"], state(learner)
     changed = {name for name in before if not torch.equal(before[name], after[name])}

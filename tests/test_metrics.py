@@ -1,10 +1,14 @@
 """Numbers worked out by hand. accuracy[i][j]: task i after task j."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vqprompt import metrics as m
+from vqprompt.errors import UserError
+from vqprompt.result import EpochLosses, ParameterCounts, RunResult
 
 THREE = [
     [90.0, 60.0, 30.0],
@@ -65,3 +69,33 @@ def test_bounds_hold_for_any_matrix(full):
     assert min(averages) - 1e-9 <= m.cumulative_average_accuracy(matrix) <= max(averages) + 1e-9
     assert averages[-1] == m.final_average_accuracy(matrix)
     assert -100 <= m.forgetting(matrix) <= 100
+
+
+class TestResult:
+    """metrics.json: what is written is what is read."""
+
+    def test_comes_back_as_it_was(self, tmp_path):
+        losses = [EpochLosses(task=0, epoch=0, losses={"task": 0.1, "vq": math.inf})]
+        counts = ParameterCounts(prompting=1, trainable=2)
+        result = RunResult(done=True, faa=100 / 3, accuracy=[[1.5, None]], losses=losses, parameters=counts)
+        result.write(tmp_path)
+        assert RunResult.read(tmp_path) == result
+
+    def test_a_loss_that_diverged(self, tmp_path):
+        RunResult(done=True, losses=[EpochLosses(task=0, epoch=0, losses={"task": math.nan})]).write(tmp_path)
+        assert math.isnan(RunResult.read(tmp_path).losses[0].losses["task"])
+
+    def test_files_of_older_versions_lack_fields(self, tmp_path):
+        (tmp_path / "metrics.json").write_text('{"done": true, "faa": 50.0, "no_longer_known": 1}')
+        result = RunResult.read(tmp_path)
+        assert (result.schema_version, result.faa, result.caa, result.losses) == (1, 50.0, None, [])
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [("{", "cannot be read"), ("[]", "not the result of a run"), ('{"faa": 1}', "done"),
+         ('{"done": true, "schema_version": 99}', "written by a newer vqprompt")],
+    )  # fmt: skip
+    def test_other_files_are_refused(self, tmp_path, text, message):
+        (tmp_path / "metrics.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            RunResult.read(tmp_path)

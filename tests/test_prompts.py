@@ -182,7 +182,7 @@ class TestRotation:
         (pool.quantize(soft, "rotation").prompt * weight).sum().backward()
         gradient, upstream, start = soft.grad.flatten(2), weight.flatten(2), soft.detach().flatten(2)
         cosine = torch.nn.functional.cosine_similarity
-        torch.testing.assert_close(cosine_similarity(gradient, start, -1), cosine_similarity(upstream, hard, -1))
+        torch.testing.assert_close(cosine(gradient, start, -1), cosine(upstream, hard, -1))
         torch.testing.assert_close(
             gradient.norm(dim=-1) / upstream.norm(dim=-1), hard.norm(dim=-1) / start.norm(dim=-1)
         )

@@ -253,7 +253,7 @@ def test_a_page_is_replaced_whole_or_not_at_all(tmp_path):
     report(tmp_path)
     before = (tmp_path / "report.html").read_bytes()
     (tmp_path / "metrics.json").write_text('{"method":')
-    with pytest.raises(UserError, match=r"metrics\.json: damaged"):
+    with pytest.raises(UserError, match=r"metrics\.json: cannot be read"):
         write_report(tmp_path)
     assert (tmp_path / "report.html").read_bytes() == before
 

@@ -124,7 +124,7 @@ class TestSampling:
 class TestFewImages:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("centroids", [1, 3])
-    def test_one_image_a_class(self, kind, centroids):
+    def test_one_image_per_class(self, kind, centroids):
         features = torch.randn(4, WIDTH) * 10
         statistics = make_statistics(WIDTH, kind, centroids)
         statistics.add(features, torch.arange(4))
@@ -174,7 +174,7 @@ class TestRebalancing:
         after = self.accuracy(head, features, labels)
         assert before < 0.55 and after > before + 0.25
 
-    def test_one_step_an_old_class_and_epoch_with_the_right_batch_and_rate(self, monkeypatch):
+    def test_one_step_per_old_class_and_epoch_with_the_right_batch_and_rate(self, monkeypatch):
         statistics, _, _ = filled(classes=5)
         head, sizes, rates = Head(WIDTH), [], []
         head.grow(5)
@@ -331,7 +331,7 @@ def test_statistics_are_those_of_the_learned_prompts(kind, tmp_path):
     learner.save(tmp_path)
     again = Learner.load(tmp_path, backbone=make_vit(), compile="off")
     assert same_tensors(learner.method.statistics.state_dict(), again.method.statistics.state_dict())
-    assert again.method.statistics.covariance == kind
+    assert again.method.statistics.kind == kind
 
 
 def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
@@ -362,7 +362,6 @@ def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(ho
     for task in make_stream():
         learner.learn(task)
         if not pools[1:]:
-            first = task.train
             learner.save(tmp_path)
             learner = Learner.load(tmp_path, backbone=make_vit(), device="cpu", compile="off")
         pools.append(tensors_of(learner)["pool.prompts"])
@@ -370,7 +369,7 @@ def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(ho
     assert not torch.equal(pools[0], pools[1]) and torch.equal(pools[1], pools[2]) and torch.equal(pools[1], pools[3])
     steps = [b - a for a, b in pairwise([0, *trained])]
     assert steps[0] and (steps[1:] == [0, 0] if how == "closed-form" else all(steps)), "what is solved is not trained"
-    first._guard = None  # a look that no method gets
+    first = next(iter(make_stream())).train  # the same images, in a stream where they may still be read
     features = learner.features(first)
     means = torch.stack([features[first.labels == c].mean(0) for c in range(2)])
     torch.testing.assert_close(learner.method.statistics.means[:2, 0], means)

@@ -255,8 +255,8 @@ class TestWhatMayBeRead:
         class Hoarder(LinearProbe):
             """Means to replay what it saw."""
 
-            def training_images(self, images, labels):
-                self.hoard = [*getattr(self, "hoard", []), (images, labels)]
+            def training_images(self, data):
+                self.hoard = [*getattr(self, "hoard", []), (data.images, data.labels)]
                 kept, positions = zip(*self.hoard, strict=True)
                 return Images.concatenate(kept), torch.cat(positions)
 

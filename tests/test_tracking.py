@@ -308,7 +308,7 @@ class TestRefusals:
 
 
 def test_neither_library_is_imported_unasked():
-    code = "import sys, vqprompt.commands.main; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
+    code = "import sys, vqprompt.commands.app; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -338,7 +338,7 @@ class TestFailing:
                 broken = True
                 getattr(self, f"break_{failing}")(tmp_path / "run")
 
-        with pytest.warns(UserWarning, match=f"--track {failing} failed and is left out") as warned:
+        with pytest.warns(UserWarning, match=f"--track {failing} failed and is not used any more") as warned:
             folder = track(progress=breaking)
         assert len([w for w in warned if "--track" in str(w.message)]) == 1, "once"
         assert metrics_of(folder)["accuracy"] == metrics_of(whole)["accuracy"] and metrics_of(folder)["done"]

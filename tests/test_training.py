@@ -15,10 +15,12 @@ from vqprompt.errors import CheckpointError, UserError
 from vqprompt.learner import queries as queries_module
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.task import TaskInfo
+from vqprompt.progress import Stage
 from vqprompt.runtime import derive_seed
 from vqprompt.training import batches as batches_module
 from vqprompt.training import loop as training_module
-from vqprompt.training.batches import draw, epoch_batches
+from vqprompt.training.batches import TaskBatches, draw, epoch_batches
+from vqprompt.training.loop import TrainingLoop
 from vqprompt.training.optim import cosine_decay
 from vqprompt.training.recorded import Recorded
 from vqprompt.training.settings import Training
@@ -81,7 +83,7 @@ class TestRate:
 
         monkeypatch.setattr(torch.optim.AdamW, "step", spy)
         learner = make_learner("vq-prompt-s", training=QUICK.model_copy(update={"epochs": 3}))
-        learner.learn(next(iter(make_stream())))  # 16 images: 2 batches of 8 an epoch
+        learner.learn(next(iter(make_stream())))  # 16 images: 2 batches of 8 per epoch
         expected = [cosine_decay(0.01, 1e-6, step, 5) for step in range(6)]
         assert [head for head, _ in rates] == pytest.approx(expected)
         assert [prompts for _, prompts in rates] == pytest.approx([5 * rate for rate in expected])
@@ -136,7 +138,7 @@ class TestLearning:
         stream = make_stream(tasks=1)
         losses = []
         for task in stream:
-            learner.learn(task, on_epoch=lambda epoch, terms: losses.append(mean(terms["task"])))
+            learner.learn(task, on_epoch=lambda epoch: losses.append(mean(epoch.losses["task"])))
         assert losses[-1] < losses[0] / 2
         assert learner.accuracies(stream.tasks)[0] > 80  # chance: 17
 
@@ -166,7 +168,7 @@ class TestLearning:
         spy = lambda *given: (seen.append(found := plain(*given)), found)[1]  # noqa: E731
         monkeypatch.setattr(batches_module, "draw_augmentation", spy)
         learner = make_learner("linear", training=Training(epochs=4, batch_size=16, augment=augment))
-        learner.learn(next(iter(make_stream())))  # 16 images: one batch an epoch
+        learner.learn(next(iter(make_stream())))  # 16 images: one batch per epoch
         assert len(seen) == 4
         assert not any(torch.equal(a[drawn], b[drawn]) for a, b in itertools.combinations(seen, 2))
 
@@ -174,14 +176,14 @@ class TestLearning:
         seen, epochs = [], []
         learner = make_learner("vq-prompt")
         task = next(iter(make_stream()))
-        learner.learn(
-            task, lambda count, what: seen.append((count, what)), lambda epoch, terms: epochs.append((epoch, terms))
-        )
-        assert sum(count for count, what in seen if what == "learning") == 2 * len(task.train) == learner.images_seen
-        assert [epoch for epoch, _ in epochs] == [0, 1]
-        assert all(set(terms) == {"task", "vq", "commitment"} for _, terms in epochs)
-        assert [len(values) for _, terms in epochs for values in terms.values()] == [2] * 6, "16 images, 8 a step"
-        assert len({value for _, terms in epochs for value in terms["task"]}) == 4, "every step has its own"
+        learner.learn(task, seen.append, epochs.append)
+        learning = [event for event in seen if event.stage is Stage.LEARNING]
+        assert [event.done for event in learning] == [8, 16, 24, 32], "8 images per step, 2 epochs of 16"
+        assert {event.total for event in learning} == {2 * len(task.train)} == {learner.images_seen}
+        assert [epoch.number for epoch in epochs] == [0, 1]
+        assert all(set(epoch.losses) == {"task", "vq", "commitment"} for epoch in epochs)
+        assert [len(values) for epoch in epochs for values in epoch.losses.values()] == [2] * 6, "2 steps per epoch"
+        assert len({value for epoch in epochs for value in epoch.losses["task"]}) == 4, "every step has its own"
 
     def test_losses_are_kept_when_the_next_step_writes_over_them(self, monkeypatch):
         """As a replayed graph does on CUDA: the same tensors are handed out at every step."""
@@ -325,7 +327,7 @@ class TestResume:
         stream = make_stream()
         epochs = []
         for task in stream.start_at(len(learner.history)):
-            learner.learn(task, on_epoch=lambda epoch, losses: epochs.append(epoch))
+            learner.learn(task, on_epoch=lambda epoch: epochs.append(epoch.number))
         assert epochs[: 3 - stop[1]] == list(range(stop[1], 3)), "epochs done are not done again"
         assert same_tensors(tensors_of(whole), tensors_of(learner))
         assert learner.accuracies(stream.tasks) == whole.accuracies(stream.tasks)

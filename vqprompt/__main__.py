@@ -1,5 +1,6 @@
-"""`python -m vqprompt`, where the command itself is not on the path."""
+"""`python -m vqprompt` does the same as the command `vqprompt`."""
 
-from vqprompt.commands.main import main
+from vqprompt.commands.app import main
 
-main()
+if __name__ == "__main__":
+    main()

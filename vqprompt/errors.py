@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: each names what was given, what was wanted and the way out."""
+"""Errors that a user can fix: each message names what was given, what was wanted and the way out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 
 def explain(error: ValidationError, what: str) -> str:
-    """A pydantic error as one line a field: which, what was given, what was wanted."""
+    """A pydantic error as one line: for each field its name, what was given and what was wanted."""
     lines = []
     for e in error.errors():
         name = ".".join(str(part) for part in e["loc"])
@@ -15,12 +15,31 @@ def explain(error: ValidationError, what: str) -> str:
     return f"{what}: " + "; ".join(lines)
 
 
+def printable(text: str) -> str:
+    """Text that is safe to print: control characters and undecodable bytes of file names become escapes (`\\x1b`).
+
+    Line breaks and tabs stay, because our own messages use them.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 class UserError(ValueError):
     """Shown on the command line as its message alone, without a traceback."""
 
 
 class ImageError(UserError):
     """An image, folder or archive that cannot be used as it is."""
+
+
+class WriteError(UserError, OSError):
+    """A file that cannot be written: the disk is full, or the folder is not ours to write to."""
 
 
 class CheckpointError(UserError):

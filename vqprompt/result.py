@@ -1,7 +1,7 @@
-"""What a run found out: the typed record behind `metrics.json`.
+"""The result of a run: the typed record behind `metrics.json`.
 
-A run writes it after each task; the report, the paper's tables and the trackers read it back through the same model.
-Files of older versions lack some fields; what they lack is None or empty here, never a KeyError somewhere else.
+A run writes it after each task. The report, the paper's tables and the trackers read it back through the same model.
+Files of older versions lack some fields; these are None or empty here.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ FILE = "metrics.json"
 SCHEMA_VERSION = 2  # 1: before the version was written
 
 
-class ParameterCounts(BaseModel):
+class Record(BaseModel):
+    """Written as JSON and read back. A loss that diverged is NaN, and stays NaN (by default pydantic writes null)."""
+
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
+
+
+class ParameterCounts(Record):
     prompting: int = 0
     classifier: int = 0
     backbone: int = 0
     trainable: int = 0
 
 
-class EpochLosses(BaseModel):
-    """Means over the steps of one epoch, by loss term."""
+class EpochLosses(Record):
+    """The mean of each loss term over the steps of one epoch."""
 
     task: int
     epoch: int
     losses: dict[str, float]
 
 
-class PromptUse(BaseModel):
+class PromptUse(Record):
     """How many images choose each prompt.
 
     counts[task][block][prompt]: of a task's training images, after that task. test[after][task][block][prompt]: of a
@@ -45,10 +51,8 @@ class PromptUse(BaseModel):
     test: list[list[list[dict[int, int]]]] = []
 
 
-class RunResult(BaseModel):
+class RunResult(Record):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
-
-    model_config = ConfigDict(extra="ignore")
 
     schema_version: int = Field(1, description="1 where a file does not say")
     method: str = ""
@@ -76,6 +80,11 @@ class RunResult(BaseModel):
     notes: list[str] = []
     hardware: str = ""
     rounding: list[dict[str, str | int]] = Field([], description="every machine that worked on it: what decides bits")
+
+    @property
+    def trainable(self) -> int:
+        """The largest number of parameters that learned in any task."""
+        return self.parameters.trainable
 
     @property
     def learned(self) -> int:

@@ -7,8 +7,9 @@ import os
 import platform
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,18 +123,23 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
 
 
+_seeding = threading.RLock()  # PyTorch has one random state for all threads
+
+
 class seeded:
-    """Draw from a seed inside the block and leave the caller's random state as it was."""
+    """Draw from a seed inside the block and leave the caller's random state as it was. One thread at a time."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def __enter__(self) -> None:
+        _seeding.acquire()
         self.state = torch.random.get_rng_state()
         torch.random.default_generator.manual_seed(self.seed)
 
     def __exit__(self, *error: object) -> None:
         torch.random.set_rng_state(self.state)
+        _seeding.release()
 
 
 # ------------------------------------------------------------------------------------------------------ machine
@@ -146,12 +152,21 @@ def hardware(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
+def cpu_name() -> str:
+    """The processor's model, where the system tells: math libraries choose their kernels by it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def rounding(device: torch.device) -> dict[str, str | int]:
     """Everything that decides the last bits of a result besides seeds: two runs agree to the bit if this is equal."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     return {
-        "device": f"{platform.machine()} CPU",
+        "device": cpu_name(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA", "default"),
         "threads": torch.get_num_threads(),

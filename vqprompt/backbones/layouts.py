@@ -1,10 +1,10 @@
 """Checkpoints of every common layout, into the one ViT.
 
 What is notable about this implementation:
-- a file is read without running any code in it, then renamed key by key to timm's names, which vit.py uses
+- a file is read without running any code in it (read.py), then renamed key by key to timm's names, which vit.py uses
 - the shapes say what the model is; a key that is missing, left over or misshapen is an error that names it
 - LayerScale is folded into the projections it follows, so the ViT stays plain and loses nothing
-- the default backbone lies in the package as int8; the others come from the Hugging Face hub or from your own disk
+- the default backbone is in the package as int8; the others come from the Hugging Face hub or from your own disk
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vqprompt.backbones.registry import HALVES, IMAGENET, WeightsError
 from vqprompt.backbones.vit import ViT, ViTConfig
 
 State = dict[str, Tensor]
+LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384}  # far above any in use
 
 
 def dequantize(tensors: State) -> State:
@@ -29,7 +30,7 @@ def dequantize(tensors: State) -> State:
     for key in [key for key, value in tensors.items() if value.dtype == torch.int8]:
         scale, rows = tensors.pop(f"{key}.scale", None), tensors[key]
         if scale is None or scale.shape != rows.shape[:1]:
-            raise WeightsError(f"int8 {key} needs {key}.scale, one number a row; pack the weights again")
+            raise WeightsError(f"int8 {key} needs {key}.scale, one number per row; pack the weights again")
         tensors[key] = rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
     return tensors
 
@@ -142,6 +143,8 @@ def fold_layer_scale(state: State) -> State:
     if gammas and (missing := sorted(set(every) - set(gammas))):
         raise WeightsError(f"LayerScale in some blocks only, missing {name_keys(missing)}; fetch it again")
     for key in gammas:
+        if state[key].ndim != 1:
+            raise WeightsError(f"{key} has the shape {tuple(state[key].shape)}, not one dimension; fetch it again")
         layer = key.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")
         gamma = state.pop(key).float()
         for part in {f"{layer}.weight", f"{layer}.bias"} & set(state):  # a missing one is reported with the others
@@ -166,7 +169,7 @@ def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]
 def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:
     """Shapes first, then what the layout implies, then what was stated outright."""
     names = [field.name for field in fields(ViTConfig)]
-    if unknown := sorted(set(stated) - set(names)):
+    if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
     found: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
     if "heads" not in found:
@@ -175,11 +178,34 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
                 f"width {found['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
             )
         found["heads"] = found["width"] // 64
-    found |= {"mean": tuple(found["mean"]), "std": tuple(found["std"])}  # JSON has lists
     try:
+        found |= {"mean": tuple(found["mean"]), "std": tuple(found["std"])}  # JSON has lists
+        check_values(found)
         return ViTConfig(**found)
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise WeightsError(f"{error}; state the right values in config_overrides") from error
+
+
+def check_values(config: dict[str, Any]) -> None:
+    """Refuse values that no ViT has, before one is built with them."""
+    for name, most in LARGEST.items():
+        value = config.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{name}={short(value)}: must be a whole number from 1 to {most:,}")
+    for name in ("mlp_ratio", "eps"):
+        value = config.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
+            raise ValueError(f"{name}={short(value)}: must be a number above 0 and below 1,000")
+    for name in ("mean", "std"):
+        values = config[name]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+        if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
+            raise ValueError(f"{name}={short(values)}: must be three numbers, one per colour")
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def config_from_shapes(state: State) -> dict[str, Any]:
@@ -190,6 +216,8 @@ def config_from_shapes(state: State) -> dict[str, Any]:
             raise WeightsError(
                 f"{key} has shape {tuple(state[key].shape)} instead of {ndim} dimensions; fetch it again"
             )
+    if empty := [key for key, value in state.items() if not value.numel()]:
+        raise WeightsError(f"{name_keys(empty)}: no numbers in it; fetch it again")
     width, _, _, patch = state["patch_embed.proj.weight"].shape
     rows = state["pos_embed"].shape[1]
     side = math.isqrt(max(rows - 1, 0))
@@ -202,7 +230,11 @@ def config_from_shapes(state: State) -> dict[str, Any]:
 
 
 def depth_of(keys: Iterable[str]) -> int:
-    return 1 + max((int(found[1]) for key in keys if (found := re.match(r"blocks\.(\d+)\.", key))), default=-1)
+    """How many blocks the names count."""
+    numbers = {found[1] for key in keys if (found := re.match(r"blocks\.(\d+)\.", key))}
+    if absurd := [number for number in numbers if len(number) > 5 or int(number) >= LARGEST["depth"]]:
+        raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {LARGEST['depth']} blocks; fetch it again")
+    return 1 + max(map(int, numbers), default=-1)
 
 
 def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
@@ -229,4 +261,4 @@ def not_finite(state: State) -> list[str]:
 
 def name_keys(keys: Iterable[str], most: int = 4) -> str:
     listed = list(keys)
-    return ", ".join(listed[:most]) + (f", ... ({len(listed)} in all)" if len(listed) > most else "")
+    return ", ".join(listed[:most]) + (f", ... ({len(listed)} altogether)" if len(listed) > most else "")

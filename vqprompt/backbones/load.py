@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import hashlib
 import json
-import os
-import pickle
 import warnings
-import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-from vqprompt.backbones.layouts import State, check_fit, dequantize, make_config, name_keys, not_finite, to_timm_names
-from vqprompt.backbones.registry import BACKBONES, SUFFIXES, WeightsError, locate
+from vqprompt.backbones.layouts import check_fit, make_config, name_keys, not_finite, to_timm_names
+from vqprompt.backbones.read import read_checkpoint
+from vqprompt.backbones.registry import BACKBONES, WeightsError, locate
 from vqprompt.backbones.vit import ViT
+from vqprompt.files import is_file, save_tensors
+from vqprompt.progress import Report, ignore
 
 
 def load_backbone(
-    name_or_path: str | Path, size: int | None = None, config_overrides: dict[str, Any] | None = None
+    name_or_path: str | Path,
+    size: int | None = None,
+    config_overrides: dict[str, Any] | None = None,
+    progress: Report = ignore,
 ) -> ViT:
-    """A frozen float32 ViT from a BACKBONES name or a checkpoint file, taking square images of `size` px if given.
+    """A frozen float32 ViT from a BACKBONES name or a weights file, for square images of `size` px if given.
 
-    `config_overrides` states ViTConfig fields that a file cannot tell (heads, eps, mean, std).
+    config_overrides: ViTConfig fields that a file cannot tell (heads, eps, mean, std). progress: told of a download.
     """
     known = BACKBONES.get(str(name_or_path))
-    path = locate(known) if known else Path(name_or_path).expanduser()
-    if not path.is_file():
+    path = locate(known, progress) if known else Path(name_or_path)
+    if not is_file(path):
         near = difflib.get_close_matches(str(name_or_path), BACKBONES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones {', '.join(BACKBONES)}{hint}")
+    path = path.expanduser()
     try:
         tensors, stated = read_checkpoint(path)
         state, origin, hints = to_timm_names(tensors, path.stem)
@@ -57,20 +56,14 @@ def load_backbone(
 
 
 def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write weights and config as safetensors; a reader meets the old file or the whole new one."""
+    """Write weights and config as safetensors, whole or not at all: a reader gets the old file or the new one."""
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise WeightsError(f"{path}: a backbone is saved as .safetensors; choose a name that ends so")
+        raise WeightsError(f"{path}: a backbone is saved as .safetensors; choose a name with this ending")
     state = {key: value.detach().to("cpu", dtype).contiguous() for key, value in vit.state_dict().items()}
     if lost := not_finite(state):
         raise WeightsError(f"{path}: not written, as {dtype} {name_keys(lost)} would hold NaN or infinity; try float32")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file(state, partial, metadata={"format": "vqprompt", "config": json.dumps(asdict(vit.config))})
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    save_tensors(path, state, metadata={"format": "vqprompt", "config": json.dumps(asdict(vit.config))})
 
 
 def fingerprint(vit: ViT) -> str:
@@ -82,46 +75,6 @@ def fingerprint(vit: ViT) -> str:
     return digest.hexdigest()[:16]
 
 
-def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
-    """The file's tensors under its own names, and the ViTConfig fields it states."""
-    if path.suffix not in SUFFIXES:
-        raise WeightsError(f"unknown kind of file; expected one of {', '.join(SUFFIXES)}")
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
-                stated = dict(json.loads((file.metadata() or {}).get("config", "{}")))
-        elif path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                tensors, stated = {key: torch.from_numpy(file[key]) for key in file.files}, {}
-        else:
-            with torch.serialization.safe_globals([argparse.Namespace]):  # the options in DINO's and iBOT's files
-                tensors, stated = torch.load(path, map_location="cpu", weights_only=True), {}
-    except pickle.UnpicklingError as error:
-        raise WeightsError(
-            "refused, because it is damaged or holds more than tensors, and reading the rest could run code; "
-            "save its state_dict alone, where it was made"
-        ) from error
-    except (SafetensorError, zipfile.BadZipFile, RuntimeError, ValueError, TypeError, EOFError, OSError) as error:
-        raise WeightsError(f"damaged or incomplete ({error}); fetch it again") from error
-    return dequantize(unwrap(tensors)), stated
-
-
-def unwrap(loaded: Any) -> State:
-    """The state dict inside a training checkpoint; of a self-distilled pair, the teacher."""
-    inner = loaded
-    while isinstance(inner, dict):
-        loaded = inner
-        held = (loaded.get(name) for name in ("teacher", "state_dict", "model", "student"))
-        inner = next((value for value in held if isinstance(value, dict)), None)
-    if not isinstance(loaded, dict) or not loaded:
-        raise WeightsError(f"holds no state_dict but a {type(loaded).__name__}; save model.state_dict()")
-    if others := [str(key) for key, value in loaded.items() if not isinstance(value, Tensor)]:
-        raise WeightsError(f"{name_keys(others)} should be tensors; save model.state_dict() alone")
-    return {str(key): value.detach() for key, value in loaded.items()}
-
-
 def backbone_path(backbone: str | Path) -> str:
-    """A weights file where it can be found again from anywhere; a name as it is."""
-    path = Path(backbone).expanduser()
-    return str(path.resolve()) if path.is_file() else str(backbone)
+    """The absolute path of a weights file, so that it is found from any folder; a name as it is."""
+    return str(Path(backbone).expanduser().resolve()) if is_file(backbone) else str(backbone)

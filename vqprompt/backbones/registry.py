@@ -5,21 +5,24 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vqprompt.backbones.vit import ViTConfig
+from vqprompt.downloads import download
 from vqprompt.errors import UserError
-from vqprompt.files import cache_folder
+from vqprompt.files import cache_folder, is_file
+from vqprompt.progress import Report, ignore
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 EMBEDDED = Path(__file__).parent.parent / "assets" / "vit_s14.safetensors"
 
 
 class WeightsError(UserError):
-    """A checkpoint that cannot be had, or that is not the ViT it should be."""
+    """Weights that cannot be found or downloaded, or that are not those of a plain ViT."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,10 @@ class Backbone:
     name: str
     summary: str
     config: ViTConfig
-    repo: str | None = None  # on the Hugging Face hub; None: embedded, or to be fetched by hand from `url`
+    repo: str | None = None  # on the Hugging Face hub; None: in the package, or to be downloaded from `url`
     file: str = "model.safetensors"
     url: str = ""
+    checksum: str = ""  # of the file at `url`, as `sha256:…` or `md5:…`; "": its makers state none
     licence: str = "Apache-2.0"
 
 
@@ -67,17 +71,21 @@ def backbones_folder() -> Path:
     return cache_folder() / "backbones"
 
 
-def locate(backbone: Backbone) -> Path:
-    """Your own folder first, then the package or the hub."""
-    own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in SUFFIXES]
-    if found := next((path for path in own if path.is_file()), None):
+def locate(backbone: Backbone, progress: Report = ignore) -> Path:
+    """The weights file: from the backbones folder, else from the package, the hub or the makers' own server."""
+    own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in WEIGHTS_SUFFIXES]
+    if found := next((path for path in own if is_file(path)), None):
         return found
     if backbone.name == "vit-s14":
         if not EMBEDDED.is_file():
             raise WeightsError(f"{EMBEDDED} should be part of the package: reinstall vqprompt")
         return EMBEDDED
     if backbone.repo is None:
-        raise WeightsError(how_to_get(backbone, "it is not on the Hugging Face hub"))
+        target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+        try:
+            return download(backbone.url, target, backbone.checksum, progress)
+        except (OSError, HTTPException, ValueError) as error:
+            raise WeightsError(how_to_get(backbone, _first_line(error))) from error
     try:
         from huggingface_hub import hf_hub_download
     except ImportError as error:
@@ -85,10 +93,13 @@ def locate(backbone: Backbone) -> Path:
     try:
         path = Path(hf_hub_download(backbone.repo, backbone.file))
     except Exception as error:  # whatever the transport raises, the way out is the same
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise WeightsError(how_to_get(backbone, reason)) from error
+        raise WeightsError(how_to_get(backbone, _first_line(error))) from error
     check_hub_digest(path)
     return path
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def how_to_get(backbone: Backbone, reason: str) -> str:
@@ -102,7 +113,7 @@ def how_to_get(backbone: Backbone, reason: str) -> str:
 
 
 def check_hub_digest(path: Path) -> None:
-    """The hub's cache names a large file by its sha256: hold the content to it."""
+    """Check a file of the hub's cache, where a large file is named by its sha256."""
     blob = path.resolve()
     if re.fullmatch("[0-9a-f]{64}", blob.name):
         found = hashlib.sha256(np.memmap(blob, mode="r").data).hexdigest()

@@ -1,4 +1,4 @@
-"""The one Vision Transformer: plain, pre-norm, and open to prompts at every block.
+"""The one Vision Transformer: plain, pre-norm, and able to take prompts at every block.
 
 What is notable about this implementation:
 - any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
@@ -58,7 +58,16 @@ class ViTConfig:
         return (self.image_size // self.patch) ** 2 + 1
 
 
+MAX_PATCHES = 16_384  # per image: 1,792 px in patches of 14
+
+
 def check_size(size: int, patch: int) -> None:
+    """Refuse an image size that does not divide into patches, or into far too many to compute with."""
+    if patch > 0 and (size // patch) ** 2 > MAX_PATCHES:
+        raise UserError(
+            f"image size {size} makes {(size // patch) ** 2:,} patches of {patch} px; "
+            f"at most {MAX_PATCHES:,} are accepted, so choose {int(MAX_PATCHES**0.5) * patch} or less"
+        )
     if size < patch or size % patch:
         near = max(patch, round(size / patch) * patch)
         raise UserError(
@@ -146,7 +155,7 @@ def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches times one matrix. Kept in a convolution's shape for its checkpoints' sake."""
+    """Non-overlapping patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
 
     def __init__(self, patch: int, width: int) -> None:
         super().__init__()
@@ -191,9 +200,12 @@ class ViT(nn.Module):
         prompts: Prompts | None = None,
         placement: Placement = "after",
         adapters: Sequence[Adapter] | None = None,
+        class_tokens: int = 1,
     ) -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]. adapters: one per block."""
-        return self.norm(self._through_blocks(tokens, prompts, placement, adapters))[:, 0]
+        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: join those
+        of the last so many blocks, the last one first [B, class_tokens · D]."""
+        found = self._through_blocks(tokens, prompts, placement, adapters, class_tokens)
+        return self.norm(found)[:, :class_tokens].flatten(1)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
@@ -206,19 +218,22 @@ class ViT(nn.Module):
         prompts: Prompts | None = None,
         placement: Placement = "after",
         adapters: Sequence[Adapter] | None = None,
+        class_tokens: int = 1,
     ) -> Tensor:
-        """The class token after the last block [B, 1, D]."""
-        x, last = tokens, len(self.blocks) - 1
+        """The class token after the last block, and those of earlier ones [B, class_tokens, D]."""
+        x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
-        return x
+            if last - class_tokens < i < last:
+                earlier.insert(0, x[:, :1])
+        return torch.cat([x, *earlier], dim=1) if earlier else x
 
     @torch.no_grad()
     def resize(self, size: int) -> ViT:
-        """Take square images of another size from now on: the learned positions are resampled, in place."""
+        """Change, in place, the size of the square images it takes: the learned positions are resampled."""
         config = self.config
         check_size(size, config.patch)
         if size != config.image_size:
@@ -238,7 +253,7 @@ class ViT(nn.Module):
         return [list(self.norm.parameters()), *(list(b.parameters()) for b in reversed(self.blocks)), embedding]
 
     def frozen_copy(self) -> ViT:
-        """The network as it is now, never to be trained: a teacher. (A deep copy would not be compiled.)"""
+        """A copy of the network as it is now that will not be trained: a teacher. (A deep copy is not compiled.)"""
         with torch.device("meta"):
             copy = ViT(self.config)
         values = {name: attrgetter(name)(self).detach().clone() for name in copy.state_dict()}
@@ -249,9 +264,11 @@ class ViT(nn.Module):
         return copy.requires_grad_(False)
 
     def compile_blocks(self, any_length: bool = False) -> ViT:
-        """Fuse norms, GELU and residual adds. Blocks are alike, so one compilation serves all of them; any_length: also
-        where prompts stay and the sequence gets longer from block to block."""
-        # a variant for each of: prompted or not, learning or not, last or not, batch size
+        """Fuse norms, GELU and residual adds. All blocks have the same code, so one compilation serves all of them.
+
+        any_length: for prompts that stay in the sequence, which then gets longer from block to block.
+        """
+        # one variant per combination of: prompted or not, learning or not, last block or not, batch size
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
         for block in self.blocks:
             block.compile(dynamic=any_length)

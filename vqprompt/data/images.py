@@ -1,4 +1,4 @@
-"""Some images of a store, with labels; everything that reads pixels reads them here."""
+"""Some images of one or several stores, with labels; everything that reads pixels reads them here."""
 
 from __future__ import annotations
 
@@ -13,59 +13,93 @@ from torch import Tensor
 
 from vqprompt.data.store import Store
 
+Guard = Callable[[], None]
+"""Called before every read; raises if these images may not be read now (see stream.py)."""
+
 
 class Images:
-    """Some rows of a store, with labels; the only way anything reads pixels.
+    """Rows of a store, with labels. Joined images (`concatenate`) have rows of several stores and can do the same."""
 
-    `guard` is called before every read and raises when these images may not be read now (see stream.py).
-    """
+    def __init__(self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Guard | None = None) -> None:
+        self._parts = [_Part(store, np.asarray(rows), guard)]
+        self.labels = torch.from_numpy(labels.astype(np.int64))
 
-    def __init__(
-        self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Callable[[], None] | None = None
-    ) -> None:
-        self.store, self.rows, self.labels, self._guard = store, rows, torch.from_numpy(labels.astype(np.int64)), guard
+    @classmethod
+    def _of(cls, parts: Sequence[_Part], labels: Tensor) -> Images:
+        images = cls.__new__(cls)
+        images._parts, images.labels = _merged(parts), labels
+        return images
+
+    @staticmethod
+    def concatenate(parts: Sequence[Images]) -> Images:
+        """Several sets as one: the test sets of the tasks so far, or a task's own images and a memory of old ones."""
+        return Images._of([own for part in parts for own in part._parts], torch.cat([part.labels for part in parts]))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.labels)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The row of each image in its store."""
+        return np.concatenate([part.rows for part in self._parts])
 
     @property
     def aspect(self) -> Tensor:
-        return self.store.aspect[self.rows]
+        """Width / height of each original image [n]."""
+        return torch.cat([part.store.aspect[part.rows] for part in self._parts])
 
     @property
     def key(self) -> str:
-        """Names exactly these pixels in this order: the key under which things computed from them are kept."""
-        return hashlib.sha256(self.store.identity.encode() + self.rows.tobytes()).hexdigest()[:24]
+        """Identifies exactly these pixels in this order: the key under which things computed from them are kept."""
+        keys = [hashlib.sha256(p.store.identity.encode() + p.rows.tobytes()).hexdigest()[:24] for p in self._parts]
+        return keys[0] if len(keys) == 1 else hashlib.sha256("".join(keys).encode()).hexdigest()[:24]
+
+    @property
+    def named(self) -> bool:
+        """Whether `key` means the same images in another process, so that what is computed can be kept on disk."""
+        return all(part.store.fingerprint for part in self._parts)
 
     def digest(self) -> str:
-        """Of what is in these images, wherever they lie: the middle line of each, for it has to be quick."""
-        pixels = self.store.pixels
-        return hashlib.sha256(pixels[self.rows, :, pixels.shape[2] // 2].tobytes()).hexdigest()[:16]
+        """16 hex digits of the content, wherever it is stored. It reads the middle row of each image, to be quick."""
+        whole = hashlib.sha256()
+        for part in self._parts:
+            pixels = part.store.pixels
+            whole.update(pixels[part.rows, :, pixels.shape[2] // 2].tobytes())
+        return whole.hexdigest()[:16]
 
     def take(self, index: Tensor) -> Images:
-        """Some of these images, as closely guarded."""
-        return Images(self.store, self.rows[index.numpy()], self.labels[index].numpy(), self._guard)
+        """The images at `index`, in that order, with the same guards."""
+        chosen, labels = index.numpy(), self.labels[index]
+        if len(self._parts) == 1:
+            return self._of([self._parts[0].take(chosen)], labels)
+        number, inside = self._locate(chosen)
+        if not len(chosen):
+            return self._of([self._parts[0].take(chosen)], labels)
+        breaks = np.flatnonzero(np.diff(number)) + 1  # a new part wherever the store changes
+        runs = zip(np.split(number, breaks), np.split(inside, breaks), strict=True)
+        return self._of([self._parts[part[0]].take(rows) for part, rows in runs], labels)
 
     def check(self) -> None:
         """Raise if these images may not be read now."""
-        if self._guard is not None:
-            self._guard()
+        for part in self._parts:
+            part.check()
 
     def read(self, index: Tensor, device: torch.device) -> Tensor:
         """uint8 pixels [len(index), C, S, S] on `device`."""
         self.check()
-        rows = self.rows[index.numpy()]
-        resident = self.store.on_device(device)
-        if resident is not None:
-            return resident[torch.from_numpy(rows).to(device, non_blocking=True)]
-        pixels = self.store.read(rows)
-        if device.type == "cuda":
-            return pixels.pin_memory().to(device, non_blocking=True)
-        return pixels
+        if len(self._parts) == 1:
+            return self._parts[0].read(index.numpy(), device)
+        number, inside = self._locate(index.numpy())
+        found, places = [], []
+        for i in np.unique(number):
+            here = np.flatnonzero(number == i)
+            found.append(self._parts[i].read(inside[here], device))
+            places.append(torch.from_numpy(here))
+        return torch.cat(found)[torch.cat(places).argsort().to(device)]
 
     def batches(self, order: Sequence[Tensor], device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield (index, pixels) for each index batch, reading the next one while the caller works on this one."""
-        if device.type != "cuda" or self._on_device(device):
+        """Yield (index, pixels) per batch of indices, reading the next one while the caller works on this one."""
+        if device.type != "cuda" or all(part.store.on_device(device) is not None for part in self._parts):
             for index in order:
                 yield index, self.read(index, device)
             return
@@ -79,57 +113,44 @@ class Images:
             for ready, future in pending:
                 yield ready, future.result()
 
-    def _on_device(self, device: torch.device) -> bool:
-        return self.store.on_device(device) is not None
-
-    @staticmethod
-    def concatenate(parts: Sequence[Images]) -> Images:
-        """Several sets as one (test sets of the tasks so far, say)."""
-        store = parts[0].store
-        if any(p.store is not store for p in parts):
-            return _Joined(parts)
-
-        def check() -> None:
-            for part in parts:
-                part.check()
-
-        rows = np.concatenate([p.rows for p in parts])
-        return Images(store, rows, torch.cat([p.labels for p in parts]).numpy(), check)
+    def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each index the number of its part and the position inside it."""
+        starts = np.cumsum([0, *(len(part.rows) for part in self._parts)])
+        number = np.searchsorted(starts, index, side="right") - 1
+        return number, index - starts[number]
 
 
-class _Joined(Images):
-    """Images of several stores as one: a task's own and a memory of earlier ones, say."""
+class _Part:
+    """Rows of one store."""
 
-    def __init__(self, parts: Sequence[Images]) -> None:
-        self.parts, self.labels = parts, torch.cat([p.labels for p in parts])
-        self.starts = np.cumsum([0, *(len(p) for p in parts)]).tolist()
+    def __init__(self, store: Store, rows: np.ndarray, guard: Guard | None) -> None:
+        self.store, self.rows, self.guard = store, rows, guard
 
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    @property
-    def aspect(self) -> Tensor:
-        return torch.cat([p.aspect for p in self.parts])
-
-    @property
-    def key(self) -> str:
-        return hashlib.sha256("".join(p.key for p in self.parts).encode()).hexdigest()[:24]
+    def take(self, index: np.ndarray) -> _Part:
+        return _Part(self.store, self.rows[index], self.guard)
 
     def check(self) -> None:
-        for part in self.parts:
-            part.check()
+        if self.guard is not None:
+            self.guard()
 
-    def take(self, index: Tensor) -> Images:
-        raise NotImplementedError("take from the parts, then join")
+    def read(self, index: np.ndarray, device: torch.device) -> Tensor:
+        rows = self.rows[index]
+        resident = self.store.on_device(device)
+        if resident is not None:
+            return resident[torch.from_numpy(rows).to(device, non_blocking=True)]
+        pixels = self.store.read(rows)
+        return pixels.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else pixels
 
-    def read(self, index: Tensor, device: torch.device) -> Tensor:
-        found, places = [], []
-        for part, start in zip(self.parts, self.starts, strict=False):
-            here = torch.nonzero((index >= start) & (index < start + len(part)))[:, 0]
-            if len(here):
-                found.append(part.read(index[here] - start, device))
-                places.append(here)
-        return torch.cat(found)[torch.cat(places).argsort().to(device)]
 
-    def _on_device(self, device: torch.device) -> bool:
-        return all(part._on_device(device) for part in self.parts)
+def _merged(parts: Sequence[_Part]) -> list[_Part]:
+    """One part, if all are of one store: such images are read in one go."""
+    if all(part.store is parts[0].store for part in parts) and len(parts) > 1:
+        guards = list(dict.fromkeys(part.guard for part in parts if part.guard is not None))
+
+        def check_all() -> None:
+            for guard in guards:
+                guard()
+
+        rows = np.concatenate([part.rows for part in parts])
+        return [_Part(parts[0].store, rows, guards[0] if len(guards) == 1 else check_all if guards else None)]
+    return list(parts)

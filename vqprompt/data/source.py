@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from vqprompt.data.archives import Files
-from vqprompt.data.decode import SUFFIXES
+from vqprompt.data.archives import hidden, open_files
+from vqprompt.data.decode import IMAGE_SUFFIXES
 from vqprompt.errors import ImageError
-from vqprompt.files import cache_folder
+from vqprompt.files import exists
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Entry:
     path: str
     label: str
     split: str | None
-    stamp: str  # changes when the content does
+    stamp: str  # changes when the content does, together with the key of the source
 
 
 class ImageSource(Protocol):
-    """What a store can be built from. key: what identifies the images besides their paths and stamps."""
+    """What a store can be built from. key: identifies the content, together with the paths and stamps of entries."""
 
     path: Path
     entries: list[Entry]
@@ -40,10 +40,10 @@ class Source:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        if not self.path.exists():
+        if not exists(self.path):
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
-        self.files = Files(self.path, cache_folder() / "unpacked")
-        self.ignored: list[str] = []
+        self.files = open_files(self.path)
+        self.ignored: list[str] = list(self.files.skipped)
         self.entries = self._list()
 
     @property
@@ -54,11 +54,11 @@ class Source:
         return self.files.read(entry.path)
 
     def _list(self) -> list[Entry]:
-        files = [(p, s) for p, s in self.files.stamps.items() if not hidden(p)]
+        files = [p for p in self.files.names if not hidden(p)]
         folders = [f for f in self.files.folders if not hidden(f)]
-        images = [p for p, _ in files if Path(p).suffix.lower() in SUFFIXES]
+        images = [p for p in files if Path(p).suffix.lower() in IMAGE_SUFFIXES]
         prefix = _common_folder(images, folders)
-        splits = {p[len(prefix) :].split("/")[0] for p, _ in files} | {f[len(prefix) :].split("/")[0] for f in folders}
+        splits = {p[len(prefix) :].split("/")[0] for p in files} | {f[len(prefix) :].split("/")[0] for f in folders}
         has_splits = {"train", "test"} <= splits
         if lone := not has_splits and splits & {"train", "test"}:
             (split,) = lone
@@ -70,12 +70,12 @@ class Source:
                 )
         depth = 2 if has_splits else 1  # folders above an image: split/class or class
         entries = []
-        for path, stamp in files:
+        for path in files:
             parts = path[len(prefix) :].split("/")
-            if Path(path).suffix.lower() not in SUFFIXES:
+            if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
                 self.ignored.append(path)
             elif len(parts) > depth and (not has_splits or parts[0] in ("train", "test")):
-                entries.append(Entry(path, parts[depth - 1], parts[0] if has_splits else None, stamp))
+                entries.append(Entry(path, parts[depth - 1], parts[0] if has_splits else None, ""))
             elif not has_splits:
                 raise ImageError(
                     f"{self.path}: the image {path!r} is not inside a class folder; "
@@ -86,7 +86,7 @@ class Source:
         if not entries:
             raise ImageError(
                 f"{self.path}: no image found; expected <class>/<image>, or train/<class>/<image> and "
-                f"test/<class>/<image>, with images ending in {' '.join(sorted(SUFFIXES))}"
+                f"test/<class>/<image>, with images ending in {' '.join(sorted(IMAGE_SUFFIXES))}"
             )
         filled = {(e.split, e.label) for e in entries}
         for folder in folders:
@@ -95,17 +95,13 @@ class Source:
                 within = parts[0] if has_splits else None
                 if within in (None, "train", "test") and (within, parts[-1]) not in filled:
                     raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
-        return entries
-
-
-def hidden(path: str) -> bool:
-    """What systems leave behind, not people."""
-    return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
+        stamps = self.files.stamps([entry.path for entry in entries])
+        return [replace(entry, stamp=stamps[entry.path]) for entry in entries]
 
 
 def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:
-    """Archives often wrap everything in one folder, even two. A wrapper is not train/ or test/, and no image lies
-    directly in it."""
+    """The folder around everything, which many archives have, and some have two. It is not called train or test, and
+    it holds no image itself."""
     prefix = ""
     while True:
         inside = [p[len(prefix) :] for p in images]

@@ -7,6 +7,7 @@ training images raises `PastImagesError`. Test images of the tasks seen so far c
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,23 @@ class Dataset:
     groups: tuple[tuple[str, ...], ...] | None = None  # classes that belong to one task (cross-domain sets)
 
     def __post_init__(self) -> None:
+        check_names(self.name, self.classes)
         check_classes(self.name, self.classes, self.labels, self.is_test)
+
+
+def check_names(name: str, classes: Sequence[str]) -> None:
+    """Every class needs a name, and one of its own."""
+    if not len(classes):
+        raise ImageError(f"{name}: no classes; it needs at least one")
+    if wrong := [c for c in classes if not isinstance(c, str)]:
+        raise ImageError(f"{name}: the class name {wrong[0]!r} is a {type(wrong[0]).__name__}; class names are texts")
+    if any(not c.strip() for c in classes):
+        raise ImageError(f"{name}: a class has an empty name; give every class a name")
+    if odd := [c for c in classes if c != c.encode("utf-8", "replace").decode()]:
+        raise ImageError(f"{name}: the class name {odd[0]!r} is not UTF-8; rename its folder")
+    if twice := [c for c, count in Counter(classes).items() if count > 1]:
+        shown = ", ".join(map(repr, twice[:5])) + (" …" if len(twice) > 5 else "")
+        raise ImageError(f"{name}: the class name {shown} is there more than once; give every class its own name")
 
 
 def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np.ndarray) -> None:
@@ -53,10 +70,10 @@ class Task:
 class Stream:
     """Tasks in order: `for task in stream: learner.learn(task)`.
 
-    tasks: how many (as equal in size as can be), or the number of classes of each, or the classes of each by name.
+    tasks: how many (of sizes as equal as possible), or the number of classes per task, or the class names per task.
     seed: 0 keeps the natural class order, others shuffle it; also seeds the validation split.
-    validation: fraction of the training images of each class that stands in for the test images, to tune on.
-    train_per_class, test_per_class: use only the first so many images of each class.
+    validation: fraction of the training images per class that replaces the test images, to tune settings on.
+    train_per_class, test_per_class: use only this many images per class, the first ones.
     """
 
     def __init__(
@@ -150,6 +167,8 @@ def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str
     if seed:
         random.Random(seed).shuffle(order)
     names = [dataset.classes[c] for c in order]
+    if isinstance(tasks, bool) or not isinstance(tasks, int | Sequence) or isinstance(tasks, str):
+        raise UserError(f"tasks={tasks!r}: give a number of tasks, the number of classes of each, or their names")
     if isinstance(tasks, int):
         if dataset.groups is not None and len(dataset.groups) == tasks:
             groups = [list(g) for g in dataset.groups]

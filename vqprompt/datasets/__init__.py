@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from vqprompt.data.store import STORED_MARGIN, stored_side
 from vqprompt.data.stream import Dataset
 from vqprompt.datasets.cifar100 import open_cifar100
 from vqprompt.datasets.cub200 import open_cub200
@@ -16,15 +16,16 @@ from vqprompt.datasets.imagenet_r import open_imagenet_r
 from vqprompt.datasets.quickdraw import open_quickdraw
 from vqprompt.datasets.vtab import open_vtab
 from vqprompt.errors import UserError
+from vqprompt.files import exists
 from vqprompt.progress import Report, ignore
 
 Opener = Callable[[str | None, int, int, Report], Dataset]
-"""(where the user has it, or None; side of the stored squares in px; seed of a split it may have to make; progress)."""
+"""(path that the user gave or None, side of the stored squares in px, seed of a split it makes, progress)."""
 
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """defaults: run settings that suit it. options: what suits methods that have all of these options."""
+    """defaults: run settings that suit it. options: settings that suit it, for the methods that have them."""
 
     summary: str
     open: Opener
@@ -60,7 +61,7 @@ DATASETS: dict[str, DatasetEntry] = {
         {"tasks": 20, "batch_size": 64},
     ),
     "vtab": DatasetEntry(
-        "5 domains × 10 classes: aerial, textures, pets, satellite, flowers; a domain a task",
+        "5 domains × 10 classes: aerial, textures, pets, satellite, flowers; one domain per task",
         open_vtab,
         {"tasks": 5, "batch_size": 8},
     ),
@@ -68,7 +69,7 @@ DATASETS: dict[str, DatasetEntry] = {
 
 
 def parse_data(data: str) -> tuple[str | None, str | None]:
-    """A data set's name and where it is: `NAME`, `NAME=PATH`, or the path of anybody's images."""
+    """The name of a data set and its path: from `NAME`, `NAME=PATH`, or the path of a folder or archive of images."""
     name, equals, path = data.partition("=")
     if name in DATASETS:
         return name, path if equals else None
@@ -76,11 +77,14 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
 
 
 def open_dataset(
-    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = 8 / 7
+    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = STORED_MARGIN
 ) -> Dataset:
-    """A data set by name, by NAME=PATH, or any folder or archive of images. stored: the side of the stored squares, in
-    units of `size`."""
-    side = round(size * stored)
+    """A data set by name, by NAME=PATH, or any folder or archive of images.
+
+    size: side in px of the images that the ViT takes. stored: they are stored larger by this factor, to leave something
+    to crop.
+    """
+    side = stored_side(size, stored)
     name, path = parse_data(data)
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)
@@ -89,12 +93,12 @@ def open_dataset(
 
 
 def check_data(data: str) -> None:
-    """Refuse what is neither a name nor a place, before anything is done for it."""
+    """Refuse, before any work is done, what is neither a known name nor an existing path."""
     name, path = parse_data(data)
-    if name is None and not Path(data).expanduser().exists():
+    if name is None and not exists(data):
         raise UserError(
             f"{data}: neither a data set ({', '.join(DATASETS)}) nor an existing folder or zip; "
             "give the folder that holds one folder per class, or NAME=PATH for a data set you have elsewhere"
         )
-    if path is not None and not Path(path).expanduser().exists():
+    if path is not None and not exists(path):
         raise UserError(f"{data}: {path} does not exist; give the archive or folder that holds {name}")

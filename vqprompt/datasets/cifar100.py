@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vqprompt.data.archives import Files
-from vqprompt.data.source import hidden
+from vqprompt.data.archives import Files, hidden
 from vqprompt.data.store import Store
 from vqprompt.data.stream import Dataset
 from vqprompt.datasets.common import Expected, Origin, Remote, check_whole, locate, make_dataset, open_files, read_file
@@ -68,7 +67,7 @@ def open_cifar100(source: str | None, side: int, seed: int, progress: Report = i
 
 def _read(files: Files, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Pixels uint8 [n, 3, 32, 32] and fine labels [n] of `train` or `test`, in the order of the file."""
-    there = sorted((p for p in files.stamps if not hidden(p)), key=lambda p: p.count("/"))
+    there = sorted((p for p in files.names if not hidden(p)), key=lambda p: p.count("/"))
     name = next((p for p in there if p.rsplit("/", 1)[-1] in (split, f"{split}.bin")), None)
     if name is None:
         raise ImageError(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import urllib.request
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -15,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from vqprompt.data.archives import SUFFIXES, Files
+from vqprompt.data.archives import ARCHIVE_SUFFIXES, Files
+from vqprompt.data.archives import open_files as open_archive
 from vqprompt.data.source import Entry, Source
 from vqprompt.data.store import build_store
-from vqprompt.data.stream import Dataset, check_classes, split_rows
+from vqprompt.data.stream import Dataset, check_classes, check_names, split_rows
+from vqprompt.downloads import download
 from vqprompt.errors import ImageError
-from vqprompt.files import cache_folder
-from vqprompt.progress import Progress, Report, Stage
+from vqprompt.files import cache_folder, exists
+from vqprompt.progress import Report
 
 TEST_FRACTION = 0.2
 
@@ -79,11 +77,11 @@ def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Pa
     """What the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is not there."""
     if given is not None:
         path = Path(given).expanduser()
-        if not path.exists():
+        if not exists(path):
             raise ImageError(f"{name}={given}: no such file or folder; {how_to_get(name, origin)}")
         return path
     folder = data_folder() / name
-    packed = [file for suffix in SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
+    packed = [file for suffix in ARCHIVE_SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
     if packed and not folder.exists():
         return packed[0]
     optional = {remote.name for remote in origin.files if remote.optional}
@@ -101,33 +99,13 @@ def _download(name: str, origin: Origin, folder: Path, there: set[str], progress
         if remote.name in there:
             continue
         try:
-            download(remote, folder, progress)
+            download(remote.url, folder / remote.name, f"md5:{remote.md5}", progress)
         except (OSError, HTTPException, ValueError) as error:
             if remote.optional or (origin.hub and _from_hub(origin.hub, folder)):
                 continue
             raise ImageError(
                 f"{name} is not on this machine and could not be downloaded ({error}).\n{how_to_get(name, origin)}"
             ) from None
-
-
-def download(remote: Remote, folder: Path, progress: Report) -> None:
-    """Written whole and with the right checksum, or not at all."""
-    request = urllib.request.Request(remote.url, headers={"User-Agent": "vqprompt"})
-    partial = folder / f".{remote.name}.{os.getpid()}.partial"
-    digest = hashlib.md5(usedforsecurity=False)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response, partial.open("wb") as file:
-            total, done = int(response.headers.get("Content-Length") or 0), 0
-            while chunk := response.read(1 << 20):
-                file.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                progress(Progress(Stage.DOWNLOADING, done >> 20, max(total, done) >> 20, detail=f"{remote.name}, MB"))
-        if digest.hexdigest() != remote.md5:
-            raise OSError(f"{remote.url} has the md5 {digest.hexdigest()}, not {remote.md5}")
-        os.replace(partial, folder / remote.name)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _from_hub(repository: str, folder: Path) -> bool:
@@ -154,18 +132,18 @@ def archive_or_folder(path: Path) -> Path:
     if path.is_file():
         return path
     inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
-    archives = [p for p in inside if p.name.lower().endswith(SUFFIXES)]
+    archives = [p for p in inside if p.name.lower().endswith(ARCHIVE_SUFFIXES)]
     return archives[0] if archives and not any(p.is_dir() for p in inside) else path
 
 
 def open_files(path: Path) -> Files:
-    return Files(archive_or_folder(path), cache_folder() / "unpacked")
+    return open_archive(archive_or_folder(path))
 
 
 def read_file(files: Files, name: str) -> bytes:
     try:
         return files.read(name)
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+    except OSError as error:
         raise ImageError(f"{files.path}: {name} cannot be read ({error}); get it again") from None
 
 
@@ -188,7 +166,8 @@ def make_dataset(
     expected: Expected | None = None,
     groups: tuple[tuple[str, ...], ...] | None = None,
 ) -> Dataset:
-    """Check a listing, split it where it is not split (seed: which images), decode it."""
+    """Check a listing, split it if it has no split of its own (by `seed`), and decode it."""
+    check_names(str(listing.path), listing.classes)
     position = {label: i for i, label in enumerate(listing.classes)}
     labels = np.array([position[e.label] for e in listing.entries])
     is_test = np.array([e.split == "test" for e in listing.entries])

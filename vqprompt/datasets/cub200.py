@@ -53,7 +53,7 @@ def list_cub200(path: Path) -> Listing:
         listing = list_parquet(path, ["label", "labels"])
     else:
         files = open_files(path)
-        tables = sorted((p for p in files.stamps if p.rpartition("/")[2] in TABLES[:3]), key=lambda p: p.count("/"))
+        tables = sorted((p for p in files.names if p.rpartition("/")[2] in TABLES[:3]), key=lambda p: p.count("/"))
         listing = _official(files, tables[0].rpartition("/")[0]) if tables else list_images(archive_or_folder(path))
     if listing.entries[0].split is None:
         raise ImageError(
@@ -66,22 +66,22 @@ def list_cub200(path: Path) -> Listing:
 def _official(files: Files, folder: str) -> Listing:
     """The original layout: tables of `number value` lines, and images/<class>/<image>."""
     prefix = f"{folder}/" if folder else ""
-    missing = [name for name in TABLES if prefix + name not in files.stamps]
+    missing = [name for name in TABLES if prefix + name not in files.names]
     if missing:
         raise ImageError(f"{files.path}: {some(missing)} missing beside the other tables; get the archive again")
     images, labels, splits, classes = (_table(files, prefix + name) for name in TABLES)
     if not images.keys() == labels.keys() == splits.keys() or not set(labels.values()) <= classes.keys():
         raise ImageError(f"{files.path}: {', '.join(TABLES)} do not speak of the same images; get the archive again")
     paths = {number: f"{prefix}images/{name}" for number, name in images.items()}
-    lost = [path for path in paths.values() if path not in files.stamps]
+    lost = [path for path in paths.values() if path not in files.names]
     if lost:
         raise ImageError(
             f"{files.path}: {len(lost)} of {len(paths)} images in images.txt are not there ({some(lost)}); "
             "get the archive again"
         )
+    stamps = files.stamps(list(paths.values()))
     entries = [
-        Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test", files.stamps[paths[n]])
-        for n in images
+        Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test", stamps[paths[n]]) for n in images
     ]
     used = set(labels.values())
     order = [name for number, name in classes.items() if number in used]

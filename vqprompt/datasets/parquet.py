@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vqprompt.data.source import Entry, hidden
+from vqprompt.data.archives import hidden
+from vqprompt.data.content import ContentHashes
+from vqprompt.data.source import Entry
 from vqprompt.datasets.common import Listing, natural
 from vqprompt.errors import ImageError
 
@@ -32,23 +34,22 @@ def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] 
     entries, classes = [], {}
     root = path if path.is_dir() else path.parent
     splits = {split_of(file.path, root) for file in files}
+    hashes = ContentHashes(root).of([file.path.relative_to(root).as_posix() for file in files])
     for file in files:
         split = split_of(file.path, root) if splits == {"train", "test"} else None
-        status, inside = file.path.stat(), file.path.relative_to(root).as_posix()
+        inside = file.path.relative_to(root).as_posix()
         known = names or file.label_names
         for row, (label, image) in enumerate(zip(file.labels, file.names, strict=True)):
             if isinstance(label, int) and known and not 0 <= label < len(known):
                 raise ImageError(f"{file.path}: row {row} has the label {label}, but there are {len(known)} classes")
             name = known[label] if isinstance(label, int) and known else str(label)
             classes[name] = label
-            entries.append(
-                Entry(f"{inside}/{row}/{name}/{image}", name, split, f"{status.st_size}:{status.st_mtime_ns}")
-            )
+            entries.append(Entry(f"{inside}/{row}/{name}/{image}", name, split, hashes[inside]))
     if not entries:
         raise ImageError(f"{path}: its parquet files have no rows; get them again")
     by_number = all(isinstance(label, int) for label in classes.values())
     order = sorted(classes, key=(lambda name: classes[name]) if by_number else natural)
-    return Listing(path, entries, order, _Reader(files, entries).read, str(root.resolve()))
+    return Listing(path, entries, order, _Reader(files, entries).read, "")
 
 
 def split_of(path: Path, root: Path) -> str | None:

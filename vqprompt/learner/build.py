@@ -63,5 +63,6 @@ def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | V
         info["seed"], runtime, info["training"].get("normalize", "backbone"),
     )  # fmt: skip
     state.check_fingerprint(built.fingerprint)
-    state.fill(built.method)
+    with seeded(0):  # new rows are drawn, and then replaced by what was saved
+        state.fill(built.method)
     return built

@@ -1,7 +1,9 @@
 """Checkpoints: tensors in safetensors, the rest in JSON, and never a moment without a whole one on disk.
 
-The tensor file is written first under a new name; `checkpoint.json`, which names it with its size and checksum, is
-then replaced in one step. Whoever is killed in between leaves the previous checkpoint as it was.
+The tensor file is written first under a new name; `checkpoint.json`, which names it with its size and checksum, is then
+replaced in one step. A process that is killed in between leaves the previous checkpoint as it was. A reader that finds
+the tensors of its JSON deleted was overtaken by a writer and reads again, so it gets a whole old or a whole new state.
+One checksum covers everything that the JSON says.
 """
 
 from __future__ import annotations
@@ -9,49 +11,83 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vqprompt.errors import CheckpointError
-from vqprompt.files import write_atomically
+from vqprompt.files import delete_abandoned, fcntl, open_regular, save_tensors, sha256_of, write_atomically, writing
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 1
 INFO = "checkpoint.json"
-
-
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+CHECKSUM = "checksum"
+SAVING = ".saving"  # locked by the process that is writing
+ATTEMPTS = 100  # of a reader that writers overtake
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers = [int(p.stem.removeprefix("state-")) for p in folder.glob("state-*.safetensors")]
-    target = folder / f"state-{max(numbers, default=0) + 1}.safetensors"
-    partial = folder / f".{target.name}.{os.getpid()}.partial"
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial)
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, target)
-    whole = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size}
-    write_atomically(folder / INFO, json.dumps({**whole, "sha256": _checksum(target), **info}, indent=1))
-    for stale in [*folder.glob("state-*.safetensors"), *folder.glob(".state-*.partial")]:
-        if stale != target:
-            stale.unlink(missing_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _one_writer(folder):
+        target = folder / f"state-{_last_number(folder) + 1}.safetensors"
+        save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+        with open_regular(target) as file:
+            digest = sha256_of(file)
+        whole = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
+                 "sha256": digest, **info}  # fmt: skip
+        text = json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
+        try:
+            write_atomically(folder / INFO, text)
+        except BaseException:
+            target.unlink(missing_ok=True)  # the old checkpoint stays; nothing names the new tensors
+            raise
+        for stale in folder.glob("state-*.safetensors"):
+            if stale != target:
+                stale.unlink(missing_ok=True)
+        delete_abandoned(folder)
+
+
+def checksum(info: dict[str, Any]) -> str:
+    """SHA-256 of everything a checkpoint says, in a form that does not depend on spaces or order."""
+    said = {key: value for key, value in info.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    for attempt in range(ATTEMPTS):
+        info = _read_info(folder)
+        try:
+            return _read_tensors(folder, info), info
+        except (CheckpointError, FileNotFoundError) as error:
+            if _read_info(folder) == info:  # nobody replaced it: it really is damaged
+                if isinstance(error, CheckpointError):
+                    raise
+                state = folder / info["tensors"]
+                raise CheckpointError(
+                    f"{state}: the checkpoint's tensors are missing; restore the file or start over"
+                ) from None
+        time.sleep(0.001 * attempt)
+    raise CheckpointError(f"{folder}: another process saves here all the time; read it when that process is done")
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / INFO
-    if not path.exists():
-        raise CheckpointError(f"{folder}: no {INFO} here; give a folder that `vqprompt run` or Learner.save wrote")
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        with open_regular(path) as file:
+            info = json.loads(file.read().decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: no {INFO} here; give a folder that `vqprompt run` or Learner.save wrote"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a checkpoint, or damaged ({error}); restore it or start over") from None
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
@@ -59,13 +95,49 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(
             f"{path}: checkpoint version {info.get('version')}, this vqprompt reads {VERSION}; update it"
         )
-    state = folder / Path(str(info.get("tensors"))).name
-    if not state.exists():
-        raise CheckpointError(f"{state}: the checkpoint's tensors are missing; restore the file or start over")
-    if state.stat().st_size != info.get("bytes") or _checksum(state) != info.get("sha256"):
-        raise CheckpointError(f"{state}: damaged or half-written (checksum differs); restore the file or start over")
+    if CHECKSUM not in info:
+        warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=4)
+    elif info[CHECKSUM] != checksum(info):
+        raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
+    info["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
+    return info
+
+
+def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
+    state = folder / info["tensors"]
+    with open_regular(state) as file:
+        if os.fstat(file.fileno()).st_size != info.get("bytes") or sha256_of(file) != info.get("sha256"):
+            raise CheckpointError(
+                f"{state}: damaged or half-written (checksum differs); restore the file or start over"
+            )
     try:
         # memory of their own, aligned as torch does it: products of matrices round by where these lie
-        return {name: t.clone() for name, t in load_file(state).items()}, info
+        return {name: t.clone() for name, t in load_file(state).items()}
     except SafetensorError as error:
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
+
+
+def _last_number(folder: Path) -> int:
+    names = (path.stem.removeprefix("state-") for path in folder.glob("state-*.safetensors"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """Writers wait for each other; the system releases the lock of one that is killed."""
+    path = folder / SAVING
+    while True:
+        with writing(path), open(path, "w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                except OSError:  # a file system without locks
+                    pass
+                else:
+                    if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                        continue  # the writer before us deleted the file that we waited for
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return

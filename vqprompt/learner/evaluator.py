@@ -34,6 +34,15 @@ class Evaluator:
         self.method, self.runtime, self.test_crop, self.known = method, runtime, test_crop, known
         self.progress: Report = ignore
 
+    @contextmanager
+    def reporting(self, progress: Report) -> Iterator[None]:
+        """Tell `progress` about the work inside, and nobody afterwards, however it ends."""
+        self.progress = progress
+        try:
+            yield
+        finally:
+            self.progress = ignore
+
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Features [n, D]. task: the number of their task, if they are its training images."""
         return self._over(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)

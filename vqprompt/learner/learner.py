@@ -106,15 +106,14 @@ class Learner:
         info = self._check(task)
         seed = derive_seed(self.seed, "task", info.number)
         half, self._unfinished, self._learning = self._unfinished, None, task.classes
-        self.evaluator.progress = progress
         self.known_queries.start_task(task.train)
         data = self._open_task(task, info, seed, half)
         loop = self._make_loop(data, seed)
         if loop is not None:
             loop.progress = progress
             self._train(loop, task.classes, data, half, on_epoch, checkpoint)
-        self._close_task(task, data)
-        self.evaluator.progress = ignore
+        with self.evaluator.reporting(progress):
+            self._close_task(task, data)
 
     def _check(self, task: Task) -> TaskInfo:
         """Refuse what cannot be learned, before anything changes."""
@@ -138,22 +137,21 @@ class Learner:
 
     def _open_task(self, task: Task, info: TaskInfo, seed: int, half: HalfLearned | None) -> TaskData:
         """Start the task, or take up one that is half learned."""
+        before = None if half is None else half.features_before
         if half is None:
+            if self.method.needs_features_before:  # as the statistics of old classes know them: before the start
+                before = self.evaluator.features(task.train)
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
             self.method.to(self.device)
         labels = (task.train.labels + info.old_classes).to(self.device)
         finish_seed = derive_seed(seed, "finish")
         data = TaskData(info, task.train, labels, self.evaluator, self.settings.batch_size, finish_seed)
+        data.features_before = None if before is None else before.to(self.device)
         if self.settings.statistics_views == "augmented":
             data.augmented = partial(self.evaluator.augmented_features, task.train, self.settings, finish_seed)
-        if half is not None:
-            before = half.features_before
-            data.features_before = None if before is None else before.to(self.device)
-            return data
-        self.method.prepare_training(data)
-        if self.method.needs_features_before:
-            data.features_before = self.evaluator.features(task.train, info.number)
+        if half is None:
+            self.method.prepare_training(data)
         return data
 
     def _make_loop(self, data: TaskData, seed: int) -> TrainingLoop | None:
@@ -182,6 +180,7 @@ class Learner:
         self.method.train()
         for epoch in loop:
             self._refuse_if_diverged(data.task, epoch)
+            self.method.end_epoch(epoch.number)
             if on_epoch is not None:
                 on_epoch(epoch)
             if checkpoint is not None and loop.next_epoch < self.settings.epochs:
@@ -222,9 +221,8 @@ class Learner:
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
         # queries are kept per task, so they are joined here
         queries = torch.cat([self.known_queries.of(t.test) for t in tasks]) if self.method.uses_query else None
-        self.evaluator.progress = progress
-        guesses = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        self.evaluator.progress = ignore
+        with self.evaluator.reporting(progress):
+            guesses = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
         right = guesses.cpu() == truth
         return [100 * int(part.sum()) / len(part) for part in right.split([len(t.test) for t in tasks])]
 

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.data.decode import open_image, to_pixels
+from vqprompt.data.decode import load_pixels
 from vqprompt.data.images import Images
-from vqprompt.data.store import Store
+from vqprompt.data.store import STORED_MARGIN, Store, stored_side
 from vqprompt.errors import UserError
 from vqprompt.learner.build import rebuild_method
 from vqprompt.learner.evaluator import Evaluator
@@ -24,7 +24,6 @@ from vqprompt.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
-STORED: float = Training.model_fields["stored"].default
 OPENED_AT_ONCE = 256  # pictures whose pixels are in memory, already shrunk to what the network needs
 
 
@@ -36,7 +35,7 @@ class Predictor:
     """
 
     def __init__(
-        self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED
+        self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED_MARGIN
     ) -> None:
         """method: nobody else may change it. test_crop, stored: see `Training`."""
         self.classes, self._stored = tuple(classes), stored
@@ -64,7 +63,7 @@ class Predictor:
 
 
 def predict_proba(
-    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], stored: float = STORED
+    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], stored: float = STORED_MARGIN
 ) -> Tensor:
     if not classes:
         raise UserError("nothing has been learned yet; learn a task first")
@@ -73,15 +72,16 @@ def predict_proba(
     # in the middle of a task there are rows for classes to come: they are cut off
     found = [
         evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
-        for images in _opened(list(pictures), round(evaluator.method.vit.config.image_size * stored))
+        for images in _opened(list(pictures), stored_side(evaluator.method.vit.config.image_size, stored))
     ]
     return torch.cat(found) if found else torch.zeros(0, len(classes))
 
 
 def _opened(pictures: Sequence[Picture], side: int) -> Iterator[Images]:
-    """The pictures, a part at a time, shrunk to what the network needs as soon as they are opened."""
+    """The pictures, a part at a time; each is shrunk to what the network needs as it is opened."""
     for start in range(0, len(pictures), OPENED_AT_ONCE):
-        part = [open_image(picture) for picture in pictures[start : start + OPENED_AT_ONCE]]
-        pixels = np.stack([to_pixels(image, side) for image in part])
-        store = Store(pixels, np.array([image.width / image.height for image in part]), fingerprint="")
+        part = [load_pixels(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
+        store = Store(
+            np.stack([pixels for pixels, _ in part]), np.array([aspect for _, aspect in part]), fingerprint=""
+        )
         yield Images(store, np.arange(len(part)), np.zeros(len(part)))

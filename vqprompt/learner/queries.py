@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vqprompt.data.images import Images
-from vqprompt.files import cache_folder, save_array
+from vqprompt.files import cache_folder, keep_array, load_array, save_array
 from vqprompt.learner.evaluator import Evaluator
 from vqprompt.training.batches import KnownQueries, draw, epoch_views
 from vqprompt.training.settings import Training
@@ -49,14 +48,14 @@ class QueryCache:
         key = self.key(images, mirrored)
         if key not in self.kept:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
-            file = cache_folder() / "queries" / f"{name}.npy" if images.store.fingerprint else None
-            if file is not None and file.exists():
-                self.kept[key] = torch.from_numpy(np.load(file)).to(self.evaluator.runtime.device)
+            file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
+            known = None if file is None else load_array(file)
+            if known is not None and len(known) == len(images):
+                self.kept[key] = torch.from_numpy(known).to(self.evaluator.runtime.device)
             else:
-                found = self.evaluator.compute_queries(images, mirrored)
+                self.kept[key] = self.evaluator.compute_queries(images, mirrored)
                 if file is not None:
-                    save_array(file, found.cpu().numpy())
-                self.kept[key] = found
+                    keep_array(file, self.kept[key].cpu().numpy())
         return self.kept[key]
 
     def key(self, images: Images, mirrored: bool) -> str:
@@ -71,9 +70,10 @@ class QueryCache:
     ) -> KnownQueries | None:
         """Queries of training views that are known, or need to be computed only once. shared: a folder for those of
         augmented views."""
+        self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # with a method's exemplars
         if settings.augment in ("flip", "none"):
             return PlainQueries(self.of(images), self.of(images, mirrored=True) if settings.augment == "flip" else None)
-        if shared is not None and images.store.fingerprint:
+        if shared is not None and images.named:
             return SharedQueries(self, images, settings, seed, shared)
         return None
 
@@ -109,9 +109,10 @@ class SharedQueries:
         drawn = [s.batch_size, s.epochs, s.augment, s.crop_area, self.seed, epoch]
         key = json.dumps([self.cache.key(self.images, False), *drawn])
         file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
-        try:
-            found = torch.from_numpy(np.load(file)).to(device)
-        except OSError:  # no other run has computed them yet
+        known = load_array(file)
+        if known is not None:
+            found = torch.from_numpy(known).to(device)
+        else:  # no other run has computed them yet
             views = epoch_views(self.images, batches, s, self.seed, epoch, device)
             found = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
             with suppress(OSError):  # the disk is full, or the folder was cleared: then they are not shared

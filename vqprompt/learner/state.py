@@ -50,6 +50,8 @@ class SavedState:
         tensors, info = read_checkpoint(folder)
         if missing := [key for key in FIELDS if key not in info]:
             raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
+        if not _counts_agree(info):
+            raise CheckpointError(f"{folder}: its classes and tasks do not add up; restore it or start over")
         state = cls(folder, info, tensors, history=[TaskInfo(*numbers) for numbers in info["tasks"]])
         if info["unfinished"]:
             state.unfinished = _unpack(info["unfinished"], tensors)
@@ -81,7 +83,19 @@ class SavedState:
         method.to(method.head.weight.device)
         own = {name.removeprefix(METHOD): t for name, t in self.tensors.items() if name.startswith(METHOD)}
         load_tensors(method, own, saved_names(method), str(self.folder))
+        method.loaded()
         method.eval()
+
+
+def _counts_agree(info: dict[str, Any]) -> bool:
+    """Whether the classes are those of the tasks, each name once."""
+    try:
+        tasks, classes = [TaskInfo(*numbers) for numbers in info["tasks"]], info["classes"]
+        starts = [sum(t.new_classes for t in tasks[:n]) for n in range(len(tasks))]
+        numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
+        return numbered and sum(t.new_classes for t in tasks) == len(classes) == len(set(classes))
+    except (TypeError, ValueError, KeyError):
+        return False
 
 
 def write_state(

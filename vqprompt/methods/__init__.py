@@ -15,6 +15,8 @@ from vqprompt.methods.finetuning import FT, FTPlusPlus, Joint, LinearProbe
 from vqprompt.methods.hide_prompt import HidePrompt
 from vqprompt.methods.l2p import L2P, L2PV2, DeepL2P
 from vqprompt.methods.lwf import LwF
+from vqprompt.methods.moving_prompts import MovingPrompts
+from vqprompt.methods.moving_weights import MovingWeights
 from vqprompt.methods.prototypes import APER, SimpleCIL
 from vqprompt.methods.ranpac import RanPAC
 from vqprompt.methods.slca import SLCA
@@ -22,6 +24,8 @@ from vqprompt.methods.sldc import SLDC
 from vqprompt.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 
 METHODS: dict[str, type[Method]] = {
+    "moving-prompts": MovingPrompts,
+    "moving-weights": MovingWeights,
     "vq-prompt": VQPrompt,
     "vq-prompt-s": VQPromptS,
     "soft-prompt": SoftPrompt,

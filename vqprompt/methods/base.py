@@ -90,6 +90,7 @@ class Method(nn.Module):
     prompts_stay: ClassVar[bool] = False  # prompts are tokens: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
+    only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that predictions do not need
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
@@ -98,7 +99,7 @@ class Method(nn.Module):
         self.vit = vit
         vit.raw_queries = self.raw_queries(options)
         self.planned_tasks = tasks
-        self.head = Head(vit.config.width)
+        self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
         self.former: Method | None = None  # this method before the task, while features are distilled from it
         self.task = TaskInfo(-1, 0, 0)
@@ -110,6 +111,10 @@ class Method(nn.Module):
     def raw_queries(options: Any) -> bool:
         """Whether queries are taken before the backbone's final norm."""
         return False
+    @property
+    def feature_width(self) -> int:
+        """Dimensions of the features that the classifier and the statistics get."""
+        return self.vit.config.width
 
     def check_task(self, task: TaskInfo) -> None:
         """Raise a UserError if this task cannot be learned. Nothing has changed yet."""
@@ -131,9 +136,9 @@ class Method(nn.Module):
 
     @property
     def needs_features_before(self) -> bool:
-        """Whether `finish_task` compares features with those from before training."""
+        """Whether `finish_task` compares the task's features with those from before `start_task`."""
         moves = getattr(self.options, "moving", Moving()).how != "none"
-        return moves and self.statistics is not None and self.task.number > 0
+        return moves and self.statistics is not None and len(self.statistics.means) > 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate. None: there is nothing to train."""
@@ -146,7 +151,8 @@ class Method(nn.Module):
         if self.tunes_backbone:
             scale, decay = (getattr(self.options, key, 1.0) for key in ("backbone_lr_scale", "layer_decay"))
             layers = self.vit.layers() if decay < 1 else [list(self.vit.parameters())]  # one group is faster than many
-            groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(layers)]
+            learning = ([p for p in layer if p.requires_grad] for layer in layers)
+            groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(learning) if layer]
         return groups
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
@@ -179,6 +185,9 @@ class Method(nn.Module):
         """Old images that are kept, for methods that rehearse."""
         return 0
 
+    def end_epoch(self, epoch: int) -> None:
+        """After each epoch; what is done here must not depend on anything that a checkpoint does not hold."""
+
     def finish_task(self, data: TaskData) -> None:
         """After the last epoch; the task's images cannot be read any more once it returns. A method that keeps
         statistics takes them now and corrects its classifier with them."""
@@ -200,6 +209,9 @@ class Method(nn.Module):
     def saved(self, name: str) -> bool:
         """Whether a tensor of the state dict belongs to what was learned; a frozen backbone's does not."""
         return self.tunes_backbone or not name.startswith(("vit.", "former.vit."))
+
+    def loaded(self) -> None:
+        """After a checkpoint was loaded: derive what is not saved from what is."""
 
     def choices(self, query: Tensor) -> Tensor | None:
         """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
@@ -258,8 +270,7 @@ class Method(nn.Module):
             return None
         # a classifier that is solved for needs the classes' own means
         weights = "size" if settings.how == "closed-form" else settings.centroid_weights
-        width = self.vit.config.width
-        return make_statistics(width, settings.covariance, settings.centroids, settings.variance, weights)
+        return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
 
     def remember(
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: Tensor,
@@ -281,8 +292,8 @@ class Method(nn.Module):
         return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
 
     def frozen_copy(self) -> Method:
-        """This method as it is now, never to be trained. A frozen backbone is shared, not copied."""
+        """This method as it is now, for features and logits alone. A frozen backbone is shared, not copied."""
         vit = self.vit.frozen_copy() if self.tunes_backbone else self.vit
-        copied = copy.deepcopy(self, {id(self.vit): vit})
-        copied.statistics = None  # they are of no use for features
+        left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
+        copied = copy.deepcopy(self, {id(self.vit): vit} | left_out)
         return copied.eval().requires_grad_(False)

@@ -40,6 +40,7 @@ class BiC(LwF):
     summary = "rehearses kept images; two numbers undo the bias to new classes"
     Options: ClassVar[Any] = BiCOptions
     masks_old_logits = False
+    only_for_learning = (*LwF.only_for_learning, "memory", "held_out")
     correction: Tensor  # [2, C], α and β of each class: the same for all classes of a task
 
     def __init__(self, vit: ViT, options: BiCOptions, tasks: int) -> None:

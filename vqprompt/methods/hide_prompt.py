@@ -84,6 +84,7 @@ class HidePrompt(Method):
     summary = "a prompt a task, picked by a prompt-free classifier; statistics"
     Options = HideOptions
     uses_query = True
+    only_for_learning = (*Method.only_for_learning, "identity_statistics")
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # CUB-200, as are the options' defaults
     before: ClassVar = {
         f"{part}.{key}": value

@@ -53,6 +53,7 @@ class LwF(Method):
     Options: ClassVar[Any] = LwFOptions
     training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True
+    only_for_learning = (*Method.only_for_learning, "teacher")
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -32,10 +32,10 @@ class SimpleCIL(Method):
 
     def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.register_buffer("prototypes", torch.zeros(0, self.feature_width))
+        self.register_buffer("prototypes", torch.zeros(0, self.prototype_width))
 
     @property
-    def feature_width(self) -> int:
+    def prototype_width(self) -> int:
         return self.vit.config.width
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
@@ -92,7 +92,7 @@ class APER(SimpleCIL):
         self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
 
     @property
-    def feature_width(self) -> int:
+    def prototype_width(self) -> int:
         return 2 * self.vit.config.width
 
     def grow(self, task: TaskInfo) -> None:

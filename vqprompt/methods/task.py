@@ -42,7 +42,8 @@ class TaskData:
     images: its training images; they cannot be read any more once the next task opens.
     labels: their positions in the head [n], on the device.
     augmented: gives the features of one augmented view of each, if statistics are to be taken of these.
-    features_before: their features before training [n, D], for methods that ask for them (`needs_features_before`).
+    features_before: their features before the task started [n, D], for methods that ask for them
+    (`needs_features_before`).
     batch_size, seed: for what a method trains by itself after the loop.
     """
 

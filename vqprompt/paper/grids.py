@@ -1,6 +1,6 @@
-"""The paper's experiments as data: which methods, over which settings, on which backbone, how often.
+"""The paper's experiments as data: which methods, with which settings, on which backbone, with which seeds.
 
-A run's name is made from what is particular to it (`cub200/vq-prompt/seed1`), so it stays the same from day to day.
+A run's name says what is particular to it (`cub200/vq-prompt/seed1`), so the same run always has the same name.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from vqprompt.backbones.registry import SUFFIXES
-from vqprompt.data.archives import SUFFIXES as ARCHIVES
+from vqprompt.backbones.registry import WEIGHTS_SUFFIXES
+from vqprompt.data.archives import ARCHIVE_SUFFIXES as ARCHIVES
 from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS, find_method
 from vqprompt.recipes import CUB_SEEDS, SEEDS
-from vqprompt.runs.config import MACHINE, RunConfig, resolve
+from vqprompt.runs.config import MACHINE_SETTINGS, RunConfig, resolve
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Methods, each with every combination of the axes' values."""
+    """Some methods, each run with every combination of the axes' values."""
 
     methods: tuple[str, ...]
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -31,8 +31,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Grid:
-    """table: where the paper has it, if it has. settings: of every run. backbones: the paper's; several are one more
-    axis."""
+    """One table or figure of the paper.
+
+    table: where it is in the paper; empty if the table is ours. settings: common to all runs. backbones: the paper's;
+    if there are several, they are one more axis.
+    """
 
     name: str
     title: str
@@ -47,16 +50,16 @@ class Grid:
         return ({"backbone": self.backbones} if several else {}) | sweep.axes
 
     def sweep_of(self, method: str) -> Sweep:
-        """A method that the paper has not joins the last sweep."""
+        """The sweep of a method. A method that the paper's table does not have joins the last sweep."""
         return next((sweep for sweep in self.sweeps if method in sweep.methods), self.sweeps[-1])
 
     def declared(self, method: str, variant: dict[str, Any], seed: int = 1) -> dict[str, Any]:
-        """The settings of a run as declared, before anybody changed any."""
+        """The settings of a run as the grid declares them, without a user's changes."""
         return {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}
 
     @property
     def ablation(self) -> bool:
-        """Whether an axis is a setting of the method, to be plotted over; else curves over the tasks say more."""
+        """Whether an axis is a setting of the method. Then the figure is drawn over that axis, else over the tasks."""
         return any(key not in ("tasks", "backbone") for sweep in self.sweeps for key in sweep.axes)
 
 
@@ -97,8 +100,8 @@ _LISTED = [
          (Sweep(MITIGATION, {"tasks": (5, 10, 20)}),), SEEDS),
     Grid("imagenet-a", "ImageNet-A, 20 tasks", "Table 7", {"data": "imagenet-a"}, (Sweep(MORE),), SEEDS),
     Grid("vtab", "VTAB, 5 domains", "Table 7", {"data": "vtab"}, (Sweep(MORE),), SEEDS),
-    Grid("ablation-tau", "Soft-Prompt over τ against VQ-Prompt-S (paper: ImageNet-R)", "Figure 3 (a)", R,
-         (Sweep(("soft-prompt",), {"tau": TAUS}), Sweep(("vq-prompt-s",)))),
+    Grid("ablation-tau", "Soft-Prompt and VQ-Prompt-S over τ (paper: ImageNet-R)", "Figure 3 (a)", R,
+         (Sweep(("soft-prompt", "vq-prompt-s"), {"tau": TAUS}),)),
     Grid("ablation-pool", "Pool size N × prompt length L_p (paper: ImageNet-R)", "Figure 3 (b)", R,
          (Sweep(("vq-prompt",), {"pool": POOLS, "length": LENGTHS}),)),
     Grid("ablation-loss", "Loss weights λ_q × λ_c (paper: ImageNet-R)", "Figure 3 (c)", R,
@@ -126,7 +129,7 @@ def find_grid(name: str, small: bool = False) -> Grid:
 
 
 def smaller(grid: Grid) -> Grid:
-    """The same grid on the embedded drawings and backbone: its last two methods, both ends of every axis."""
+    """The same grid on the embedded drawings and backbone, with the last two methods and both ends of every axis."""
 
     def few(tasks: int) -> list[int]:
         return [2] * (2 + tasks // 5)
@@ -155,15 +158,18 @@ def plan(
     changes: dict[str, Any] | None = None,
     by_method: dict[str, dict[str, Any]] | None = None,
 ) -> list[Run]:
-    """The runs of a grid. changes: settings of every run, in place of the grid's; one on an axis takes its place.
-    by_method: settings of one method's runs, which win over both."""
+    """The runs of a grid.
+
+    changes: settings of every run, instead of the grid's; a change of an axis replaces the axis by that one value.
+    by_method: settings of one method's runs. They win over the grid's and over `changes`.
+    """
     common = changes or {}
     for name in methods:
-        find_method(name)  # refuses what there is not
-    strange = [name for name in methods if not any(name in sweep.methods for sweep in grid.sweeps)]
+        find_method(name)  # raises UserError if there is no such method
+    joining = [name for name in methods if not any(name in sweep.methods for sweep in grid.sweeps)]
     runs = []
     for sweep in grid.sweeps:
-        named = [*sweep.methods, *(strange if sweep is grid.sweeps[-1] else [])]
+        named = [*sweep.methods, *(joining if sweep is grid.sweeps[-1] else [])]
         for method in [name for name in named if not methods or name in methods]:
             changes = {**common, **(by_method or {}).get(method, {})}
             axes = {k: (changes[k],) if k in changes else values for k, values in grid.axes(sweep).items()}
@@ -184,13 +190,14 @@ def _name(grid: Grid, config: RunConfig, variant: dict[str, Any], changes: dict[
         parts.append(data_name(config.data))
     if "backbone" not in variant and config.backbone != grid.declared(config.method, {})["backbone"]:
         parts.append(backbone_name(config.backbone))
-    settings = {k: v for k, v in changes.items() if k not in (*MACHINE, "data", "backbone", "method", "seed", *variant)}
+    unnamed = {*MACHINE_SETTINGS, "data", "backbone", "method", "seed", *variant}
+    settings = {key: value for key, value in changes.items() if key not in unnamed}
     parts += [config.method, *described(variant), *described(settings), f"seed{config.seed}"]
     return "/".join(re.sub(r"[^\w.,=+-]", "_", part) for part in parts)
 
 
 def described(settings: dict[str, Any]) -> list[str]:
-    """`key=value`, short enough for a folder or a table."""
+    """`key=value` for each setting, short enough for a folder's name or a table."""
 
     def shown(key: str, value: Any) -> str:
         if key == "backbone":
@@ -207,9 +214,9 @@ def data_name(data: str) -> str:
 
 
 def backbone_name(backbone: str) -> str:
-    """Of a file, its folder too: half of the world's weights are called `model`."""
+    """A short name. For a weights file it includes the folder, because many weights files are called `model`."""
     path = Path(backbone)
-    return "/".join([*path.parent.parts[-1:], path.stem]) if path.suffix in SUFFIXES else path.name
+    return "/".join([*path.parent.parts[-1:], path.stem]) if path.suffix in WEIGHTS_SUFFIXES else path.name
 
 
 assert all(method in METHODS for grid in _LISTED for sweep in grid.sweeps for method in sweep.methods)

@@ -93,7 +93,7 @@ NUMBERS: dict[tuple[str, str], Quoted] = {
     ("mitigation/tasks=20", "l2p++-v2"): Quoted(70.99, 0.26, 77.65, 0.79),
     ("mitigation/tasks=20", "vq-prompt-s"): Quoted(76.19, 0.26, 81.68, 1.02),
     ("ablation-tau/tau=1.0", "soft-prompt"): Quoted(77.15, mark="from the text"),
-    ("ablation-tau", "vq-prompt-s"): Quoted(78.05, mark="from the text; the table has 78.00"),
+    ("ablation-tau/tau=1.0", "vq-prompt-s"): Quoted(78.05, mark="from the text, which gives no τ; the table has 78.00"),
     # N = 10, L_p = 8, and λ_q = 0.4, λ_c = 0.1 are the default; the figure's other values are not printed
     ("ablation-pool/pool=10/length=8", "vq-prompt"): Quoted(78.71, 0.22, 83.24, 0.68, VQ_10),
     ("ablation-loss/vq_weight=0.4/commitment_weight=0.1", "vq-prompt"): Quoted(78.71, 0.22, 83.24, 0.68, VQ_10),

@@ -1,7 +1,7 @@
-"""Does a grid's runs: skips what is done, goes on with what was interrupted, several at once.
+"""Does the runs of a grid, several at once. Finished runs are skipped, interrupted ones are resumed.
 
-Every worker is a process that lives for many runs, so that imports and compiled kernels serve them all; one that dies
-takes its own run with it, no other, and is replaced.
+Each worker is a process that does many runs, so that it imports and compiles only once. If a worker dies, only its
+current run fails, and a new worker takes its place.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,46 +29,83 @@ from vqprompt.errors import UserError
 from vqprompt.paper.grids import Run
 from vqprompt.paper.results import read_runs
 from vqprompt.progress import Progress
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import MACHINE, completed
+from vqprompt.result import RunResult
+from vqprompt.runs import runner
+from vqprompt.runs.config import MACHINE_SETTINGS, RunConfig, completed
 
-ERROR, SHARED = "error.txt", ".shared"
-
-
-CORES_A_RUN = 8  # more hardly help a single run
-SECONDS_A_MESSAGE = 0.1
-Event = tuple[str, *tuple[Any, ...]]
-"""("begun",), ("at", progress), ("done", metrics), ("failed", why)."""
+ERROR_FILE = "error.txt"  # in a run's folder: the traceback of a failure that was not the user's
+SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
+CORES_PER_RUN = 8  # a single run hardly gets faster with more
+SECONDS_BETWEEN_MESSAGES = 0.1
 
 
-Tell = Callable[[Run, Event], None]
+@dataclass(frozen=True)
+class Started:
+    """A worker has begun a run."""
 
 
-class Worker(NamedTuple):
+@dataclass(frozen=True)
+class Advanced:
+    """A run has made progress."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Finished:
+    result: RunResult
+
+
+@dataclass(frozen=True)
+class Failed:
+    reason: str
+
+
+Event = Started | Advanced | Finished | Failed
+"""What happens to a run."""
+
+Listener = Callable[[Run, Event], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is asked to do."""
+
+    config: RunConfig
+    folder: Path
+    shared_queries: Path
+    track: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Worker:
     process: SpawnProcess
     pipe: Connection
-    run: Run | None = None
+    run: Run | None = None  # None: it is idle
     method: str = ""  # of its last run
 
 
 def default_workers() -> int:
+    """One worker per GPU, or one per 8 cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return torch.cuda.device_count() or max(1, cores // CORES_A_RUN)
+    return torch.cuda.device_count() or max(1, cores // CORES_PER_RUN)
+
+
+# ---------------------------------------------------------------------------------------------- what is done already
 
 
 def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Path]]:
-    """The runs that are still to be done; and, of those that are not, the finished ones that lie in another table's
-    folder, by their name in this one."""
+    """Which runs are not finished; and which are finished only in another table's folder, by their name here."""
     done: dict[str, list[Path]] = {}
-    for found in read_runs(out):
-        if found.metrics["done"] and found.folder is not None:
-            done.setdefault(_identity(completed(found.config)), []).append(found.folder)
+    for saved in read_runs(out):
+        if saved.result.done and saved.folder is not None:
+            done.setdefault(_identity(completed(saved.config)), []).append(saved.folder)
     todo, elsewhere = [], dict[str, Path]()
     for run in runs:
         folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
         if place in folders:
             continue
-        if not folders or place.exists():  # where something is, it goes on
+        if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
             elsewhere[run.name] = folders[0]
@@ -75,17 +113,16 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
 
 
 def _identity(config: dict[str, Any]) -> str:
-    """What makes two runs one and the same: all settings but the machine's. A data set that has a name is known by it,
-    whatever its place; other images and weights are known by their place alone."""
+    """Equal for two runs that are the same: all settings except the machine's. A named data set is the same wherever it
+    is kept; other images and weights are the same only if their paths are."""
     name, path = parse_data(config["data"])
     data = name or str(Path(str(path)).expanduser().resolve())
-    what = {**config, "data": data, "backbone": backbone_path(config["backbone"])}
-    return json.dumps({key: value for key, value in sorted(what.items()) if key not in MACHINE})
+    settings = {**config, "data": data, "backbone": backbone_path(config["backbone"])}
+    return json.dumps({key: value for key, value in sorted(settings.items()) if key not in MACHINE_SETTINGS})
 
 
 def adopt(folder: Path, place: Path) -> None:
-    """A run that another table has done is this table's too: the same files, linked to where they would be, so that the
-    table, the report and whoever looks for them find them."""
+    """Use a finished run of another table in this one: link its files to where this table has its runs."""
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(folder, partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
@@ -94,114 +131,144 @@ def adopt(folder: Path, place: Path) -> None:
 
 def _link(source: str, target: str) -> None:
     try:
-        os.link(source, target)  # safe: a run's files are replaced, never written into
-    except OSError:  # a file system without links
+        os.link(source, target)  # safe, because files of a run are replaced, never changed in place
+    except OSError:  # the file system has no links
         shutil.copy2(source, target)
 
 
-def run_all(todo: Sequence[Run], out: Path, workers: int, tell: Tell, track: Sequence[str] = ()) -> dict[str, str]:
-    """Do the runs, each in `out`/its name; returns why some failed, by name. The others are finished all the same."""
-    waiting, failed = deque(todo), dict[str, str]()
-    count, shared = min(workers, len(todo)), out / SHARED
-    crew = [_hire(slot, count) for slot in range(count)]
+# ---------------------------------------------------------------------------------------------- the pool
 
-    def over(slot: int, event: Event) -> None:
-        run = crew[slot].run
-        assert run is not None
-        if event[0] == "failed":
-            failed[run.name] = event[1]
-        tell(run, event)
-        crew[slot] = crew[slot]._replace(run=None)
 
-    try:
-        while True:
-            for slot, worker in enumerate(crew):
-                if worker.run is None and waiting:
-                    run = _next(waiting, worker.method, {other.method for other in crew if other.run is not None})
-                    waiting.remove(run)
-                    crew[slot] = worker._replace(run=run, method=run.config.method)
-                    tell(run, ("begun",))
-                    worker.pipe.send((run.config, out / run.name, shared, track))
-            busy = {worker.pipe: slot for slot, worker in enumerate(crew) if worker.run is not None}
-            if not busy:
-                return failed
-            for pipe in wait(list(busy)):
-                slot = busy[pipe]  # type: ignore[index]
-                process, busy_with = crew[slot].process, crew[slot].run
-                assert busy_with is not None
-                try:
-                    event = crew[slot].pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    process.join()
-                    over(slot, ("failed", f"its process ended with status {process.exitcode} (−9: out of memory?)"))
-                    crew[slot] = _hire(slot, count)
-                    continue
-                if event[0] == "at":
-                    tell(busy_with, event)
-                else:
-                    over(slot, event)
-    finally:
-        for worker in crew:
-            worker.pipe.close()  # an idle one ends by itself
+def run_all(
+    todo: Sequence[Run], out: Path, workers: int, listener: Listener, track: Sequence[str] = ()
+) -> dict[str, str]:
+    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; other runs go on."""
+    if not todo:
+        return {}
+    return Pool(min(workers, len(todo)), out, listener, track).run(todo)
+
+
+class Pool:
+    def __init__(self, size: int, out: Path, listener: Listener, track: Sequence[str]) -> None:
+        self.size, self.out, self.listener, self.track = size, out, listener, track
+        self.failed: dict[str, str] = {}
+        self.workers = [start_worker(slot, size) for slot in range(size)]
+
+    def run(self, todo: Sequence[Run]) -> dict[str, str]:
+        waiting = deque(todo)
+        try:
+            while True:
+                for slot, worker in enumerate(self.workers):
+                    if worker.run is None and waiting:
+                        self._assign(slot, waiting)
+                busy = {worker.pipe: slot for slot, worker in enumerate(self.workers) if worker.run is not None}
+                if not busy:
+                    return self.failed
+                for pipe in wait(list(busy)):
+                    self._receive(busy[pipe])  # type: ignore[index]
+        finally:
+            self._stop()
+
+    def _assign(self, slot: int, waiting: deque[Run]) -> None:
+        worker = self.workers[slot]
+        run = _next(waiting, worker.method, {other.method for other in self.workers if other.run is not None})
+        waiting.remove(run)
+        self.workers[slot] = replace(worker, run=run, method=run.config.method)
+        self.listener(run, Started())
+        worker.pipe.send(Job(run.config, self.out / run.name, self.out / SHARED_FOLDER, self.track))
+
+    def _receive(self, slot: int) -> None:
+        worker, died = self.workers[slot], False
+        assert worker.run is not None
+        try:
+            event: Event = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            died = True
+            worker.process.join()
+            event = Failed(f"its process ended with status {worker.process.exitcode} (−9: out of memory?)")
+        if isinstance(event, Failed):
+            self.failed[worker.run.name] = event.reason
+        self.listener(worker.run, event)
+        if not isinstance(event, Advanced):
+            self.workers[slot] = start_worker(slot, self.size) if died else replace(worker, run=None)
+
+    def _stop(self) -> None:
+        for worker in self.workers:
+            worker.pipe.close()  # an idle worker ends when its pipe closes
             if worker.run is not None:
                 worker.process.terminate()
             worker.process.join()
-        shutil.rmtree(shared, ignore_errors=True)
+        shutil.rmtree(self.out / SHARED_FOLDER, ignore_errors=True)
 
 
 def _next(waiting: Sequence[Run], method: str, others: set[str]) -> Run:
-    """A run of the method this worker has compiled code for, or else of one that no other worker is at."""
-    own = (run for run in waiting if run.config.method == method)
+    """The next run for a worker: one of the method it has compiled code for, else of a method no other worker has."""
+    same = (run for run in waiting if run.config.method == method)
     new = (run for run in waiting if run.config.method not in others)
-    return next(own, None) or next(new, waiting[0])
+    return next(same, None) or next(new, waiting[0])
 
 
-def _hire(slot: int, count: int) -> Worker:
-    spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+# ---------------------------------------------------------------------------------------------- a worker
+
+
+def start_worker(slot: int, workers: int) -> Worker:
+    spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a forked process
     ours, theirs = spawn.Pipe()
     gpus = torch.cuda.device_count()
-    threads = max(1, torch.get_num_threads() // count)
-    process = spawn.Process(
-        target=_work, args=(theirs, threads, count, f"cuda:{slot % gpus}" if gpus > 1 else None), daemon=True
-    )
+    threads = max(1, torch.get_num_threads() // workers)
+    device = f"cuda:{slot % gpus}" if gpus > 1 else None
+    process = spawn.Process(target=_work, args=(theirs, threads, workers, device), daemon=True)
     process.start()
     theirs.close()
     return Worker(process, ours)
 
 
-def _work(pipe: Connection, threads: int, at_once: int, device: str | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+def _work(pipe: Connection, threads: int, workers: int, device: str | None) -> None:
+    """The life of a worker: receive a job, send events, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
     torch.set_num_threads(threads)
-    told, kind = 0.0, ("", "", 0)
-
-    def progress(event: Progress) -> None:
-        nonlocal told
-        if time.monotonic() - told >= SECONDS_A_MESSAGE:
-            told = time.monotonic()
-            pipe.send(("at", event))
-
+    compiled_for: tuple[str, str, int] | None = None
     while True:
         try:
-            config, folder, shared, track = pipe.recv()
+            job: Job = pipe.recv()
         except EOFError:
             return
-        if kind != (kind := (config.method, config.backbone, config.size)) and torch.cuda.is_available():
-            torch._dynamo.reset()  # other shapes: do not add up to dynamo's limit of variants
+        config = job.config
+        shapes = (config.method, config.backbone, config.size)
+        if shapes != compiled_for and torch.cuda.is_available():
+            torch._dynamo.reset()  # so that variants for other shapes do not add up to dynamo's limit
             torch.cuda.empty_cache()
+        compiled_for = shapes
         if device and config.device in ("auto", "cuda"):
             config = config.model_copy(update={"device": device})
-        error_file = folder / ERROR
         try:
-            found = runs.run(
-                config, folder, resume=True, progress=progress, shared_queries=shared, track=track, at_once=at_once
-            )
-            error_file.unlink(missing_ok=True)
-            pipe.send(("done", {key: found[key] for key in ("faa", "caa", "seconds")}))
+            pipe.send(_do(job, config, workers, pipe))
         except (BrokenPipeError, KeyboardInterrupt):
-            return  # nobody is listening any more
-        except UserError as error:
-            pipe.send(("failed", str(error)))
-        except Exception as error:
-            folder.mkdir(parents=True, exist_ok=True)
-            error_file.write_text(traceback.format_exc(), encoding="utf-8")
-            pipe.send(("failed", f"{type(error).__name__}: {error} (whole story in {error_file})"))
+            return  # the parent process has ended
+
+
+def _do(job: Job, config: RunConfig, workers: int, pipe: Connection) -> Finished | Failed:
+    last_sent = 0.0
+
+    def progress(event: Progress) -> None:
+        nonlocal last_sent
+        if time.monotonic() - last_sent >= SECONDS_BETWEEN_MESSAGES:
+            last_sent = time.monotonic()
+            pipe.send(Advanced(event))
+
+    error_file = job.folder / ERROR_FILE
+    try:
+        result = runner.run(
+            config, job.folder, resume=True, progress=progress, shared_queries=job.shared_queries, track=job.track,
+            at_once=workers,
+        )  # fmt: skip
+        error_file.unlink(missing_ok=True)
+        return Finished(result)
+    except BrokenPipeError:
+        raise
+    except UserError as error:
+        return Failed(str(error))
+    except Exception as error:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        error_file.write_text(traceback.format_exc(), encoding="utf-8")
+        return Failed(f"{type(error).__name__}: {error} (traceback in {error_file})")

@@ -1,8 +1,8 @@
 """Finished runs, gathered into the rows of a table beside the paper's numbers.
 
 What is notable about this implementation:
-- a run finds its row by its settings, not by its folder, so results kept in a file make the same tables
-- whatever differs from the declared grid (backbone, data, any setting) is marked, and never averaged with what does not
+- a run finds its row by its settings, not by its folder, so results that were saved in a file make the same tables
+- a run that differs from the declared grid (backbone, data, any setting) is marked, and never averaged with others
 """
 
 from __future__ import annotations
@@ -12,40 +12,45 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any
+from typing import Any, Literal
 
+from vqprompt import result as run_result
 from vqprompt.errors import UserError
-from vqprompt.files import write_atomically
+from vqprompt.files import read_json, write_atomically
 from vqprompt.methods import METHODS
 from vqprompt.paper.grids import Grid, backbone_name, combine, data_name, described
 from vqprompt.paper.numbers import NUMBERS, Quoted
 from vqprompt.recipes import in_use
-from vqprompt.runs.config import MACHINE, completed, flatten, resolve
+from vqprompt.result import RunResult
+from vqprompt.runs import config as run_config
+from vqprompt.runs.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
 
 NONE = "–"
 OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class"}
+Accuracy = Literal["faa", "caa"]
+Measure = Literal["faa", "caa", "forgetting", "trainable", "images_per_second"]
 
 
 @dataclass(frozen=True)
-class Found:
-    """A run on disk: its metrics and config, and the folder with its report (None: only a file of results is left)."""
+class SavedRun:
+    """A run on disk: its result, its settings, and its folder (None if the run comes from a file of results)."""
 
-    metrics: dict[str, Any]
+    result: RunResult
     config: dict[str, Any]
     folder: Path | None = None
 
 
 @dataclass
 class Row:
-    """A method with one set of settings, and the runs that had them: one a seed. Without any, the paper's row alone."""
+    """A method with one set of settings, and its runs: one per seed. Without runs, the row shows only the paper's."""
 
     method: str
     variant: dict[str, Any]
-    changed: dict[str, tuple[str, str]]  # settings that are not the grid's: what they are, what the grid has
+    changed: dict[str, tuple[str, str]]  # settings that differ from the grid's: (the run's, the grid's)
     quoted: Quoted | None
     backbone: str
     paper_backbones: tuple[str, ...]
-    runs: dict[int, Found] = field(default_factory=dict)  # by seed
+    runs: dict[int, SavedRun] = field(default_factory=dict)  # by seed
 
     @property
     def title(self) -> str:
@@ -65,93 +70,101 @@ class Row:
 
     @property
     def hardware(self) -> list[str]:
-        return list(dict.fromkeys(run.metrics["hardware"] for run in self.runs.values()))
+        return list(dict.fromkeys(run.result.hardware for run in self.runs.values()))
 
-    def values(self, key: str) -> list[Any]:
-        found = [self.runs[seed].metrics for seed in self.seeds]
-        return [metrics.get(key, metrics.get("parameters", {}).get(key)) for metrics in found]
+    @property
+    def results(self) -> list[RunResult]:
+        return [self.runs[seed].result for seed in self.seeds]
 
-    def mean(self, key: str) -> float | None:
-        """Of a metric over the seeds; none if a run lacks it."""
-        values = self.values(key)
-        return mean(values) if values and None not in values else None
+    def values(self, measure: Measure) -> list[float | None]:
+        return [getattr(result, measure) for result in self.results]
 
-    def ours(self, key: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation over the seeds: over n, as the paper's code computes it (numpy.std)."""
-        known = self.mean(key)
-        return known, pstdev(self.values(key)) if known is not None and len(self.runs) > 1 else None
+    def mean(self, measure: Measure) -> float | None:
+        """Mean over the seeds; None if a run lacks the number."""
+        return self.ours(measure)[0]
 
-    def paper(self, key: str) -> tuple[float | None, float | None]:
+    def ours(self, measure: Measure) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std)."""
+        values = [value for value in self.values(measure) if value is not None]
+        if not values or len(values) < len(self.runs):
+            return None, None
+        return mean(values), pstdev(values) if len(values) > 1 else None
+
+    def paper(self, key: Accuracy) -> tuple[float | None, float | None]:
         return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
 
-    def difference(self, key: str) -> float | None:
-        """Ours less the paper's; none where the images or the tasks are others, for then it would say nothing."""
+    def difference(self, key: Accuracy) -> float | None:
+        """Ours minus the paper's; None if images or tasks differ, because then the difference means nothing."""
         ours, theirs = self.ours(key)[0], self.paper(key)[0]
         return None if ours is None or theirs is None or OTHER_IMAGES & self.changed.keys() else ours - theirs
 
     def curve(self) -> list[float]:
         """Average accuracy after each task, mean over the seeds."""
-        return [mean(values) for values in zip(*self.values("average_accuracy"), strict=True)]
+        return [mean(values) for values in zip(*(result.average_accuracy for result in self.results), strict=True)]
 
 
-def read_runs(source: Path) -> list[Found]:
-    """All runs below a folder; or those that `save_runs` put into a file."""
+def read_runs(source: Path) -> list[SavedRun]:
+    """All runs below a folder, or all runs in a file that `save_runs` wrote."""
     if source.is_file():
-        content = _read(source)
-        if not isinstance(content, list) or not all(
-            isinstance(c, dict) and {"config", "faa"} <= c.keys() for c in content
-        ):
-            raise UserError(
-                f"{source}: holds no results; give a file that `vqprompt bench table NAME --save FILE` wrote"
-            )
-        return [Found(metrics, metrics["config"]) for metrics in content]
+        return _read_saved(source)
     return [
-        Found(_read(path), _read(path.parent / "config.json"), path.parent)
-        for path in sorted(source.rglob("metrics.json"))
-        if (path.parent / "config.json").exists()
-        # but for MLflow's copies of runs that are there already, and what was interrupted while it was linked
+        SavedRun(RunResult.read(path.parent), read_saved_config(path.parent), path.parent)
+        for path in sorted(source.rglob(run_result.FILE))
+        if (path.parent / run_config.FILE).exists()
+        # MLflow keeps copies of runs in mlruns; folders with a dot are copies that were interrupted
         and not any(part == "mlruns" or part.startswith(".") for part in path.relative_to(source).parts)
     ]
 
 
-KEPT = (
+def _read_saved(file: Path) -> list[SavedRun]:
+    content = read_json(file)
+    if not isinstance(content, list) or not all(_is_saved_run(entry) for entry in content):
+        raise UserError(f"{file}: holds no results; give a file that `vqprompt bench table NAME --save FILE` wrote")
+    return [SavedRun(RunResult.parse(entry, f"{file}, run {n}"), entry["config"]) for n, entry in enumerate(content, 1)]
+
+
+def _is_saved_run(entry: Any) -> bool:
+    config = entry.get("config") if isinstance(entry, dict) else None
+    return isinstance(config, dict) and {"method", "data", "backbone", "seed", "options"} <= config.keys()
+
+
+SAVED_FIELDS = {
     "done", "faa", "caa", "forgetting", "average_accuracy", "accuracy", "seconds", "images_per_second", "parameters",
-    "bytes_per_class", "exemplars", "hardware",
-)  # fmt: skip
+    "bytes_per_class", "exemplars", "prompt_use", "hardware",
+}  # fmt: skip
 
 
 def save_runs(rows: Iterable[Row], path: Path) -> None:
-    """A table's runs as one small file to keep and to make the table of again, a run a line: no losses, no paths."""
+    """Save a table's runs in one small file, one line per run, to make the table from it again.
+
+    Losses and the paths of data and weights are left out.
+    """
     lines = []
     for run in (row.runs[seed] for row in rows for seed in row.seeds):
-        kept = {key: run.metrics[key] for key in KEPT if key in run.metrics}
-        if "accuracy" in kept:
-            kept["accuracy"] = [[None if v is None else round(v, 3) for v in line] for line in kept["accuracy"]]
-        lines.append(json.dumps({**kept, "config": _named(run.config)}))
+        accuracy = [[None if value is None else round(value, 3) for value in line] for line in run.result.accuracy]
+        rounded = run.result.model_copy(update={"accuracy": accuracy})
+        kept = rounded.model_dump(mode="json", include=SAVED_FIELDS & run.result.model_fields_set)
+        lines.append(json.dumps({**kept, "config": _named(run.config)}, separators=(",", ":")))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore it or do the run again") from None
-
-
 def differences(config: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Settings that two configs do not share, but for seed and machine. An older one may lack some, and how to
-    rebalance is nobody's business where nothing is rebalanced."""
-    ours, theirs = (in_use(flatten(_named(c))) for c in (config, other))
+    """Settings in which two runs differ, except the seed and the machine.
+
+    Settings that do nothing in one of the two (numbers of a schedule that it does not have, rebalancing where nothing
+    is rebalanced) are not compared.
+    """
+    ours, theirs = (in_use(flatten(_named(settings))) for settings in (config, other))
     return {
-        key.removeprefix("options."): (ours.get(key, NONE), theirs.get(key, NONE))
+        key.removeprefix("options."): (ours[key], theirs[key])
         for key in sorted(ours.keys() & theirs.keys())
-        if key not in (*MACHINE, "seed") and ours.get(key) != theirs.get(key)
+        if key not in (*MACHINE_SETTINGS, "seed") and ours[key] != theirs[key]
     }
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:
-    """Where somebody keeps the data and the weights makes no difference."""
+    """The settings with names instead of paths: where the data and the weights are kept makes no difference."""
     return {**config, "data": data_name(config["data"]), "backbone": backbone_name(config["backbone"])}
 
 
@@ -159,11 +172,11 @@ def _setting(config: dict[str, Any], key: str) -> Any:
     return config[key] if key in config else config["options"].get(key)
 
 
-def make_rows(grid: Grid, found: Iterable[Found], out: Path | None = None) -> list[Row]:
-    """The table: the grid's rows in their order, then what else was run.
+def make_rows(grid: Grid, found: Iterable[SavedRun], out: Path | None = None) -> list[Row]:
+    """The rows of the table: the grid's in their order, then runs with other settings.
 
-    out: the folder of all tables' runs; of other tables' runs, those with exactly this grid's settings count. None: all
-    that was found is meant for this table.
+    out: the folder of all tables' runs. A run of another table counts only if it has exactly this grid's settings.
+    None: all runs are meant for this table.
     """
     rows: dict[Any, Row] = {}
 
@@ -179,13 +192,13 @@ def make_rows(grid: Grid, found: Iterable[Found], out: Path | None = None) -> li
         row_of(method, variant, {}, backbone_name(grid.declared(method, variant)["backbone"]))
     for run in found:
         method = run.config["method"]
-        if not run.metrics["done"]:
+        if not run.result.done:
             continue
         variant = {key: _setting(run.config, key) for key in grid.axes(grid.sweep_of(method))}
         if None in variant.values():
             continue
         data = data_name(run.config["data"])
-        # the recipe for the run's own data
+        # the recipe for the run's own data set, whose defaults are no change of settings
         expected = resolve({**grid.declared(method, variant), "data": data}, recipe=True).model_dump(mode="json")
         changed = differences(completed(run.config), {**expected, "data": grid.settings["data"]})
         if out is None:
@@ -202,5 +215,5 @@ def make_rows(grid: Grid, found: Iterable[Found], out: Path | None = None) -> li
 
 
 def _others(row: Row, rows: Iterable[Row]) -> bool:
-    """Whether the paper's numbers stand in another row already, beside runs with other settings."""
+    """Whether another row, with runs of other settings, already shows the paper's numbers."""
     return any(r.runs and (r.method, r.variant) == (row.method, row.variant) for r in rows)

@@ -1,44 +1,65 @@
-"""Everything a run is: validated, saved with it. What a user leaves open, the method and the data set decide."""
+"""The settings of a run: one validated record, saved with the run as config.json.
+
+A user gives some settings. The preset, the config file, the method and the data set fill in others, in this order;
+what is still open gets the common default.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from vqprompt.datasets import DATASETS, parse_data
 from vqprompt.errors import UserError, explain
+from vqprompt.files import read_json
 from vqprompt.methods import find_method
+from vqprompt.methods.base import Method, StatisticsOptions
 from vqprompt.recipes import find_recipe, recipe_settings
 from vqprompt.training.settings import Training
 
-MACHINE = ("device", "compile", "deterministic")  # settings that say where a run happens, not what it is
-WHERE = (*MACHINE, "precision")  # and with which a run can go on that began with others
+FILE = "config.json"
+DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+
+# Settings that say on which machine and how a run is computed. Two runs that differ only in these are the same run.
+MACHINE_SETTINGS = ("device", "compile", "deterministic")
+# A run may be resumed with other values of these. (Precision does change results, so it is not a machine setting.)
+RESUMABLE_SETTINGS = (*MACHINE_SETTINGS, "precision")
 
 
 class RunConfig(Training, extra="forbid"):
     data: str = Field("quickdraw50", description="a data set: NAME, NAME=PATH, or a folder or zip of images")
     tasks: int | list[int] | list[list[str]] = Field(
-        10, description="how many, or the classes of each by count or name"
+        10, description="number of tasks, or the classes of each task, by count or by name"
     )
     method: str = "vq-prompt"
     backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
-    seed: int = Field(1, ge=0, description="0 keeps the natural class order")
-    size: int = Field(224, ge=8, description="image size in px, a multiple of the backbone's patch")
-    validation: float = Field(0.0, ge=0, lt=1, description="tune on this fraction of the training images, not on test")
-    train_per_class: int | None = Field(None, ge=1, description="at most so many training images a class")
-    test_per_class: int | None = Field(None, ge=1, description="at most so many test images a class")
-    device: str = "auto"
+    seed: int = Field(1, ge=0, le=2**63 - 1, description="0 keeps the natural class order")
+    size: int = Field(224, ge=8, le=2048, description="image size in px, a multiple of the backbone's patch")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="fraction of the training images to hold out and test on, instead of the test set"
+    )
+    train_per_class: int | None = Field(None, ge=1, description="maximum number of training images per class")
+    test_per_class: int | None = Field(None, ge=1, description="maximum number of test images per class")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, xpu")
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     deterministic: bool = Field(
-        True, description="on CUDA, only kernels that repeat themselves; false is a little faster"
+        True, description="on CUDA, use only kernels that give the same bits every time; false is a little faster"
     )
     options: dict[str, Any] = Field({}, description="the method's own settings (vqprompt methods NAME)")
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not DEVICES.fullmatch(device):
+            raise ValueError("expected auto, cpu, cuda, cuda:N, mps or xpu")
+        return device
 
     @property
     def training(self) -> Training:
@@ -48,31 +69,27 @@ class RunConfig(Training, extra="forbid"):
 def resolve(
     given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None, recipe: bool = False
 ) -> RunConfig:
-    """Fill in what was not given: from the preset, else a file's settings, else the published recipe if asked for, else
-    the method's habits, else the data set's, else the common ones.
+    """Fill in what was not given.
 
-    Keys are settings of the run, or of the method (dots reach into groups: `rebalancing.lr`).
+    For each setting the first of these that has it wins: what is given, the preset, the file, the published recipe (if
+    `recipe`), the method's defaults, the data set's defaults, the common defaults. Keys are settings of the run or of
+    the method; dots reach into groups (`rebalancing.lr`).
     """
     file = file or {}
     method_name = str({**file, **given}.get("method", "vq-prompt"))
-    if file.get("method", method_name) != method_name:  # another method's options are of no use here
+    if file.get("method", method_name) != method_name:  # the file's options are another method's: leave them out
         file = {key: value for key, value in file.items() if key != "options"}
     method = find_method(method_name)
     layers = [given]
     if preset is not None:
-        if preset not in method.presets:
-            there = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
-            raise UserError(f"{method_name} has no preset {preset!r}; {there}")
-        layers.append(method.presets[preset])
+        layers.append(_find_preset(method_name, method, preset))
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
     published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
     if preset == "released":  # what the data set decides wins over the preset, which knows none
         layers.insert(1, published)
     layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
-        layers.append(entry.defaults)
-        if all(key.split(".")[0] in method.Options.model_fields for key in entry.options):
-            layers.append(entry.options)
+        layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
     run: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for layer in reversed(layers):
@@ -87,7 +104,7 @@ def resolve(
             elif key.split(".")[0] in method.Options.model_fields:
                 _put(options, key, value)
             else:
-                _unknown(key, method_name, [*RunConfig.model_fields, *method.Options.model_fields])
+                _refuse_unknown(key, method_name, [*RunConfig.model_fields, *method.Options.model_fields])
     try:
         checked = method.Options(**options)
     except ValidationError as error:
@@ -104,6 +121,26 @@ def published_settings(method: str, known: dict[str, Any], preset: str | None = 
     tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
     count = len(tasks) if isinstance(tasks, list) else tasks
     return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
+
+
+def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:
+    if preset not in method.presets:
+        available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
+        raise UserError(f"{name} has no preset {preset!r}; {available}")
+    return method.presets[preset]
+
+
+def _applies(key: str, method: type[Method]) -> bool:
+    """Whether a data set's option applies to a method.
+
+    The method must have the option. An option inside a group (`rebalancing.lr`) must also be one that the method left
+    at its common default: SLCA and HiDe-Prompt bring a recipe of their own, which a data set does not change in part.
+    """
+    group, _, inner = key.partition(".")
+    if group not in method.Options.model_fields:
+        return False
+    common = StatisticsOptions.model_fields.get(group)
+    return not inner or common is None or method.Options.model_fields[group].default == common.default
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -124,11 +161,22 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
         then = {name: field.get_default() for name, field in Training.model_fields.items()}
         return resolve({**then, **config, "options": options}).model_dump(mode="json")
     except UserError:
-        return config  # some do not exist any more: it is another run than any of today's
+        return config  # it has settings that no longer exist, so it equals no run of today
+
+
+def read_saved_config(folder: Path) -> dict[str, Any]:
+    """The settings in a run's folder, as they were saved. `completed` adds newer settings."""
+    path = folder / FILE
+    if not path.exists():
+        raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected an object of settings; restore it or do the run again")
+    return found
 
 
 def _put(target: dict[str, Any], key: str, value: Any) -> None:
-    """`a.b=1` into {"a": {"b": 1}}; groups merge, so a later layer may change one of several."""
+    """Put `a.b=1` into {"a": {"b": 1}}. Groups merge, so that a later layer may change one setting of a group."""
     head, _, rest = key.partition(".")
     if rest:
         _put(target, head, {rest: value})
@@ -141,34 +189,41 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
         target[head] = value
 
 
-def _unknown(key: str, method: str, known: list[str]) -> None:
+def _refuse_unknown(key: str, method: str, known: list[str]) -> None:
     near = difflib.get_close_matches(key.split(".")[0], known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UserError(f"no setting is called {key!r} for {method}; {hint}there are {', '.join(known)}")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value`, the value as JSON where it is JSON."""
+    """`key=value`. The value is read as JSON if it is JSON, else as text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UserError(f"--set {text!r}: expected key=value, as in --set tau=5")
+        raise UserError(f"--set {_shorten(text)!r}: expected key=value, as in --set tau=5")
     try:
         return key.strip(), json.loads(value)
     except json.JSONDecodeError:
         return key.strip(), value
+    except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets
+        raise UserError(f"--set {_shorten(text)!r}: the value is too long or too deeply nested") from None
 
 
 def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
-    """Settings from a JSON or TOML file; a run's config.json is one."""
+    """Settings from a JSON or TOML file. A run's config.json is such a file."""
+    kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        found = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except OSError as error:
         raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{option} {path}: not valid {'TOML' if path.suffix == '.toml' else 'JSON'} ({error})"
-        ) from None
+    except RecursionError:
+        raise UserError(f"{option} {path}: not valid {kind} (nested too deeply)") from None
+    except ValueError as error:  # bad syntax, bad encoding, or a number of thousands of digits
+        raise UserError(f"{option} {path}: not valid {kind} ({_shorten(str(error))})") from None
     if not isinstance(found, dict):
         raise UserError(f"{option} {path}: expected an object of settings")
     return found
+
+
+def _shorten(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

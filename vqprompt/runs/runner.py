@@ -14,13 +14,14 @@ from vqprompt import metrics as m
 from vqprompt.data.stream import Stream, Task
 from vqprompt.datasets import open_dataset, parse_data
 from vqprompt.errors import CheckpointError, UserError, explain
-from vqprompt.files import held, read_json, write_atomically
+from vqprompt.files import lock_folder, write_atomically
 from vqprompt.learner.checkpoint import INFO
 from vqprompt.learner.learner import Learner
 from vqprompt.learner.state import SavedState
 from vqprompt.progress import Progress, Report, Stage, ignore
 from vqprompt.result import SCHEMA_VERSION, EpochLosses, ParameterCounts, PromptUse, RunResult
-from vqprompt.runs.config import WHERE, RunConfig, completed, flatten
+from vqprompt.runs.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
+from vqprompt.runs.limits import refuse_what_cannot_fit
 from vqprompt.runs.tracking import Tracking
 from vqprompt.runtime import Runtime, hardware, rounding
 from vqprompt.training.loop import Epoch
@@ -46,8 +47,9 @@ def run(
     (learner/queries.py). track: names of `tracking.TRACKERS`. at_once: how many runs share the hardware, for readers of
     the speed.
     """
+    refuse_what_cannot_fit(config)
     refuse_conflicts(out, config, resume)
-    with held(out):
+    with lock_folder(out):
         work = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
         work.open(resume)
         result = work.learn_all()
@@ -55,7 +57,7 @@ def run(
             from vqprompt.report.pages import write_report  # slow to import, and needed only here
 
             write_report(out)
-        work.tracking.finish(result.model_dump(mode="json"))
+        work.tracking.finish(result)
         return result
 
 
@@ -113,7 +115,7 @@ class Run:
 
     def _create(self) -> int:
         c = self.config
-        where = {key: getattr(c, key) for key in WHERE}
+        where = {key: getattr(c, key) for key in RESUMABLE_SETTINGS}
         tasks = c.tasks if isinstance(c.tasks, int) else len(c.tasks)
         self.learner = Learner(
             c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
@@ -126,7 +128,7 @@ class Run:
         saved = SavedState.read(self.out)
         if "run" not in saved.info:
             raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
-        runtime = Runtime.pick(**{key: getattr(self.config, key) for key in WHERE})
+        runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
         self.learner = Learner.from_state(saved, runtime, self.config.backbone)
         try:
             self.state = RunState(**saved.info["run"])
@@ -314,12 +316,13 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     if existing.exists():
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
-        old = completed(read_json(existing))
+        old = completed(read_saved_config(out))
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
         # where data and weights are may change: that they are the same is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
         moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
-        changed = sorted(k for k in now.keys() | then.keys() if k not in {*WHERE, *moved} and then.get(k) != now.get(k))
+        free = {*RESUMABLE_SETTINGS, *moved}
+        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
         if changed:
             pairs = ", ".join(
                 f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"

@@ -12,6 +12,8 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+TINY = 1e-12  # in place of an energy or a width of zero: all features were equal before
+
 
 class Moving(BaseModel, extra="forbid"):
     """How the statistics of old classes follow the features."""
@@ -46,7 +48,7 @@ class KernelDrift(Drift):
     def __init__(self, before: Tensor, change: Tensor, bandwidth: float) -> None:
         super().__init__(before.mean(0), change.mean(0))
         self.before, self.change = before, change
-        self.width = bandwidth * (before - self.center).norm(dim=1).mean()
+        self.width = bandwidth * (before - self.center).norm(dim=1).mean().clamp(min=TINY)
 
     def points(self, points: Tensor) -> Tensor:
         flat = points.to(self.before).flatten(0, -2)
@@ -68,5 +70,5 @@ def fit_drift(before: Tensor, after: Tensor, moving: Moving) -> Drift:
         return Drift(center, shift)
     x = old - center
     gram = x.T @ x
-    ridge = moving.ridge * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    ridge = moving.ridge * gram.diagonal().mean().clamp(min=TINY) * torch.eye(len(gram)).to(gram)
     return Drift(center, shift, torch.linalg.solve(gram + ridge, x.T @ (change - shift)))

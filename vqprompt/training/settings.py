@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from vqprompt.data.store import STORED_MARGIN
+
 Augment = Literal["crop", "crop-color", "window", "flip", "none"]
 Normalize = Literal["backbone", "none", "imagenet"]
 ScheduleName = Literal["cosine", "constant", "steps", "epoch-cosine", "released", "coda"]
@@ -42,6 +44,6 @@ class Training(BaseModel, extra="forbid"):
         "clean", description="class statistics are taken of clean images, or of one augmented view of each"
     )
     stored: float = Field(
-        8 / 7, ge=1, le=8, description="images are kept at this multiple of the size; more keeps small crops sharp"
+        STORED_MARGIN, ge=1, le=8, description="images are kept at this multiple of the size; more keeps small crops sharp"
     )
     test_crop: float = Field(0.875, ge=0, le=1, description="side of the central test crop; 0: whole image, squashed")

@@ -44,6 +44,10 @@ class View:
         with torch.no_grad():
             return self.vit.query(self.tokens).float()
 
+    def mirrored(self) -> View:
+        """The images mirrored. The query stays: which prompts an image gets does not depend on its direction."""
+        return View(self.vit, lambda: self.images.flip(-1), self.query, task=self.task)
+
     def through(self, vit: ViT) -> View:
         """The same images, without labels, seen through another network; through the same one, nothing is computed
         twice."""

@@ -1,0 +1,100 @@
+"""Try many faults, each in a child process, and count how they were taken.
+
+A child works through the tries of one kind. When one hangs or takes the child down, it is counted as bad and a new child
+goes on after it. Every try has a generator of its own, seeded by (seed, kind, number), so each can be repeated alone:
+`python tools/faults.py --kind images --seed 1 --start 812 --count 1`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import resource
+import shutil
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from faults import KINDS
+from vqprompt.errors import UserError
+
+HANG = 20.0  # seconds
+MEMORY = 1000  # MB that one try may take above what the child began with
+
+
+@dataclass
+class Count:
+    """How the tries of one kind went."""
+
+    kind: str
+    tried: int = 0
+    bad: list[str] = field(default_factory=list)
+
+    @property
+    def handled(self) -> int:
+        return self.tried - len(self.bad)
+
+
+def run(kind: str, count: int, seed: int, start: int = 0) -> Count:
+    """Try `count` faults of one kind, from number `start` on."""
+    result, number = Count(kind), start
+    context = multiprocessing.get_context("fork")
+    while number < start + count:
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_work, args=(theirs, kind, number, start + count, seed), daemon=True)
+        child.start()
+        theirs.close()
+        while number < start + count:
+            try:
+                outcome = ours.recv() if ours.poll(HANG) else "bad: no answer after 20 seconds"
+            except EOFError:
+                child.join()
+                outcome = f"bad: the process died with status {child.exitcode}"
+            result.tried += 1
+            if outcome != "handled":
+                result.bad.append(f"--kind {kind} --seed {seed} --start {number} --count 1: {outcome}")
+            number += 1
+            if "no answer" in outcome or "process died" in outcome:
+                break
+        child.kill()
+        child.join()
+        ours.close()
+    return result
+
+
+def _work(answers: Connection, kind: str, first: int, end: int, seed: int) -> None:
+    peak = _peak()
+    limit = peak + MEMORY
+    for number in range(first, end):
+        folder = Path(tempfile.mkdtemp(prefix="vqprompt-fault-"))
+        try:
+            outcome = _try(kind, number, seed, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        now = _peak()
+        if outcome == "handled" and now > limit and now > peak:
+            outcome = f"bad: took {now - limit + MEMORY} MB"
+        peak = max(peak, now)
+        answers.send(outcome)
+
+
+def _try(kind: str, number: int, seed: int, folder: Path) -> str:
+    try:
+        return KINDS[kind](random.Random(f"{seed}:{kind}:{number}"), folder)
+    except UserError as error:
+        return "handled" if str(error) else "bad: an error without words"
+    except BaseException:
+        return f"bad: {traceback.format_exc(limit=-3)}"
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def table(counts: list[Count]) -> str:
+    """One row per kind."""
+    rows = [("kind", "tried", "handled", "bad")]
+    rows += [(c.kind, f"{c.tried:,}", f"{c.handled:,}", f"{len(c.bad):,}") for c in counts]
+    return "\n".join(f"{a:<16}{b:>9}{c:>9}{d:>7}" for a, b, c, d in rows)

@@ -1,0 +1,209 @@
+"""The cache: what is damaged is made again with a warning, and what cannot be written costs time, not the run."""
+
+import errno
+import os
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+from test_images import fill
+
+from vqprompt import files
+from vqprompt.data.source import Source
+from vqprompt.data.store import build_store
+from vqprompt.errors import UserError, WriteError
+from vqprompt.files import keep_array, load_array, lock_folder, replacing, save_array, save_tensors, write_atomically
+
+SIDE = 16
+ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)
+
+
+def flip(path, place, bit=1):
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+
+
+class TestArrays:
+    @pytest.mark.parametrize("mapped", [True, False])
+    def test_come_back(self, tmp_path, mapped):
+        for array in (ARRAY, ARRAY.astype(np.uint8).T, np.zeros((0, 4)), np.array(3.5)):
+            save_array(tmp_path / "a.npy", array)
+            if array.size:
+                assert np.array_equal(load_array(tmp_path / "a.npy", mapped), array)
+        assert load_array(tmp_path / "b.npy") is None
+        assert [p.name for p in tmp_path.iterdir()] == ["a.npy"]
+
+    def test_every_flipped_bit_is_noticed(self, tmp_path):
+        save_array(tmp_path / "a.npy", ARRAY[:2])
+        whole = (tmp_path / "a.npy").read_bytes()
+        for place in range(0, len(whole), 7):
+            flip(tmp_path / "a.npy", place, 1 << place % 8)
+            with pytest.warns(
+                UserWarning, match=r"a\.npy: the cached file is damaged .wrong checksum. and is made again"
+            ):
+                assert load_array(tmp_path / "a.npy") is None
+            (tmp_path / "a.npy").write_bytes(whole)
+        assert np.array_equal(load_array(tmp_path / "a.npy"), ARRAY[:2])
+
+    @pytest.mark.parametrize("damage", ["truncated", "longer", "zeroed", "empty", "swapped", "folder", "fifo"])
+    def test_other_damage_is_noticed(self, tmp_path, damage):
+        path, other = tmp_path / "a.npy", tmp_path / "b.npy"
+        save_array(path, ARRAY)
+        save_array(other, ARRAY + 1)
+        data = path.read_bytes()
+        if damage == "swapped":
+            shutil.copy(other, path)
+        elif damage in ("folder", "fifo"):
+            path.unlink()
+            path.mkdir() if damage == "folder" else os.mkfifo(path)
+        else:
+            path.write_bytes(
+                {"truncated": data[:-100], "longer": data + b"x", "zeroed": bytes(len(data)), "empty": b""}[damage]
+            )
+        with pytest.warns(UserWarning, match=r"a\.npy: the cached file .* is made again"):
+            assert load_array(path) is None
+
+    def test_a_file_of_an_earlier_version_is_made_again_in_silence(self, tmp_path):
+        np.save(tmp_path / "a.npy", ARRAY)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert load_array(tmp_path / "a.npy") is None
+
+    def test_a_large_one_in_several_pieces(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(files, "PIECE", 100)
+        save_array(tmp_path / "a.npy", ARRAY)
+        assert np.array_equal(load_array(tmp_path / "a.npy"), ARRAY)
+        flip(tmp_path / "a.npy", 1500)
+        with pytest.warns(UserWarning, match="wrong checksum"):
+            assert load_array(tmp_path / "a.npy") is None
+
+
+class TestStore:
+    @pytest.mark.parametrize("part", ["pixels", "aspects"])
+    @pytest.mark.parametrize("damage", ["flipped", "truncated", "zeroed", "empty", "other"])
+    def test_a_damaged_store_is_decoded_again(self, tmp_path, home, part, damage):
+        folder = fill(tmp_path / "files")
+        first = build_store(Source(folder), SIDE)
+        pixels, aspect = np.array(first.pixels), first.aspect.clone()
+        (path,) = [p for p in (home / "images").iterdir() if ("aspect" in p.name) == (part == "aspects")]
+        data = bytearray(path.read_bytes())
+        if damage == "other":
+            other = build_store(Source(fill(tmp_path / "other", count=7)), SIDE)
+            (file,) = [
+                p
+                for p in (home / "images").glob(f"{other.fingerprint}*")
+                if ("aspect" in p.name) == (part == "aspects")
+            ]
+            data = file.read_bytes()
+        elif damage == "flipped":
+            data[len(data) - 60] ^= 4
+        path.write_bytes({"truncated": data[:-70], "zeroed": bytes(len(data)), "empty": b""}.get(damage, data))
+        with pytest.warns(UserWarning, match="is made again"):
+            again = build_store(Source(folder), SIDE)
+        assert np.array_equal(again.pixels, pixels) and again.aspect.equal(aspect)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.array_equal(build_store(Source(folder), SIDE).pixels, pixels)
+
+    @pytest.fixture
+    def full(self, monkeypatch):
+        """A disk without space."""
+
+        def refuse(*given, **named):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+        monkeypatch.setattr(os, "fsync", refuse)
+
+    def test_a_full_disk_only_costs_the_cache(self, tmp_path, home, full):
+        with pytest.warns(UserWarning, match="nothing is kept in the cache .*No space left.*VQPROMPT_HOME") as caught:
+            store = build_store(Source(fill(tmp_path / "files")), SIDE)
+        assert len(store) == 10 and store.pixels.any() and len(caught) == 1
+        assert not [p for p in home.rglob("*") if p.is_file()]
+
+    def test_a_full_disk_and_a_compressed_tar(self, tmp_path, home, full):
+        from test_archives import tar_of
+
+        path = tar_of(fill(tmp_path / "files"), tmp_path / "x.tgz", "w:gz")
+        with pytest.warns(UserWarning, match="nothing is kept in the cache"):
+            assert len(build_store(Source(path), SIDE)) == 10
+
+    @pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null/x"])
+    def test_a_cache_that_cannot_be(self, tmp_path, monkeypatch, place):
+        monkeypatch.setenv("VQPROMPT_HOME", place)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(build_store(Source(fill(tmp_path / "files")), SIDE)) == 10
+        assert len([w for w in caught if "nothing is kept" in str(w.message)]) <= 1
+
+    def test_a_cache_that_is_a_file(self, tmp_path, monkeypatch):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path / "file"))
+        with pytest.raises(UserError, match="must be a folder, but this is a file; set VQPROMPT_HOME"):
+            build_store(Source(fill(tmp_path / "files")), SIDE)
+
+    def test_keeping_an_array_warns_once(self, home, full):
+        with pytest.warns(UserWarning, match="nothing is kept") as caught:
+            assert not keep_array(home / "a.npy", ARRAY) and not keep_array(home / "b.npy", ARRAY)
+        assert len(caught) == 1
+
+
+class TestWriting:
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO])
+    def test_what_the_system_refuses_is_said_in_one_line(self, tmp_path, number, monkeypatch):
+        write_atomically(tmp_path / "a.json", "old")
+
+        def refuse(descriptor):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(WriteError, match=rf"a\.json: cannot be written \({os.strerror(number)}\); .*") as caught:
+            write_atomically(tmp_path / "a.json", "new")
+        assert isinstance(caught.value, UserError) and isinstance(caught.value, OSError)
+        assert (tmp_path / "a.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+    def test_a_name_of_300_letters(self, tmp_path):
+        with pytest.raises(WriteError, match="choose a shorter name"):
+            write_atomically(tmp_path / ("x" * 300), "text")
+        with pytest.raises(WriteError, match="choose a shorter name"), lock_folder(tmp_path / ("x" * 300)):
+            pass
+
+    def test_a_folder_that_is_a_file(self, tmp_path):
+        (tmp_path / "file").touch()
+        for path in (tmp_path / "file", tmp_path / "file" / "inner"):
+            with pytest.raises(WriteError, match="a part of this path is a file"), lock_folder(path):
+                pass
+
+    def test_safetensors_on_a_full_disk(self, tmp_path):
+        if not os.path.exists("/dev/full"):
+            pytest.skip("no /dev/full here")
+        import torch
+        from safetensors import SafetensorError
+
+        def full(tensors, path, metadata):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("safetensors.torch.save_file", full)
+            with pytest.raises(WriteError, match=r"a\.safetensors: cannot be written .No space left.*free some space"):
+                save_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(1)})
+        assert not list(tmp_path.iterdir())
+
+    def test_partial_files_of_killed_processes_go(self, tmp_path):
+        dead = 2**22 + 12345  # above the largest process number
+        stale = tmp_path / f".a.json.{files.HOST}.{dead}.0.partial"
+        alive = tmp_path / f".a.json.{files.HOST}.{os.getpid()}.0.partial"
+        elsewhere = tmp_path / f".a.json.00000000.{dead}.0.partial"
+        for path in (stale, alive, elsewhere):
+            path.touch()
+        write_atomically(tmp_path / "a.json", "text")
+        assert not stale.exists() and alive.exists() and elsewhere.exists()
+
+    def test_an_exception_inside_leaves_the_old_file(self, tmp_path):
+        write_atomically(tmp_path / "a", "old")
+        with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as partial:
+            partial.write_text("half")
+            raise KeyboardInterrupt
+        assert (tmp_path / "a").read_text() == "old" and len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,267 @@
+"""What defines the methods that came after the paper, rivals and our own."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
+
+from vqprompt import Learner
+from vqprompt.backbones.low_rank import add_low_rank, linear_layers, low_rank_changes
+from vqprompt.methods.ease import EASE
+from vqprompt.methods.ranpac import solve_ridge
+from vqprompt.methods.sldc import blended_map, symmetric_cross_entropy
+from vqprompt.methods.task import TaskInfo
+from vqprompt.training.view import View
+
+SLOW = QUICK.model_copy(update={"lr": 1e-12, "min_lr": 0.0})
+
+
+def view_of(learner: Learner, count: int = 5, labels=None) -> View:
+    images = torch.randn(count, 3, 28, 28)
+    return View(learner.vit, lambda: images, labels=labels)
+
+
+def learned(method: str, training=QUICK, tasks: int = 3, **options) -> tuple[Learner, list]:
+    learner, stream = make_learner(method, training=training, **options), make_stream(tasks)
+    seen = []
+    for task in stream:
+        learner.learn(task)
+        seen.append((task, learner.features(task.train)))
+    return learner, seen
+
+
+class TestViT:
+    def test_class_tokens_of_the_last_blocks(self):
+        vit, images = make_vit(), torch.randn(3, 3, 28, 28)
+        x, tokens = vit.embed(images), []
+        for block in vit.blocks:
+            x = block(x)
+            tokens.append(vit.norm(x)[:, 0])
+        for count in (1, 2, 3):
+            found = vit.encode(vit.embed(images), class_tokens=count)
+            torch.testing.assert_close(found, torch.cat(tokens[::-1][:count], dim=1))
+
+    def test_an_adapter_is_a_bottleneck_beside_the_mlp(self):
+        vit, images = make_vit(), torch.randn(3, 3, 28, 28)
+        adapters = [tuple(torch.randn(*shape) for shape in ((4, 32), (4,), (32, 4), (32,))) for _ in vit.blocks]
+        x = vit.embed(images)
+        for block, (down, down_bias, up, up_bias) in zip(vit.blocks, adapters, strict=True):
+            x = x + block.attn(block.norm1(x))
+            x = x + block.mlp(block.norm2(x)) + (x @ down.T + down_bias).relu() @ up.T + up_bias
+        found = vit.encode(vit.embed(images), adapters=adapters)
+        torch.testing.assert_close(found, vit.norm(x)[:, 0], rtol=1e-4, atol=1e-4)
+
+    def test_low_rank_changes_are_merged_in_a_copy(self):
+        vit, images = make_vit(), torch.randn(3, 3, 28, 28)
+        before = vit(images)
+        add_low_rank(vit, 2)
+        torch.testing.assert_close(vit(images), before, msg="nothing changes before something is learned")
+        for change in low_rank_changes(vit):
+            change.up.data.normal_(std=0.1)
+        assert not torch.allclose(vit(images), before, atol=1e-2)
+        torch.testing.assert_close(vit.frozen_copy()(images), vit(images))
+
+
+class TestPrototypes:
+    def test_simplecil_is_the_nearest_mean_by_cosine_and_trains_nothing(self):
+        learner, seen = learned("simplecil")
+        assert learner.images_seen == 0
+        means = torch.cat([torch.stack([f[t.train.labels == c].mean(0) for c in (0, 1)]) for t, f in seen])
+        view = view_of(learner)
+        expected = F.cosine_similarity(view.query[:, None], means[None], dim=-1)
+        torch.testing.assert_close(learner.method.logits(view) * 0.1, expected, rtol=1e-4, atol=1e-5)
+
+    def test_any_division_into_tasks_gives_the_same_simplecil(self):
+        several, one = learned("simplecil", tasks=3)[0], learned("simplecil", tasks=1)[0]
+        assert several.classes == one.classes
+        torch.testing.assert_close(several.method.prototypes, one.method.prototypes)
+
+    def test_apers_adapters_learn_in_the_first_task_alone(self):
+        learner, stream = make_learner("aper"), make_stream()
+        states = [copy.deepcopy(learner.method.adapters.state_dict())]
+        for task in stream:
+            learner.learn(task)
+            states.append(copy.deepcopy(learner.method.adapters.state_dict()))
+        assert not same_tensors(states[0], states[1])
+        assert same_tensors(states[1], states[2]) and same_tensors(states[2], states[3])
+
+    def test_apers_features_are_the_frozen_and_the_adapted_ones(self):
+        learner, _ = learned("aper")
+        view = view_of(learner)
+        features = learner.method.features(view)[0]
+        torch.testing.assert_close(features[:, :32], learner.vit(view.images))
+        adapted = learner.vit.encode(view.tokens, adapters=learner.method.adapters.by_block())
+        torch.testing.assert_close(features[:, 32:], adapted)
+        assert not torch.allclose(features[:, :32], adapted, atol=1e-4)
+
+
+class TestRanPAC:
+    def test_the_solution_is_ridge_regression_on_everything_seen(self):
+        learner, seen = learned("ranpac", projection=40, adapt=False)
+        method, total = learner.method, 0
+        lifted, targets = [], []
+        for task, features in seen:
+            lifted.append((features @ method.projection).relu())
+            targets.append(F.one_hot(task.train.labels + total, 6).float())
+            total += 2
+        h, y = torch.cat(lifted).double(), torch.cat(targets).double()
+        candidates = [np.linalg.solve((h.T @ h).numpy() + r * np.eye(40), (h.T @ y).numpy()).T for r in
+                      (10.0**e for e in range(-8, 10))]  # fmt: skip
+        assert min(np.abs(method.weight.double().numpy() - c).max() for c in candidates) < 1e-2
+        torch.testing.assert_close(method.gram.double(), h.T @ h, rtol=1e-4, atol=1e-3)
+
+    def test_sums_do_not_depend_on_the_division_into_tasks(self):
+        several, one = (learned("ranpac", tasks=n, projection=30, adapt=False)[0].method for n in (3, 1))
+        torch.testing.assert_close(several.gram, one.gram)
+        torch.testing.assert_close(several.products, one.products)
+
+    def test_the_projection_comes_from_the_seed_and_is_not_saved(self, tmp_path):
+        learner, _ = learned("ranpac", projection=30)
+        learner.save(tmp_path)
+        again = Learner.load(tmp_path, backbone=make_vit(), device="cpu", compile="off")
+        assert "projection" not in learner.method.state_dict()
+        assert torch.equal(again.method.projection, learner.method.projection)
+        view = view_of(learner)
+        assert torch.equal(again.method.logits(view), learner.method.logits(view))
+
+    def test_a_singular_system_is_nan_and_never_chosen(self):
+        assert solve_ridge(torch.zeros(3, 3), torch.ones(3, 2), 0.0).isnan().all()
+
+
+class TestEASE:
+    def test_old_subspaces_stay(self):
+        learner, stream, states = make_learner("ease"), make_stream(), []
+        for task in stream:
+            learner.learn(task)
+            states.append([copy.deepcopy(a.state_dict()) for a in learner.method.adapters])
+        assert [len(s) for s in states] == [1, 2, 3]
+        assert same_tensors(states[0][0], states[2][0]) and same_tensors(states[1][1], states[2][1])
+
+    def test_missing_prototypes_are_mixtures_of_new_ones(self):
+        learner, stream = make_learner("ease"), iter(make_stream())
+        learner.learn(next(stream))
+        before = learner.method.prototypes.clone()
+        task = next(stream)
+        learner.learn(task)
+        after, features = learner.method.prototypes, learner.features(task.train).unflatten(1, (2, -1))
+        new = torch.stack([features[task.train.labels == c].mean(0) for c in (0, 1)])
+        torch.testing.assert_close(after[2:], new, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(after[:2, 0], before[:, 0])
+        weights = torch.softmax(F.cosine_similarity(before[:, None, 0], new[None, :, 0], dim=-1), dim=-1)
+        torch.testing.assert_close(after[:2, 1], weights @ new[:, 1], rtol=1e-4, atol=1e-4)
+
+    def test_a_class_s_own_subspace_counts_fully(self):
+        learner, _ = learned("ease", others=0.25)
+        method: EASE = learner.method
+        view = view_of(learner)
+        features = method.features(view)[0].unflatten(1, (3, -1))
+        for c in range(6):
+            cosines = F.cosine_similarity(features, method.prototypes[c][None], dim=-1)
+            weights = torch.tensor([1.0 if t == c // 2 else 0.25 for t in range(3)])
+            torch.testing.assert_close(method.logits(view)[:, c] * 0.1, cosines @ weights, rtol=1e-4, atol=1e-4)
+
+
+class TestSLDC:
+    def test_symmetric_cross_entropy(self):
+        logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 1, 0])
+        p, hot = logits.softmax(1), F.one_hot(labels, 4).float()
+        reverse = -(p * hot.clamp(min=1e-4).log()).sum(1).mean()
+        expected = 0.5 * F.cross_entropy(logits, labels) + 0.5 * reverse
+        torch.testing.assert_close(symmetric_cross_entropy(logits, labels), expected)
+        torch.testing.assert_close(symmetric_cross_entropy(logits, labels + 7, 7), expected)
+
+    def test_the_backbone_changes_by_low_rank_matrices_alone(self, tmp_path):
+        learner, start = make_learner("sldc", rank=2), make_vit().state_dict()
+        for task in make_stream():
+            learner.learn(task)
+        for layer, name in zip(
+            linear_layers(learner.vit)[:4], ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"), strict=True
+        ):
+            change = layer.weight.detach() - start[f"blocks.0.{name}.weight"]
+            assert change.abs().max() > 0 and torch.linalg.matrix_rank(change, atol=1e-5) <= 2
+        learner.save(tmp_path)
+        names = {n for n in learner.method.state_dict() if learner.method.saved(n)}
+        assert not any("original" in n or n == "vit.cls_token" for n in names)
+        again = Learner.load(tmp_path, backbone=make_vit(), device="cpu", compile="off")
+        view = view_of(learner)
+        assert torch.equal(again.method.logits(view), learner.method.logits(view))
+
+    def test_the_map_is_blended_with_the_identity(self):
+        x = torch.randn(40, 8)
+        a = torch.linalg.qr(torch.randn(8, 8))[0]
+        drift = blended_map(x, x @ a)  # a rotation keeps lengths, so the map is found exactly
+        weight = math.exp(-40 / 8)
+        expected = (1 - weight) * a + weight * torch.eye(8)
+        torch.testing.assert_close(drift.matrix.float(), expected, rtol=1e-3, atol=1e-3)
+
+
+class TestMovingMemory:
+    @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
+    def test_features_are_two_class_tokens_averaged_over_the_mirror_image(self, method):
+        learner, _ = learned(method)
+        view = view_of(learner)
+        plain, mirrored = (learner.method.encode(v, 2)[0] for v in (view, view.mirrored()))
+        assert plain.shape == (5, 64)
+        expected = [F.normalize(v.unflatten(1, (2, -1)), dim=-1).flatten(1) * 20 for v in (plain, mirrored)]
+        torch.testing.assert_close(learner.method.features(view)[0], (expected[0] + expected[1]) / 2)
+        flipped = View(learner.vit, lambda: view.images.flip(-1), view.query)
+        torch.testing.assert_close(learner.method.encode(flipped, 2)[0], mirrored)
+
+    @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
+    def test_where_nothing_moves_it_is_the_closed_form_on_all_images(self, method):
+        """A rate of almost zero: any division into tasks then gives the same classifier."""
+        several, one = (learned(method, training=SLOW, tasks=n, feature_distillation=0.0)[0].method for n in (3, 1))
+        torch.testing.assert_close(several.head.weight, one.head.weight, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(several.statistics.means, one.statistics.means, rtol=1e-3, atol=1e-3)
+
+    @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
+    def test_old_means_follow_the_features(self, method):
+        """Of old classes, retaken from their images: moved means are closer than means that stay."""
+        distances = {}
+        for how in ("linear", "none"):
+            fast = QUICK.model_copy(update={"lr": 0.02, "epochs": 4})
+            learner, stream = make_learner(method, training=fast, moving={"how": how}), make_stream()
+            tasks = []
+            for task in stream:
+                learner.learn(task)
+                tasks.append(task)
+            for task in tasks[:2]:
+                task.train._parts[0].guard = None  # a look that no method gets
+            features = [learner.features(task.train) for task in tasks[:2]]
+            true = torch.cat(
+                [
+                    torch.stack([f[t.train.labels == c].mean(0) for c in (0, 1)])
+                    for t, f in zip(tasks, features, strict=False)
+                ]
+            )
+            distances[how] = float((learner.method.statistics.means[:4, 0] - true).norm())
+        assert distances["linear"] < 0.8 * distances["none"]
+
+    def test_the_training_classifier_is_thrown_away(self):
+        learner, _ = learned("moving-prompts")
+        assert learner.method.task_head is None
+        assert not any(name.startswith("task_head") for name in learner.method.state_dict())
+
+    def test_a_reduced_model_keeps_only_low_rank_changes(self, tmp_path):
+        learner, _ = learned("moving-weights", rank=3, rank_every=1)
+        learner.save(tmp_path / "reduced")
+        names = {n for n in learner.method.state_dict() if learner.method.saved(n)}
+        assert not any(n.endswith(("qkv.weight", "fc1.weight", "pos_embed", "cls_token")) for n in names)
+        start = make_vit().state_dict()
+        for number, layer in enumerate(linear_layers(learner.vit)):
+            change = layer.weight.detach() - getattr(learner.method, f"start{number}")
+            assert torch.linalg.matrix_rank(change, atol=1e-5) <= 3
+        assert torch.equal(learner.method.start0, start["blocks.0.attn.qkv.weight"])
+        again = Learner.load(tmp_path / "reduced", backbone=make_vit(), device="cpu", compile="off")
+        assert same_tensors(tensors_of(again), tensors_of(learner))
+
+    def test_which_blocks(self):
+        learner = make_learner("moving-prompts", blocks=[1, 3])
+        learner.method.start_task(TaskInfo(0, 0, 2))
+        assert learner.method.pool.prompts.shape[0] == 2 and make_learner("moving-prompts").method.blocks == list(
+            range(6)
+        )

@@ -1,0 +1,85 @@
+"""The command `vqprompt`: its sub-commands, and what a person sees when something goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from vqprompt._version import __version__
+from vqprompt.commands import bench, listings
+from vqprompt.commands.console import print_error
+from vqprompt.commands.interrupted import explains_interruption
+from vqprompt.commands.options import option_value
+from vqprompt.commands.predict import predict
+from vqprompt.commands.run import demo, run
+from vqprompt.errors import UserError
+
+app = typer.Typer(
+    help="Continual learning with a frozen Vision Transformer: teach it classes as they come, keep none of the images."
+    "\n\n"
+    "Start with [bold]vqprompt demo[/bold], then [bold]vqprompt run --data YOUR_FOLDER --out RESULTS[/bold].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+for command in (demo, run, predict, listings.methods, listings.backbones, listings.datasets):
+    app.command()(explains_interruption(command))
+app.add_typer(bench.app, name="bench", rich_help_panel="Commands")
+
+DISK_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space, then give the same command again with --resume",
+    errno.EDQUOT: "your disk quota is used up; free some space, then give the same command again with --resume",
+    errno.EROFS: "this file system is read-only; give another folder",
+    errno.EACCES: "permission denied; give a folder that you may write to, or files that you may read",
+    errno.EPERM: "permission denied; give a folder that you may write to, or files that you may read",
+    errno.ENAMETOOLONG: "the name is too long; give a shorter one",
+}
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"vqprompt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command. Exit status 2: the user can fix it, and standard error says how."""
+    try:
+        app()
+    except UserError as error:
+        print_error(str(error))
+        sys.exit(2)
+    except RecursionError:
+        print_error("a file or setting is nested too deeply to be read; give a simpler one")
+        sys.exit(2)
+    except Exception as error:
+        explanation = explain_disk_error(error)
+        if explanation is None:
+            raise
+        print_error(explanation)
+        sys.exit(2)
+
+
+def explain_disk_error(error: Exception) -> str | None:
+    """One sentence that names the path; None if the error is not about a file or a disk."""
+    number = error.errno if isinstance(error, OSError) else None
+    if os.strerror(errno.ENOSPC) in str(error):  # safetensors raises its own type, without a number
+        number = errno.ENOSPC
+    named = getattr(error, "filename", None)
+    if number is None or (named is None and number not in DISK_ERRORS):
+        return None
+    path = str(named or option_value(sys.argv, "--out") or "writing a file")
+    hint = DISK_ERRORS.get(number) or f"{os.strerror(number)}; check the path"
+    return f"{path if len(path) <= 200 else path[:200] + '…'}: {hint}"

@@ -1,0 +1,71 @@
+"""What a person reads after Ctrl-C: what was kept, and the command that goes on with it."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec
+
+import typer
+from rich.console import Console
+
+from vqprompt.commands.console import printable
+from vqprompt.commands.options import option_value
+from vqprompt.errors import UserError
+from vqprompt.result import FILE, RunResult
+
+RESUMABLE_COMMANDS = ("run", "demo")
+Arguments = ParamSpec("Arguments")
+
+
+def explains_interruption(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """A command that explains itself after Ctrl-C. (Without this, Typer would end it without a word.)"""
+
+    @functools.wraps(command)
+    def explained(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+        try:
+            command(*arguments, **named)
+        except KeyboardInterrupt:
+            report_interruption(sys.argv)
+            raise typer.Exit(130) from None
+
+    return explained
+
+
+def report_interruption(arguments: list[str]) -> None:
+    """arguments: the command line, as in sys.argv."""
+    lines = ["", "interrupted"]
+    command = next((word for word in arguments[1:] if not word.startswith("-")), "")
+    if command in RESUMABLE_COMMANDS:
+        out = option_value(arguments, "--out") or Path("demo")
+        lines += [*_kept(out), "Go on with:", f"  {_quoted(arguments, '--resume')}"]
+    elif command == "bench" and "run" in arguments:
+        lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted(arguments)}"]
+    Console(stderr=True).print(printable("\n".join(lines)), markup=False, highlight=False, soft_wrap=True)
+
+
+def _kept(out: Path) -> list[str]:
+    """One line per run in the folder (a demo has several): how many tasks are kept."""
+    lines = []
+    for file in sorted([*out.glob(FILE), *out.glob(f"*/{FILE}")]):
+        try:
+            result = RunResult.read(file.parent)
+        except (UserError, OSError):
+            continue
+        now = "" if result.done else f", and task {result.learned + 1} up to its last checkpoint"
+        lines.append(f"Kept in {file.parent}: {result.learned} of {len(result.tasks)} tasks{now}.")
+    if not lines:
+        saved = any(out.glob("checkpoint.json")) or any(out.glob("*/checkpoint.json"))
+        lines = [f"Kept in {out}: the first task up to its last checkpoint." if saved else "Nothing was saved yet."]
+    return lines
+
+
+def _quoted(arguments: list[str], more: str = "") -> str:
+    """The same command, to be pasted into a shell."""
+    name = Path(arguments[0]).name
+    start = ["python", "-m", "vqprompt"] if name == "__main__.py" else [name]
+    rest = [*arguments[1:], more] if more and more not in arguments else arguments[1:]
+    return shlex.join([*start, *rest])

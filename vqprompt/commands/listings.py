@@ -1,0 +1,106 @@
+"""`vqprompt methods`, `vqprompt backbones` and `vqprompt datasets`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from vqprompt.commands.console import console, print_plain
+
+if TYPE_CHECKING:
+    from vqprompt.methods.base import Method
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show the settings of this method.")] = None,
+    backbone: Annotated[
+        str, typer.Option(help="Count parameters for this backbone; see `vqprompt backbones`.")
+    ] = "vit-s14",
+    tasks: Annotated[int, typer.Option(min=1, help="Count parameters for this number of tasks.")] = 10,
+) -> None:
+    """List the methods. With a name, show its settings."""
+    from vqprompt.methods import METHODS, find_method
+
+    if name is not None:
+        show_method(find_method(name))
+        return
+    table = Table(show_edge=False, header_style="bold")
+    for heading in ("name", "year", "params"):
+        table.add_column(heading, justify="right" if heading == "params" else "left", no_wrap=True)
+    table.add_column("what it does")
+    for key, count in count_parameters(METHODS, backbone, tasks).items():
+        table.add_row(key, str(METHODS[key].year), f"{count:,}", METHODS[key].summary)
+    console.print(table)
+    print_plain(f"\nparams: prompting parameters for {backbone} and {tasks} tasks.")
+    print_plain("To see the settings of one method: vqprompt methods NAME")
+
+
+def count_parameters(methods: dict[str, type[Method]], backbone: str, tasks: int) -> dict[str, int]:
+    """The number of prompting parameters of each method."""
+    import torch
+
+    from vqprompt.backbones.load import load_backbone
+    from vqprompt.backbones.registry import BACKBONES
+    from vqprompt.backbones.vit import ViT
+
+    config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
+    with torch.device("meta"):  # has shapes but no memory, which is enough to count
+        vit = ViT(config)
+        return {
+            key: method(vit, method.Options(), tasks).parameter_counts()["prompting"] for key, method in methods.items()
+        }
+
+
+def show_method(method: type[Method]) -> None:
+    console.print(f"[bold]{method.title}[/bold] ({method.year}): {method.summary}\n")
+    table = Table(show_edge=False, header_style="bold")
+    for heading in ("setting", "default", "meaning"):
+        table.add_column(heading)
+    add_settings(table, method.Options())
+    console.print(table)
+    for preset, values in method.presets.items():
+        console.print(f"\npreset {preset}: {json.dumps(values)}")
+
+
+def add_settings(table: Table, options: Any, prefix: str = "") -> None:
+    for key, field in type(options).model_fields.items():
+        value = getattr(options, key)
+        if hasattr(type(value), "model_fields"):
+            add_settings(table, value, f"{prefix}{key}.")
+        else:
+            table.add_row(prefix + key, json.dumps(value), field.description or "")
+
+
+def backbones() -> None:
+    """List the backbones."""
+    from vqprompt.backbones.registry import BACKBONES
+
+    print_table(("name", "what it is", "licence"), [(b.name, b.summary, b.licence) for b in BACKBONES.values()])
+    print_plain("\nA weights file works too: --backbone FILE (safetensors, .pth, .npz)")
+
+
+def datasets() -> None:
+    """List the data sets, and where they are looked for."""
+    from vqprompt.datasets import DATASETS
+    from vqprompt.datasets.common import data_folder
+
+    rows = [(name, str(entry.defaults.get("tasks", 10)), entry.summary) for name, entry in DATASETS.items()]
+    print_table(("name", "tasks", "what it is"), rows)
+    print_plain(
+        f"\n--data NAME looks in {data_folder()}/NAME (set by VQPROMPT_DATA), and downloads what is missing.\n"
+        "--data NAME=PATH reads it where you have it: the original archive, its folder, or the hub's parquet files.\n"
+        "Your own images work too: --data FOLDER, a folder or zip with one folder per class inside."
+    )
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(show_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading == "name")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

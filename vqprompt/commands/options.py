@@ -1,0 +1,28 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Send settings, the losses of every step and accuracies to mlflow or tensorboard while the run goes on. "
+        "mlflow writes to ./mlflow.db, or to MLFLOW_TRACKING_URI; tensorboard writes to the run's folder, in "
+        "tensorboard/. May be given twice."
+    ),
+]
+
+
+def option_value(arguments: list[str], option: str) -> Path | None:
+    """The value of an option in the command line, given as `--out DIR` or `--out=DIR`."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == option and following:
+            return Path(following)
+        if argument.startswith(f"{option}="):
+            return Path(argument.partition("=")[2])
+    return None

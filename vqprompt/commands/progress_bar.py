@@ -1,0 +1,111 @@
+"""Progress for people: live bars in a terminal, plain lines in a file or pipe.
+
+`run` and `demo` show one bar, `bench run` one bar per run that is going on. All of them show how much is done, the time
+elapsed and the time remaining.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as LiveBars
+
+from vqprompt.commands.console import printable
+from vqprompt.progress import Progress, Report
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def seconds_as_text(seconds: float) -> str:
+    """75 → 1:15, 4000 → 1:06:40."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass
+class Timeline:
+    """When a run started, and how far it was when its whole work became known. From these comes the remaining time."""
+
+    started: float = field(default_factory=lambda: time.monotonic())
+    first: tuple[float, float] | None = None  # time and work done, at the first event with a known total
+    last_line: float = float("-inf")
+    last_task: int | None = None
+
+    def remaining(self, event: Progress) -> float | None:
+        """Seconds, from the speed so far; None while nothing is known about it."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now, event.done
+        seconds, work = now - self.first[0], event.done - self.first[1]
+        return seconds / work * (event.total - event.done) if work > 0 else None
+
+    def is_line_due(self, event: Progress) -> bool:
+        """Into a file: one line per task, and one after every ten seconds."""
+        now = time.monotonic()
+        new_task = event.task is not None and event.task != self.last_task
+        if not new_task and now - self.last_line < SECONDS_BETWEEN_LINES:
+            return False
+        self.last_line, self.last_task = now, event.task
+        return True
+
+
+class Bars:
+    """Bars by name. Use it as a context manager: bars disappear at its end, lines stay."""
+
+    def __init__(self, console: Console) -> None:
+        # the description comes last: it may be long, and a narrow terminal cuts off the end of a line
+        columns = (
+            BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
+            TextColumn("remaining"), TextColumn("{task.description}", markup=False),
+        )  # fmt: skip
+        self.console = console
+        self.live = LiveBars(*columns, console=console, transient=True)
+        self.bars: dict[str, TaskID] = {}
+        self.timelines: dict[str, Timeline] = {}
+
+    def __enter__(self) -> Bars:
+        self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
+
+    def start(self, name: str, total: float | None = None) -> None:
+        self.bars[name] = self.live.add_task(printable(f"{name} · starting" if name else "starting"), total=total)
+        self.timelines[name] = Timeline()
+
+    def show(self, name: str, event: Progress) -> None:
+        known = event.total if event.task is not None else 0  # before the first task, the whole work is not known
+        text = printable(f"{name} · {event}" if name else str(event))
+        self.live.update(
+            self.bars[name], completed=event.done if known else 0, total=known or None, description=text
+        )  # fmt: skip
+        timeline = self.timelines[name]
+        remaining = timeline.remaining(event) if known else None
+        if not self.console.is_terminal and timeline.is_line_due(event):
+            text += f", {event.done / known:.0%} done" if known else ""
+            text += f", {seconds_as_text(time.monotonic() - timeline.started)} elapsed"
+            text += f", {seconds_as_text(remaining)} remaining" if remaining is not None else ""
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def set(self, name: str, completed: float) -> None:
+        """For a bar that no events arrive for, such as the one of all runs together."""
+        self.live.update(self.bars[name], completed=completed, description=printable(name))
+
+    def remove(self, name: str) -> None:
+        self.live.remove_task(self.bars.pop(name))
+        del self.timelines[name]
+
+
+@contextmanager
+def progress_bar(console: Console, title: str = "") -> Iterator[Report]:
+    """One bar, and the function that takes its events."""
+    with Bars(console) as bars:
+        bars.start(title)
+        yield lambda event: bars.show(title, event)

@@ -1,0 +1,56 @@
+"""Moving-Prompts, ours: VQ-Prompt's pools in every block of a frozen backbone, with a memory that moves along.
+
+The backbone stays as it is, so a model is its prompts and its memory: a few megabytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vqprompt.backbones.vit import ViT
+from vqprompt.methods.base import Losses, View
+from vqprompt.methods.moving import MovingMemory, MovingOptions
+from vqprompt.prompts import PromptPool, check_blocks
+
+
+class MovingPromptsOptions(MovingOptions):
+    pool: int = Field(10, ge=1, description="prompts in a block's pool (N)")
+    length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
+    blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")
+    tau: float = Field(1.0, gt=0, description="temperature of the soft selection")
+    vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
+    commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
+    prompt_lr_scale: float = Field(5.0, gt=0, description="rate of prompts and keys, relative to the classifier's")
+
+
+class MovingPrompts(MovingMemory):
+    title = "Moving-Prompts"
+    summary = "ours: prompts in all blocks of a frozen backbone; a memory that moves along"
+    Options: ClassVar[Any] = MovingPromptsOptions
+    training_defaults: ClassVar = {"lr": 0.01}
+    uses_query = True
+
+    def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
+        check_blocks(self.blocks, vit.config.depth)
+        self.pool = PromptPool(len(self.blocks), options.pool, options.length, vit.config.width)
+
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+        o = self.options
+        quantized = self.pool.quantize(self.pool.soft(view.query, o.tau))
+        prompts = dict(zip(self.blocks, quantized.prompt.unbind(1), strict=True))
+        losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
+        return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor:
+        return self.pool.nearest(self.pool.soft(query, self.options.tau))
+
+    @property
+    def choosable(self) -> int:
+        return self.options.pool
