@@ -28,6 +28,7 @@ from vqprompt.paper.numbers import NUMBERS, Quoted
 from vqprompt.paper.parameters import prompt_configurations
 from vqprompt.paper.pool import Advanced, adopt, run_all, split_done
 from vqprompt.paper.results import differences, make_rows, read_runs
+from vqprompt.runs.config import flatten
 from vqprompt.paper.tables import Table
 from vqprompt.runs import runner as runs
 
@@ -100,14 +101,14 @@ class TestGrids:
 
     def test_names_are_readable_and_stable(self):
         assert plan(CUB, ["vq-prompt"], [1])[0].name == "cub200/vq-prompt/seed1"
-        assert plan(GRIDS["ablation-tau"])[0].name == "ablation-tau/soft-prompt/tau=0.01/seed1"
-        assert plan(GRIDS["self-supervised"])[0].name == "self-supervised/dualprompt/backbone=ibot-b16/seed1"
+        assert plan(GRIDS["ablation-tau"])[0].name == "ablation-tau/soft-prompt/tau=0.01/seed0"
+        assert plan(GRIDS["self-supervised"])[0].name == "self-supervised/dualprompt/backbone=ibot-b16/seed0"
 
     def test_what_is_changed_is_in_the_name(self):
         changes = {"data": "cub200=/my/birds.zip", "backbone": "/w/mine.pth", "epochs": 3, "device": "cpu"}
         (run,) = plan(GRIDS["imagenet-r-10"], ["vq-prompt"], [4], changes)
         assert run.name == "imagenet-r-10/cub200/w_mine/vq-prompt/epochs=3/seed4"
-        assert (run.config.data, run.config.epochs, run.config.options["tau"]) == ("cub200=/my/birds.zip", 3, 5.0)
+        assert (run.config.data, run.config.epochs) == ("cub200=/my/birds.zip", 3)
         (run,) = plan(CUB, ["ft"], [1], {"data": "cub200=/my/birds.zip"})
         assert run.name == "cub200/ft/seed1", "where the data is makes no other run of it"
 
@@ -134,8 +135,8 @@ class TestGrids:
         assert settings.keys() == methods | {"ft", "soft-prompt"}
         for name in methods:
             best = max((run for run in found if run["config"]["method"] == name), key=lambda run: run["faa"])["config"]
-            chosen = plan(GRIDS["cub200-rates"], [name], by_method=settings)[0].config.model_dump(mode="json")
-            assert not differences({**best, "data": "cub200"}, chosen), name
+            flat = {key.removeprefix("options."): value for key, value in flatten(best).items()}
+            assert {key: json.loads(flat[key]) for key in settings[name]} == settings[name], name
 
     def test_other_methods_can_join(self):
         assert [run.name for run in plan(CUB, ["linear"], [1])] == ["cub200/linear/seed1"]

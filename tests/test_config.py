@@ -57,12 +57,12 @@ class TestPrecedence:
         assert found == ["closed-form", "shared", 0.5]
 
     def test_each_option_of_a_data_set_applies_to_the_methods_that_have_it(self):
-        """L2P++ V2 has statistics but no temperature; SLCA and HiDe-Prompt have a recipe of their own for both."""
+        """SLCA and HiDe-Prompt have a recipe of their own; a temperature belongs to a backbone, not to the data."""
 
         def options(method: str) -> dict:
             return resolve({"method": method, "data": "cub200=/birds"}).options
 
-        assert options("vq-prompt")["tau"] == 5
+        assert options("vq-prompt")["tau"] == 1
         for method in ("vq-prompt", "l2p++-v2", "linear"):
             assert (options(method)["rebalancing"]["lr"], options(method)["rebalancing"]["ratio"]) == (1e-4, 2), method
         for method in ("slca", "hide-prompt"):

@@ -186,7 +186,8 @@ def _hide_prompt(data: str, backbone: str) -> list[Part]:
     if data == "cifar100":
         return [
             *common,
-            Part({**rates, "epochs": 50, "contrastive_weight": 0.1, "length": 10}, "HiDe-Prompt, train_cifar100_vit.sh"),
+            Part({**rates, "epochs": 50, "contrastive_weight": 0.1, "length": 10},
+                 "HiDe-Prompt, train_cifar100_vit.sh"),
             Part({"schedule": "steps", "milestones": [0.62], "gamma": 0.1}, "HiDe-Prompt, train_cifar100_vit.sh: step"),
         ]  # fmt: skip
     if backbone in ("ibot-b16", "dino-b16"):

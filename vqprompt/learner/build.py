@@ -18,10 +18,10 @@ from vqprompt.methods.base import Method
 from vqprompt.runtime import Runtime, derive_seed, seeded
 from vqprompt.training.settings import Normalize
 
-NORMALIZATIONS: dict[Normalize, dict[str, tuple[float, float, float]]] = {
-    "backbone": {},  # as its card says
-    "none": {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)},
-    "imagenet": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
+Channels = tuple[float, float, float]
+NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and standard deviation
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
 
@@ -46,7 +46,9 @@ def build_method(
     else:
         vit, place = load_backbone(backbone, size), backbone_path(backbone)
     print_of_weights = fingerprint(vit)
-    vit.config = replace(vit.config, **NORMALIZATIONS[normalize])
+    if normalize != "backbone":
+        mean, std = NORMALIZATIONS[normalize]
+        vit.config = replace(vit.config, mean=mean, std=std)
     vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
     with seeded(derive_seed(seed, "method")):
         method = kind(vit, checked, tasks).to(runtime.device)

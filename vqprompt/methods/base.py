@@ -111,6 +111,7 @@ class Method(nn.Module):
     def raw_queries(options: Any) -> bool:
         """Whether queries are taken before the backbone's final norm."""
         return False
+
     @property
     def feature_width(self) -> int:
         """Dimensions of the features that the classifier and the statistics get."""

@@ -26,7 +26,8 @@ class L2POptions(StatisticsOptions):
     blocks: list[int] = Field([0], description="attention blocks that get prompts")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
     key_loss: Literal["own", "batch"] = Field(
-        "own", description="a chosen key is pulled to the image that chose it (L2P), or to the whole batch (CODA's code)"
+        "own",
+        description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)",
     )
     prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
 

@@ -101,9 +101,7 @@ class Run:
         """The learner, new or as it was saved, and the stream of tasks."""
         begun = self._restore() if resume and (self.out / INFO).exists() else self._create()
         self.learner.shared_queries = self.shared_queries
-        dataset = open_dataset(
-            self.config.data, self.config.size, self.config.seed, self.progress, self.config.stored
-        )
+        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress, self.config.stored)
         c = self.config
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class)
         self.stream = Stream(dataset, c.tasks, *images)

@@ -44,6 +44,9 @@ class Training(BaseModel, extra="forbid"):
         "clean", description="class statistics are taken of clean images, or of one augmented view of each"
     )
     stored: float = Field(
-        STORED_MARGIN, ge=1, le=8, description="images are kept at this multiple of the size; more keeps small crops sharp"
+        STORED_MARGIN,
+        ge=1,
+        le=8,
+        description="images are kept at this multiple of the size; more: sharper crops",
     )
     test_crop: float = Field(0.875, ge=0, le=1, description="side of the central test crop; 0: whole image, squashed")
