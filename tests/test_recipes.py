@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
+from PIL import Image
 
 from vqprompt import Learner
 from vqprompt.data.views import change_colors, random_boxes, random_colors, render, window_boxes
+from vqprompt.datasets import open_dataset
+from vqprompt.learner.build import rebuild_method
 from vqprompt.learner.predictor import Predictor
+from vqprompt.learner.state import SavedState
 from vqprompt.methods import METHODS
 from vqprompt.methods.l2p import pull_to_batch
 from vqprompt.paper.grids import GRIDS, plan
@@ -65,7 +69,8 @@ class TestRecipes:
     def test_published_settings(self, method, given, wanted):
         config = published(method, **given)
         found = {**config.options, **config.model_dump()}
-        assert {key: found[key] for key in wanted} == pytest.approx(wanted)
+        for key, value in wanted.items():
+            assert found[key] == (pytest.approx(value) if isinstance(value, float) else value), key
 
     def test_rebalancing_of_vq_prompt_is_as_gentle_as_published(self):
         for given in (R10, CUB, {"data": "cifar100"}, {"data": "imagenet-a"}):
@@ -95,7 +100,7 @@ class TestRecipes:
     def test_they_are_described_with_their_sources(self, data):
         for method in ("vq-prompt", "hide-prompt", "evoprompt", "slca", "lwf", "joint"):
             lines = describe_recipe(method, data)
-            assert len(lines) > 4 and all("(" in line or "ours" in line or "statistics" in line for line in lines[1:])
+            assert len(lines) > 3 and all("(" in line or "ours" in line or "statistics" in line for line in lines[1:])
         assert "epochs = 150" in "\n".join(describe_recipe("hide-prompt", "imagenet-r"))
         assert describe_recipe("linear", data)[0].startswith(f"linear on {data}: no recipe")
 
@@ -166,7 +171,7 @@ class TestSchedules:
     def test_coda_s_is_a_quarter_of_a_cosine_per_epoch(self):
         found = rates(Training(epochs=20, lr=1.0, schedule="coda"), 3)
         assert found[:3] == [1.0] * 3 and found[3] == pytest.approx(math.cos(99 * math.pi / (200 * 19)))
-        assert found[-1] == pytest.approx(math.cos(99 * math.pi / 200)) > 0
+        assert found[-1] == pytest.approx(math.cos(99 * math.pi / 200))
 
     def test_vq_prompt_s_starts_full_freezes_and_decays(self):
         """ImageNet-R, 10 tasks: 40, 0, 20 and iter_step 40; 37 real steps per epoch."""
@@ -298,15 +303,17 @@ class TestViews:
             kept = torch.nn.functional.interpolate(original.float(), (side, side), mode="bicubic", antialias=True)
             return (render(kept.clamp(0, 255).to(torch.uint8), box, None, config) - wanted).abs().mean().item()
 
-        assert error(56) < 0.8 * error(32)
+        assert error(56) < 0.85 * error(32)
 
     def test_stored_decides_the_side_of_the_store(self, tmp_path):
-        config = resolve({"size": 28, "stored": 2.0, "tasks": [2, 2], "epochs": 1, "train_per_class": 3,
-                          "test_per_class": 2, "device": "cpu", "method": "linear"})  # fmt: skip
-        from vqprompt.datasets import open_dataset
-
-        assert open_dataset("quickdraw50", 28, stored=2.0).store.pixels.shape[-1] == 56
-        assert run(config, tmp_path / "run", report=False).done
+        draw = np.random.default_rng(0)
+        for name in ("cats", "dogs"):
+            for n in range(5):
+                path = tmp_path / "pets" / name / f"{n}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(draw.integers(0, 256, (70, 80, 3), dtype=np.uint8)).save(path)
+        assert open_dataset(str(tmp_path / "pets"), 28).store.pixels.shape[-1] == 32
+        assert open_dataset(str(tmp_path / "pets"), 28, stored=2.0).store.pixels.shape[-1] == 56
 
 
 class TestColors:
@@ -418,9 +425,10 @@ class TestRivals:
         learner = make_learner("evoprompt", query="normed")
         learner.learn(next(iter(make_stream())))
         learner.save(tmp_path)
-        info = json.loads((tmp_path / "checkpoint.json").read_text())
-        assert METHODS["evoprompt"].complete_options({"length": 5})["query"] == "normed"
-        assert info["options"]["query"] == "normed"
+        state = SavedState.read(tmp_path)
+        del state.info["options"]["query"]  # as it was saved before there was a choice
+        built = rebuild_method(state, learner.runtime, make_vit())
+        assert built.method.options.query == "normed" and not built.method.vit.raw_queries
 
     def test_defaults_are_published_ones(self):
         assert METHODS["evoprompt"].training_defaults["schedule"] == "constant"
