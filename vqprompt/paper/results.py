@@ -198,9 +198,12 @@ def make_rows(grid: Grid, found: Iterable[SavedRun], out: Path | None = None) ->
         if None in variant.values():
             continue
         data = data_name(run.config["data"])
-        # the recipe for the run's own data set, whose defaults are no change of settings
-        expected = resolve({**grid.declared(method, variant), "data": data}, recipe=True).model_dump(mode="json")
-        changed = differences(completed(run.config), {**expected, "data": grid.settings["data"]})
+        # the recipe for the run's own data set and backbone: what suits these is no further change of settings
+        declared_here = grid.declared(method, variant)
+        own = {**declared_here, "data": data, "backbone": backbone_name(run.config["backbone"])}
+        expected = resolve(own, recipe=True).model_dump(mode="json")
+        here = {"data": grid.settings["data"], "backbone": declared_here["backbone"]}
+        changed = differences(completed(run.config), {**expected, **here})
         if out is None:
             fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
         else:

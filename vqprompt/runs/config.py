@@ -157,7 +157,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 def completed(config: dict[str, Any]) -> dict[str, Any]:
     """A saved run's settings; those that did not exist then as they were then."""
     try:
-        options = find_method(str(config.get("method"))).complete_options(config.get("options", {}))
+        options = find_method(str(config.get("method", "vq-prompt"))).complete_options(config.get("options", {}))
         then = {name: field.get_default() for name, field in Training.model_fields.items()}
         return resolve({**then, **config, "options": options}).model_dump(mode="json")
     except UserError:
