@@ -104,6 +104,14 @@ class TestRecipes:
         assert "epochs = 150" in "\n".join(describe_recipe("hide-prompt", "imagenet-r"))
         assert describe_recipe("linear", data)[0].startswith(f"linear on {data}: no recipe")
 
+    def test_the_command_prints_them(self, command):
+        status, out, err = command("methods", "hide-prompt", "--data", "imagenet-r")
+        assert status == 0 and "epochs = 150" in out and "train_imr_vit.sh" in out, err
+        status, out, _ = command("methods", "vq-prompt", "--data", "cub200", "--backbone", "vit-s14")
+        assert status == 0 and "tau = 1 " in out and "normalized as the backbone's card says" in out
+        status, _, err = command("methods", "vq-prompt", "--data", "nowhere")
+        assert status == 2 and "imagenet-r" in err
+
     def test_released_is_the_published_code(self):
         config = resolve({**R10, "tasks": 5}, "released")
         assert (config.options["vq_weight"], config.options["commitment_weight"]) == (0.1, 0.4)

@@ -200,8 +200,8 @@ def make_rows(grid: Grid, found: Iterable[SavedRun], out: Path | None = None) ->
         data = data_name(run.config["data"])
         # the recipe for the run's own data set and backbone: what suits these is no further change of settings
         declared_here = grid.declared(method, variant)
-        own = {**declared_here, "data": data, "backbone": backbone_name(run.config["backbone"])}
-        expected = resolve(own, recipe=True).model_dump(mode="json")
+        with_own = {**declared_here, "data": data, "backbone": backbone_name(run.config["backbone"])}
+        expected = resolve(with_own, recipe=True).model_dump(mode="json")
         here = {"data": grid.settings["data"], "backbone": declared_here["backbone"]}
         changed = differences(completed(run.config), {**expected, **here})
         if out is None:

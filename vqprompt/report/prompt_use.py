@@ -33,20 +33,23 @@ def kept(use: PromptUse) -> list[float]:
     return found
 
 
+def cells(use: PromptUse, after: int = -1) -> list[list[str]]:
+    """For each task and block, which prompts its test images use, the most used first: `3: 88 %, 7: 12 %`."""
+
+    def shown(block: dict[int, int]) -> str:
+        images, order = max(sum(block.values()), 1), sorted(block, key=lambda n: (-block[n], n))
+        first = ", ".join(f"{n + 1}: {100 * block[n] / images:.0f} %" for n in order[:3])
+        return first + (f" and {len(order) - 3} more" if len(order) > 3 else "")
+
+    return [[shown(block) for block in task] for task in use.test[after]]
+
+
 def markdown(use: PromptUse, after: int = -1) -> str:
-    """A table: for each task and block, which prompts its test images use, the most used first."""
-    lines = [
-        "| images of task | " + " | ".join(f"block {block}" for block in use.blocks) + " |",
-        "| --- |" + " --- |" * len(use.blocks),
-    ]
-    for number, task in enumerate(use.test[after], start=1):
-        cells = []
-        for block in task:
-            images, order = max(sum(block.values()), 1), sorted(block, key=lambda n: (-block[n], n))
-            shown = [f"{n + 1}: {100 * block[n] / images:.0f} %" for n in order[:3]]
-            cells.append(", ".join(shown) + (f" and {len(order) - 3} more" if len(order) > 3 else ""))
-        lines.append(f"| {number} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    """`cells` as a table."""
+    headings = ["images of task", *(f"block {block}" for block in use.blocks)]
+    rows = [headings, ["---"] * len(headings)]
+    rows += [[str(number), *row] for number, row in enumerate(cells(use, after), start=1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def chart(use: PromptUse, block: int, after: int = -1) -> str:
