@@ -177,12 +177,12 @@ def _hide_prompt(data: str, backbone: str) -> list[Part]:
         return [
             Part({"epochs": 50, "lr": 0.03 * 24 / 256, "contrastive_weight": 0.01},
                  "HiDe-Prompt, train_cub_vit.sh: 0.03 · 24/256"),
-            Part({"identity_lr_scale": 1 / 3}, "HiDe-Prompt, train_cub_vit.sh: 0.01 for the task-identity classifier"),
+            Part({"identity_lr_scale": 0.3333}, "HiDe-Prompt, train_cub_vit.sh: 0.01 for the task-identity classifier"),
             Part({"schedule": "steps", "milestones": [0.62], "gamma": 0.1},
                  "HiDe-Prompt, cub_hideprompt_5e.py: × 0.1 every 30 epochs, called after an epoch"),
             *common,
         ]  # fmt: skip
-    rates = {"lr": 0.003 * 24 / 256, "prompt_lr_scale": 10.0, "identity_lr_scale": 1 / 6}
+    rates = {"lr": 0.003 * 24 / 256, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.1667}
     if data == "cifar100":
         return [
             *common,

@@ -157,10 +157,18 @@ def differences(config: dict[str, Any], other: dict[str, Any]) -> dict[str, tupl
     """
     ours, theirs = (in_use(flatten(_named(settings))) for settings in (config, other))
     return {
-        key.removeprefix("options."): (ours[key], theirs[key])
+        key.removeprefix("options."): (_short(ours[key]), _short(theirs[key]))
         for key in sorted(ours.keys() & theirs.keys())
         if key not in (*MACHINE_SETTINGS, "seed") and ours[key] != theirs[key]
     }
+
+
+def _short(value: str) -> str:
+    """A number with at most six digits."""
+    try:
+        return f"{float(value):.6g}" if len(value) > 8 else value
+    except ValueError:
+        return value
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:
