@@ -262,6 +262,6 @@ class TestMovingMemory:
     def test_which_blocks(self):
         learner = make_learner("moving-prompts", blocks=[1, 3])
         learner.method.start_task(TaskInfo(0, 0, 2))
-        assert learner.method.pool.prompts.shape[0] == 2 and make_learner("moving-prompts").method.blocks == list(
+        assert learner.method.pool.prompts.shape[0] == 2 and make_learner("moving-prompts").method.options.blocks == list(
             range(6)
         )

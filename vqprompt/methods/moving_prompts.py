@@ -35,15 +35,15 @@ class MovingPrompts(MovingMemory):
     uses_query = True
 
     def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
-        super().__init__(vit, options, tasks)
-        self.blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
-        check_blocks(self.blocks, vit.config.depth)
-        self.pool = PromptPool(len(self.blocks), options.pool, options.length, vit.config.width)
+        blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
+        check_blocks(blocks, vit.config.depth)
+        super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
+        self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width)
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         o = self.options
         quantized = self.pool.quantize(self.pool.soft(view.query, o.tau))
-        prompts = dict(zip(self.blocks, quantized.prompt.unbind(1), strict=True))
+        prompts = dict(zip(o.blocks, quantized.prompt.unbind(1), strict=True))
         losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
         return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
 
