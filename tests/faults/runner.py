@@ -8,6 +8,7 @@ goes on after it. Every try has a generator of its own, seeded by (seed, kind, n
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import resource
 import shutil
@@ -66,6 +67,7 @@ def run(kind: str, count: int, seed: int, start: int = 0) -> Count:
 
 
 def _work(answers: Connection, kind: str, first: int, end: int, seed: int) -> None:
+    _silence()
     peak = _peak()
     limit = peak + MEMORY
     for number in range(first, end):
@@ -79,6 +81,11 @@ def _work(answers: Connection, kind: str, first: int, end: int, seed: int) -> No
             outcome = f"bad: took {now - limit + MEMORY} MB"
         peak = max(peak, now)
         answers.send(outcome)
+
+
+def _silence() -> None:
+    """libtiff writes to the terminal itself."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _try(kind: str, number: int, seed: int, folder: Path) -> str:
