@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import threading
@@ -168,8 +169,8 @@ def _brightest(image: Image.Image) -> float:
     """The value that becomes white in an image of more than 8 bits."""
     if image.mode != "F":
         return 65535.0
-    high = image.getextrema()[1]
-    return max(1.0, float(high)) if np.isfinite(high) else 1.0
+    high = float(image.getextrema()[1])  # type: ignore[arg-type]
+    return max(1.0, high) if math.isfinite(high) else 1.0
 
 
 def _flatten(image: Image.Image, top: float) -> Image.Image:
