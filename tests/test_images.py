@@ -173,7 +173,10 @@ class TestRefusals:
             (b"just some text, named .jpg by mistake", "not an image"),
             (encoded(picture(200, 200), "JPEG")[:-300], "damaged image"),
             (encoded(Image.fromarray(RNG.integers(0, 256, (50, 50, 3), np.uint8)))[:2000], "damaged image"),
-            (png(50_000, 50_000), r"50000×50000 pixels is more than the 100 megapixels.*VQPROMPT_MAX_MEGAPIXELS=2500; else shrink it or"),
+            (
+                png(50_000, 50_000),
+                r"50000×50000 pixels is more than the 100 megapixels.*VQPROMPT_MAX_MEGAPIXELS=2500; else shrink it or",
+            ),
             (png(12_000, 9_000), r"12000×9000 pixels is more than the 100 megapixels.*shrink it or"),
             (png(20, 20, b"too little"), "damaged image"),
         ],
@@ -474,7 +477,9 @@ class TestStore:
         assert joined.read(index, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 3]
 
     def test_joined_images_can_do_what_others_can(self):
-        a, b = (Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.arange(1.0, 5), f"{s}") for s in (0, 10))
+        a, b = (
+            Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.arange(1.0, 5), f"{s}") for s in (0, 10)
+        )
         joined = Images.concatenate([Images(a, np.array([3, 1]), np.zeros(2)), Images(b, np.arange(4), np.ones(4))])
         assert joined.named and joined.key == Images.concatenate([joined]).key and len(joined.digest()) == 16
         assert joined.rows.tolist() == [3, 1, 0, 1, 2, 3] and joined.aspect.tolist() == [4, 2, 1, 2, 3, 4]

@@ -13,9 +13,9 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from faults.damage import damaged
 from PIL import Image
 
+from faults.damage import damaged
 from vqprompt.datasets import open_dataset
 
 SIZE = 14

@@ -11,9 +11,9 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from faults.damage import damaged
 from PIL import Image
 
+from faults.damage import damaged
 from vqprompt.data import content
 from vqprompt.data.source import Source
 from vqprompt.data.store import build_store

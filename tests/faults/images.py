@@ -10,9 +10,9 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from faults.damage import damaged
 from PIL import Image, features
 
+from faults.damage import damaged
 from vqprompt.data.decode import load_pixels
 from vqprompt.errors import ImageError
 

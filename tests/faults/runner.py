@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from faults import KINDS
-
 from vqprompt.errors import UserError
 
 HANG = 20.0  # seconds

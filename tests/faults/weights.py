@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from faults.damage import damaged
 from safetensors.torch import save
 
+from faults.damage import damaged
 from vqprompt.backbones.load import load_backbone
 
 WIDTH, DEPTH, HEADS, PATCH, SIZE = 16, 2, 2, 4, 8

@@ -22,8 +22,8 @@ from vqprompt.backbones.registry import BACKBONES
 from vqprompt.backbones.vit import ViT
 from vqprompt.commands.bench import Track
 from vqprompt.commands.bench import app as bench_app
-from vqprompt.data.decode import IMAGE_SUFFIXES, open_image
 from vqprompt.data.archives import hidden
+from vqprompt.data.decode import IMAGE_SUFFIXES, open_image
 from vqprompt.datasets import DATASETS
 from vqprompt.datasets.common import data_folder
 from vqprompt.errors import UserError

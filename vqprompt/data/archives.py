@@ -27,7 +27,7 @@ FOLLOW_LINKS = "VQPROMPT_FOLLOW_LINKS"
 
 
 class Files:
-    """The files of one place.
+    """The files of one folder or archive.
 
     sizes: bytes of each file, by path, in a fixed order. folders: paths of the folders (an archive may not name them).
     skipped: what is there and is not read, such as a second way to a folder. key: SHA-256 of an archive's content.
@@ -240,9 +240,7 @@ class ZipFiles(Files):
         self._file.seek(info.header_offset)
         head = self._file.read(30)
         if len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise ImageError(
-                f"{self.path}: damaged archive (no {info.filename!r} where it should be); get it again"
-            )
+            raise ImageError(f"{self.path}: damaged archive (no {info.filename!r} where it should be); get it again")
         flags, length = struct.unpack_from("<H", head, 6)[0], struct.unpack_from("<H", head, 26)[0]
         name = self._file.read(length)
         unicode = 0x800
