@@ -38,7 +38,7 @@ class TestFormats:
     def test_postscript_never_reaches_another_program(self, monkeypatch, name):
         for module in ("subprocess.Popen", "os.system", "PIL.EpsImagePlugin.Ghostscript"):
             monkeypatch.setattr(module, lambda *a, **k: pytest.fail("another program was started"))
-        with pytest.raises(ImageError, match=f"{name}: not an image of a kind that is read here"):
+        with pytest.raises(ImageError, match=f"{name}: an image of the kind EPS, which is not read here"):
             decode(POSTSCRIPT, name)
 
     @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ class TestFormats:
     )
     def test_formats_that_nobody_photographs_in_are_not_read(self, kind):
         image = {"MSP": "1", "XBM": "1", "SPIDER": "F", "BLP": "P"}.get(kind, "RGB")
-        with pytest.raises(ImageError, match=r"x: not an image of a kind"):
+        with pytest.raises(ImageError, match=r"x: (not an image|an image of the kind \w+, which is not read here)"):
             decode(encoded(picture(32, 32).convert(image), kind), "x")
 
     def test_only_known_formats_are_accepted(self):

@@ -119,9 +119,9 @@ def test_a_name_that_cannot_be(name):
 
 
 def test_a_size_that_cannot_be_computed_with():
-    with pytest.raises(UserError, match=r"image size 14000 makes 1,000,000 patches of 14 px.*choose 1792 or less"):
+    with pytest.raises(UserError, match=r"image size 14000 makes 1,000,000 patches of 14 px.*choose 3584 or less"):
         load_backbone("vit-s14", size=14_000)
-    with pytest.raises(UserError, match=r"choose 1792 or less"):
+    with pytest.raises(UserError, match=r"choose 3584 or less"):
         ViTConfig(image_size=14_000)
 
 
