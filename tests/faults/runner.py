@@ -1,7 +1,7 @@
 """Try many faults, each in a child process, and count how they were taken.
 
-A child works through the tries of one kind. When one hangs or ends the child, it is counted as bad and a new
-child goes on after it. Every try has a generator of its own, seeded by (seed, kind, number), so each can be repeated alone:
+A child works through the tries of one kind. When one hangs or ends the child, it is counted as bad and a new child goes
+on after it. Every try has its own generator, seeded by (seed, kind, number), so each can be repeated alone:
 `python tools/faults.py --kind images --seed 1 --start 812 --count 1`.
 """
 
