@@ -1,7 +1,7 @@
 """Moving-Prompts, ours: prompts in every block of a frozen backbone, with a memory that moves along.
 
 The backbone stays as it is, so a model is its prompts and its memory: a few megabytes. A `pool` above 1 selects prompts
-by vector quantization, as VQ-Prompt does. Held-out images of CUB-200 do not prefer it, and one prompt per block needs no
+by vector quantization, as VQ-Prompt does. Held-out images of CUB-200 do not prefer it, and a single prompt needs no
 query, a third of a step's work: so one is the default.
 """
 
