@@ -99,7 +99,9 @@ def ran(request, tmp_path_factory) -> Ran:
 def test_metrics(ran):
     n, found = ran.tasks, ran.metrics
     assert found.done and [name for task in found.tasks for name in task] == CLASSES
-    assert all(math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second"))
+    assert all(
+        math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second")
+    )
     for i, row in enumerate(found.accuracy):
         assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
         assert all(0 <= value <= 100 for value in row[i:])
@@ -123,6 +125,7 @@ def test_prompt_use(ran):
         assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
 
 
+@pytest.mark.bits
 def test_resumed_it_ends_the_same_to_the_last_bit(ran):
     config = resolve(settings(ran.metrics.method))
     resumed = runs.run(config, ran.killed, resume=True, report=False)
@@ -133,6 +136,7 @@ def test_resumed_it_ends_the_same_to_the_last_bit(ran):
     assert one[1]["classes"] == other[1]["classes"] == CLASSES
 
 
+@pytest.mark.bits
 def test_loaded_it_says_the_same(ran):
     loaded = Learner.load(ran.folder, device="cpu", compile="off")
     tests = Images.concatenate([task.test for task in ran.stream.tasks])
@@ -180,6 +184,7 @@ def test_options(name):
             assert field.description, f"{key} is shown to users without a word"
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_between_two_epochs(name, tmp_path):
     """In the middle of each task, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""
