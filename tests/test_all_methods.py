@@ -125,6 +125,7 @@ def test_prompt_use(ran):
         assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
 
 
+@pytest.mark.bits
 def test_resumed_it_ends_the_same_to_the_last_bit(ran):
     config = resolve(settings(ran.metrics.method))
     resumed = runs.run(config, ran.killed, resume=True, report=False)
@@ -135,6 +136,7 @@ def test_resumed_it_ends_the_same_to_the_last_bit(ran):
     assert one[1]["classes"] == other[1]["classes"] == CLASSES
 
 
+@pytest.mark.bits
 def test_loaded_it_says_the_same(ran):
     loaded = Learner.load(ran.folder, device="cpu", compile="off")
     tests = Images.concatenate([task.test for task in ran.stream.tasks])
@@ -182,6 +184,7 @@ def test_options(name):
             assert field.description, f"{key} is shown to users without a word"
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_between_two_epochs(name, tmp_path):
     """In the middle of each task, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 from conftest import TINY, command_environment, make_vit
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -218,7 +219,8 @@ class TestResume:
         config = tmp_path / "config.json"
         config.write_text(json.dumps({**SETTINGS, "backbone": str(place / "tiny.safetensors")}))
         arguments = ["--out", str(folder), "--config", str(config), "--track", "mlflow", "--track", "tensorboard"]
-        environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
+        threads = torch.get_num_threads()  # as many as `whole` had: another number rounds in another way
+        environment = command_environment(home, threads) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
 
         def start(*more):
             command = [sys.executable, "-m", "vqprompt", "run", *arguments, *more]

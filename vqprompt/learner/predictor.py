@@ -36,7 +36,7 @@ class Predictor:
     def __init__(self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float) -> None:
         """method: nobody else may change it."""
         self.classes = tuple(classes)
-        self._evaluator = Evaluator(method.eval().requires_grad_(False), runtime, test_crop)
+        self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 
     @classmethod
     def load(
