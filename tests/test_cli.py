@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -439,9 +440,12 @@ class TestTrouble:
         assert f"  vqprompt run --tasks 3,2 --out '{out}' --resume\n" in err
         out.mkdir()
         result = RunResult.read(finished[0])
+        (out / "checkpoint.json").touch()
         result.model_copy(update={"done": False, "average_accuracy": result.average_accuracy[:1]}).write(out)
+        assert f"Kept in {out}: 1 of 3 tasks." in command("run", "--out", out, "--resume")[2]
+        os.utime(out / "checkpoint.json", (2**31, 2**31))  # written after the first task
         status, _, err = command("run", f"--out={out}", "--resume")
-        assert status == 130 and f"Kept in {out}: 1 of 3 tasks, and task 2 up to its last checkpoint." in err
+        assert status == 130 and f"Kept in {out}: 1 of 3 tasks, and a part of task 2." in err
         assert err.endswith(f"  vqprompt run '--out={out}' --resume\n"), "not twice"
 
     def test_ctrl_c_in_other_commands(self, command, monkeypatch, tmp_path):

@@ -308,7 +308,8 @@ class TestRefusals:
 
 
 def test_neither_library_is_imported_unasked():
-    code = "import sys, vqprompt.commands.main; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
+    modules = "vqprompt.commands.app, vqprompt.runs.runner, vqprompt.paper.pool"
+    code = f"import sys, {modules}; sys.exit(bool({{'mlflow', 'tensorboard'}} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
