@@ -290,7 +290,7 @@ class TestRun:
                 finished[1]
             )
 
-    def test_classes_left_out_and_held_out_images_are_told(self, command, tmp_path):
+    def test_notes_about_classes_left_out_and_images_held_out(self, command, tmp_path):
         options = ["--tasks", "2,2", "--validation", 0.5, "--method", "linear", "--preset", "closed-form", *SMALL]
         status, out, err = command("run", *options, "--out", tmp_path / "run")
         assert status == 0, err
@@ -330,7 +330,7 @@ class TestRun:
             status, _, err = command("run", "--out", finished[0], "--resume")
         assert status == 2 and "another process is at work here" in err
 
-    def test_a_learner_saved_over_a_run_is_told(self, finished, command, no_training, tmp_path):
+    def test_a_learner_saved_over_a_run_is_noticed(self, finished, command, no_training, tmp_path):
         folder = shutil.copytree(finished[0], tmp_path / "over")
         content = json.loads((folder / "checkpoint.json").read_text())
         del content["run"]
@@ -355,7 +355,7 @@ class TestPredict:
         (tmp_path / "pictures" / "notes.txt").write_text("not an image")
         return tmp_path / "pictures"
 
-    def test_broken_images_do_not_keep_the_others_from_being_told(self, finished, command, pictures):
+    def test_broken_images_do_not_stop_the_others(self, finished, command, pictures):
         (pictures / "two" / "broken.png").write_text("text")
         (pictures / "empty.jpg").touch()
         status, out, err = command("predict", finished[0], pictures, pictures / "two" / "b.PNG")
@@ -372,16 +372,16 @@ class TestPredict:
         learner = Learner.load(finished[0])
         status, out, err = command("predict", finished[0], pictures, "--top", 2, "--json")
         assert status == 0, err
-        told = [json.loads(line) for line in out.splitlines()]
-        assert [t["image"] for t in told] == [str(file) for file in files]
-        for t, scores in zip(told, learner.scores(files), strict=True):
+        printed = [json.loads(line) for line in out.splitlines()]
+        assert [t["image"] for t in printed] == [str(file) for file in files]
+        for t, scores in zip(printed, learner.scores(files), strict=True):
             shares, places = scores.topk(2)
             assert list(t["classes"]) == [learner.classes[p] for p in places]
             assert list(t["classes"].values()) == pytest.approx(shares.tolist())
         status, out, _ = command("predict", finished[0], *files)
         assert status == 0
         assert [line.split(": ")[0] for line in out.splitlines()] == [str(file) for file in files]
-        assert all(next(iter(t["classes"])) in line for t, line in zip(told, out.splitlines(), strict=True))
+        assert all(next(iter(t["classes"])) in line for t, line in zip(printed, out.splitlines(), strict=True))
 
     def test_refusals(self, finished, command, tmp_path):
         status, _, err = command("predict", finished[0], tmp_path / "nowhere.png")
