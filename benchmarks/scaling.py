@@ -286,7 +286,7 @@ class Bench:
                 "taken_in_the_run_bytes": peak.bytes,
             }
 
-        held = f"{classes} classes, {classes * train} training and {classes * test} test images in all"
+        held = f"{classes} classes, {classes * train} training and {classes * test} test images"
         return Axis("Tasks", "task", "tasks", list(streams), held, self.grow(self.plan.tasks, measure))
 
     def pool(self) -> Axis:

@@ -47,7 +47,7 @@ def settings(name: str) -> dict:
 @dataclass
 class Ran:
     folder: Path  # of a run that was left alone
-    metrics: RunResult
+    result: RunResult
     learner: Learner  # alive, as the run left it
     stream: Stream
     killed: Path  # what was on the disk when the last task had begun
@@ -91,13 +91,13 @@ def ran(request, tmp_path_factory) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "Learner", recorded("learner", Learner))
         patch.setattr(runs, "Stream", recorded("stream", Stream))
-        metrics = runs.run(resolve(settings(request.param)), folder / "whole", progress=progress)
-    yield Ran(folder / "whole", metrics, made["learner"], made["stream"], killed, made["refused"])
+        result = runs.run(resolve(settings(request.param)), folder / "whole", progress=progress)
+    yield Ran(folder / "whole", result, made["learner"], made["stream"], killed, made["refused"])
     shutil.rmtree(folder)  # a tuned backbone takes room
 
 
 def test_metrics(ran):
-    n, found = ran.tasks, ran.metrics
+    n, found = ran.tasks, ran.result
     assert found.done and [name for task in found.tasks for name in task] == CLASSES
     assert all(
         math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second")
@@ -114,7 +114,7 @@ def test_metrics(ran):
 
 def test_prompt_use(ran):
     """Whoever chooses among prompts says which; every training image counts, as often as it chooses."""
-    method, use = ran.learner.method, ran.metrics.prompt_use
+    method, use = ran.learner.method, ran.result.prompt_use
     chosen = method.choices(torch.randn(2, method.vit.config.width))
     if chosen is None:
         assert use is None
@@ -125,16 +125,18 @@ def test_prompt_use(ran):
         assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
 
 
+@pytest.mark.bits
 def test_resumed_it_ends_the_same_to_the_last_bit(ran):
-    config = resolve(settings(ran.metrics.method))
+    config = resolve(settings(ran.result.method))
     resumed = runs.run(config, ran.killed, resume=True, report=False)
     for key in ("accuracy", "losses", "prompt_use", "parameters", "bytes_per_class", "exemplars"):
-        assert getattr(resumed, key) == getattr(ran.metrics, key), key
+        assert getattr(resumed, key) == getattr(ran.result, key), key
     one, other = read_checkpoint(ran.folder), read_checkpoint(ran.killed)
     assert same_tensors(one[0], other[0])
     assert one[1]["classes"] == other[1]["classes"] == CLASSES
 
 
+@pytest.mark.bits
 def test_loaded_it_says_the_same(ran):
     loaded = Learner.load(ran.folder, device="cpu", compile="off")
     tests = Images.concatenate([task.test for task in ran.stream.tasks])
@@ -151,12 +153,12 @@ def test_report(ran):
 
 
 def test_images_are_kept_by_who_says_so_alone(ran):
-    kept = ran.metrics.exemplars
-    assert bool(kept) == (ran.metrics.method in REHEARSAL)
+    kept = ran.result.exemplars
+    assert bool(kept) == (ran.result.method in REHEARSAL)
     assert kept <= EXEMPLARS
     pixels = [t for t in read_checkpoint(ran.folder)[0].values() if t.dtype == torch.uint8]
     assert sum(len(t) for t in pixels) == kept, "nothing else in the checkpoint is made of pixels"
-    assert ran.metrics.bytes_per_class >= 28 * 28 * kept // len(ran.learner.classes)
+    assert ran.result.bytes_per_class >= 28 * 28 * kept // len(ran.learner.classes)
 
 
 def test_other_tasks_images_are_refused_while_one_is_learned(ran):
@@ -182,6 +184,7 @@ def test_options(name):
             assert field.description, f"{key} is shown to users without a word"
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_between_two_epochs(name, tmp_path):
     """In the middle of each task, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""

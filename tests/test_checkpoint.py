@@ -17,6 +17,8 @@ from vqprompt.learner import checkpoint
 from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
 from vqprompt.learner.learner import Learner
 from vqprompt.learner.state import load_tensors
+from vqprompt.methods import lwf
+from vqprompt.methods.base import Method
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
 
@@ -200,6 +202,7 @@ class TestLoadTensors:
         assert module.weight.requires_grad and not module.bias.requires_grad
 
 
+@pytest.mark.bits
 class TestLearner:
     def test_round_trip(self, learner, tmp_path):
         learner.save(tmp_path, note="mine")
@@ -261,6 +264,19 @@ class TestLearner:
         edit(tmp_path, method="no such method")
         with pytest.raises(UserError, match="unknown method"):
             load(tmp_path)
+
+    @pytest.mark.parametrize("method", ["vq-prompt", "coda-p", "evoprompt", "lwf", "bic", "slca"])
+    def test_loading_does_not_start_and_end_the_tasks_that_are_over(self, method, tmp_path, monkeypatch):
+        learner, called = make_learner(method), []
+        for task in make_stream():
+            learner.learn(task)
+        learner.save(tmp_path)
+        monkeypatch.setattr(Method, "start_task", lambda self, task: called.append("start"))
+        monkeypatch.setattr(Method, "end_task", lambda self: called.append("end"))
+        monkeypatch.setattr(lwf, "Teacher", lambda *given: called.append("teacher"))
+        again = load(tmp_path)
+        assert called == []
+        assert same_tensors(tensors_of(learner), tensors_of(again))
 
     def test_no_pickle(self, learner, tmp_path, monkeypatch):
         def forbidden(*given, **named):

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -289,7 +290,7 @@ class TestRun:
                 finished[1]
             )
 
-    def test_classes_left_out_and_held_out_images_are_told(self, command, tmp_path):
+    def test_notes_about_classes_left_out_and_images_held_out(self, command, tmp_path):
         options = ["--tasks", "2,2", "--validation", 0.5, "--method", "linear", "--preset", "closed-form", *SMALL]
         status, out, err = command("run", *options, "--out", tmp_path / "run")
         assert status == 0, err
@@ -329,7 +330,7 @@ class TestRun:
             status, _, err = command("run", "--out", finished[0], "--resume")
         assert status == 2 and "another process is at work here" in err
 
-    def test_a_learner_saved_over_a_run_is_told(self, finished, command, no_training, tmp_path):
+    def test_a_learner_saved_over_a_run_is_noticed(self, finished, command, no_training, tmp_path):
         folder = shutil.copytree(finished[0], tmp_path / "over")
         content = json.loads((folder / "checkpoint.json").read_text())
         del content["run"]
@@ -354,7 +355,7 @@ class TestPredict:
         (tmp_path / "pictures" / "notes.txt").write_text("not an image")
         return tmp_path / "pictures"
 
-    def test_broken_images_do_not_keep_the_others_from_being_told(self, finished, command, pictures):
+    def test_broken_images_do_not_stop_the_others(self, finished, command, pictures):
         (pictures / "two" / "broken.png").write_text("text")
         (pictures / "empty.jpg").touch()
         status, out, err = command("predict", finished[0], pictures, pictures / "two" / "b.PNG")
@@ -371,16 +372,16 @@ class TestPredict:
         learner = Learner.load(finished[0])
         status, out, err = command("predict", finished[0], pictures, "--top", 2, "--json")
         assert status == 0, err
-        told = [json.loads(line) for line in out.splitlines()]
-        assert [t["image"] for t in told] == [str(file) for file in files]
-        for t, scores in zip(told, learner.predict_proba(files), strict=True):
+        printed = [json.loads(line) for line in out.splitlines()]
+        assert [t["image"] for t in printed] == [str(file) for file in files]
+        for t, scores in zip(printed, learner.predict_proba(files), strict=True):
             shares, places = scores.topk(2)
             assert list(t["classes"]) == [learner.classes[p] for p in places]
             assert list(t["classes"].values()) == pytest.approx(shares.tolist())
         status, out, _ = command("predict", finished[0], *files)
         assert status == 0
         assert [line.split(": ")[0] for line in out.splitlines()] == [str(file) for file in files]
-        assert all(next(iter(t["classes"])) in line for t, line in zip(told, out.splitlines(), strict=True))
+        assert all(next(iter(t["classes"])) in line for t, line in zip(printed, out.splitlines(), strict=True))
 
     def test_refusals(self, finished, command, tmp_path):
         status, _, err = command("predict", finished[0], tmp_path / "nowhere.png")
@@ -439,9 +440,12 @@ class TestTrouble:
         assert f"  vqprompt run --tasks 3,2 --out '{out}' --resume\n" in err
         out.mkdir()
         result = RunResult.read(finished[0])
+        (out / "checkpoint.json").touch()
         result.model_copy(update={"done": False, "average_accuracy": result.average_accuracy[:1]}).write(out)
+        assert f"Kept in {out}: 1 of 3 tasks." in command("run", "--out", out, "--resume")[2]
+        os.utime(out / "checkpoint.json", (2**31, 2**31))  # written after the first task
         status, _, err = command("run", f"--out={out}", "--resume")
-        assert status == 130 and f"Kept in {out}: 1 of 3 tasks, and task 2 up to its last checkpoint." in err
+        assert status == 130 and f"Kept in {out}: 1 of 3 tasks, and a part of task 2." in err
         assert err.endswith(f"  vqprompt run '--out={out}' --resume\n"), "not twice"
 
     def test_ctrl_c_in_other_commands(self, command, monkeypatch, tmp_path):

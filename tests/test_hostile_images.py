@@ -1,4 +1,4 @@
-"""Images that are too large, of the wrong kind or not files at all: refused clearly, with little memory, without hanging."""
+"""Images that are too large, of the wrong kind or not files at all: refused clearly, without hanging."""
 
 import io
 import os
@@ -38,7 +38,7 @@ class TestFormats:
     def test_postscript_never_reaches_another_program(self, monkeypatch, name):
         for module in ("subprocess.Popen", "os.system", "PIL.EpsImagePlugin.Ghostscript"):
             monkeypatch.setattr(module, lambda *a, **k: pytest.fail("another program was started"))
-        with pytest.raises(ImageError, match=f"{name}: not an image of a kind that is read here"):
+        with pytest.raises(ImageError, match=f"{name}: an image of the kind EPS, which is not read here"):
             decode(POSTSCRIPT, name)
 
     @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ class TestFormats:
     )
     def test_formats_that_nobody_photographs_in_are_not_read(self, kind):
         image = {"MSP": "1", "XBM": "1", "SPIDER": "F", "BLP": "P"}.get(kind, "RGB")
-        with pytest.raises(ImageError, match="x: not an image of a kind"):
+        with pytest.raises(ImageError, match=r"x: (not an image|an image of the kind \w+, which is not read here)"):
             decode(encoded(picture(32, 32).convert(image), kind), "x")
 
     def test_only_known_formats_are_accepted(self):
@@ -140,7 +140,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
     @pytest.mark.parametrize("given", [3, None, np.zeros((0, 4, 3), np.uint8), np.zeros((2, 2), np.float32)])
     def test_what_is_no_image_is_refused(self, given):
-        with pytest.raises(UserError, match="image"):
+        with pytest.raises(UserError, match=r"image"):
             load_pixels(given, SIDE)
 
 
@@ -178,12 +178,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
             decode(png(12_000, 9_000), "x")
         monkeypatch.setenv("VQPROMPT_MAX_MEGAPIXELS", "108")
         monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: (_ for _ in ()).throw(OSError("stopped here")))
-        with pytest.raises(ImageError, match="stopped here"):
+        with pytest.raises(ImageError, match=r"stopped here"):
             decode(png(12_000, 9_000), "x")
 
     def test_a_limit_that_is_no_number_is_refused(self, monkeypatch):
         monkeypatch.setenv("VQPROMPT_MAX_MEGAPIXELS", "many")
-        with pytest.raises(UserError, match="VQPROMPT_MAX_MEGAPIXELS='many': give a number above 0"):
+        with pytest.raises(UserError, match=r"VQPROMPT_MAX_MEGAPIXELS='many': give a number above 0"):
             decode(png(20, 20), "x")
 
     def test_a_sparse_file_of_20_gigabytes(self, tmp_path):
@@ -236,7 +236,7 @@ class TestNotFiles:
 
     def test_a_link_to_a_device_leads_out_of_the_folder(self, tmp_path):
         self.put(fill(tmp_path) / "cat" / "x.jpg", "device")
-        with pytest.raises(ImageError, match="the link 'cat/x.jpg' leads out of the folder, to '/dev/zero'"):
+        with pytest.raises(ImageError, match=r"the link 'cat/x.jpg' leads out of the folder, to '/dev/zero'"):
             open_dataset(str(tmp_path), SIDE)
 
     @pytest.mark.parametrize("kind", ["fifo", "device"])
@@ -269,22 +269,22 @@ class TestNotFiles:
 
 class TestNames:
     def test_too_long(self, tmp_path):
-        with pytest.raises(UserError, match="no image file that can be read"):
+        with pytest.raises(UserError, match=r"no image file that can be read"):
             load_pixels(tmp_path / ("x" * 300 + ".jpg"), SIDE)
-        with pytest.raises(UserError, match="neither a data set"):
+        with pytest.raises(UserError, match=r"neither a data set"):
             open_dataset(str(tmp_path / ("x" * 300)), SIDE)
-        with pytest.raises(UserError, match="neither a data set"):
+        with pytest.raises(UserError, match=r"neither a data set"):
             open_dataset("a\0b", SIDE)
 
     def test_latin_1(self, tmp_path):
         folder = os.fsencode(fill(tmp_path)) + b"/gr\xfcn"
-        os.mkdir(folder)
+        os.mkdir(folder)  # noqa: PTH102 (a name in bytes)
         for i in range(3):
-            picture(colour=(9, i, 3)).save(open(folder + b"/\xe4%d.png" % i, "wb"), "PNG")
+            Path(os.fsdecode(folder + b"/\xe4%d.png" % i)).write_bytes(encoded(picture(colour=(9, i, 3))))
         with pytest.raises(ImageError, match=r"class name 'gr.*n' is not UTF-8; rename its folder") as caught:
             open_dataset(str(tmp_path), SIDE)
         printable(str(caught.value)).encode()
-        os.rename(folder, os.fsencode(tmp_path) + "/grün".encode())
+        os.rename(folder, os.fsencode(tmp_path) + "/grün".encode())  # noqa: PTH104 (a name in bytes)
         for _ in range(2):
             assert open_dataset(str(tmp_path), SIDE).classes == ["cat", "dog", "grün"]
 

@@ -28,7 +28,7 @@ from vqprompt.data.images import Images
 from vqprompt.data.source import Source
 from vqprompt.data.store import Store, build_store
 from vqprompt.datasets import open_dataset
-from vqprompt.errors import ImageError, UserError
+from vqprompt.errors import ImageError, PastImagesError, UserError
 from vqprompt.files import A_DAY
 from vqprompt.progress import Progress, Stage
 
@@ -475,6 +475,36 @@ class TestStore:
         assert len(joined) == 6 and joined.labels.tolist() == [0, 0, 1, 1, 1, 1]
         index = torch.tensor([5, 0, 2, 1, 0])
         assert joined.read(index, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 3]
+
+    def test_joined_images_can_do_what_others_can(self):
+        a, b = (
+            Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.arange(1.0, 5), f"{s}") for s in (0, 10)
+        )
+        joined = Images.concatenate([Images(a, np.array([3, 1]), np.zeros(2)), Images(b, np.arange(4), np.ones(4))])
+        assert joined.named and joined.key == Images.concatenate([joined]).key and len(joined.digest()) == 16
+        assert joined.rows.tolist() == [3, 1, 0, 1, 2, 3] and joined.aspect.tolist() == [4, 2, 1, 2, 3, 4]
+        index = torch.tensor([5, 0, 2, 1, 1])
+        some = joined.take(index)
+        everything = torch.arange(len(some))
+        assert some.read(everything, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 1]
+        assert some.labels.tolist() == [1, 0, 1, 0, 0] and some.aspect.tolist() == joined.aspect[index].tolist()
+        assert len(joined.take(torch.tensor([], dtype=torch.long))) == 0
+        nameless = Images(Store(a.pixels, np.ones(4), ""), np.arange(4), np.zeros(4))
+        assert not Images.concatenate([joined, nameless]).named
+        assert [len(pixels) for _, pixels in joined.batches(index.split(2), torch.device("cpu"))] == [2, 2, 1]
+
+    def test_joined_images_are_guarded_by_each_guard(self):
+        def closed():
+            raise PastImagesError("closed")
+
+        a, b = (Store(np.zeros((4, 1, 1, 1), np.uint8), np.ones(4), "") for _ in range(2))
+        for store in (a, b):
+            joined = Images.concatenate(
+                [Images(a, np.arange(4), np.zeros(4)), Images(store, np.arange(4), np.zeros(4), closed)]
+            )
+            for images in (joined, joined.take(torch.tensor([0, 5]))):
+                with pytest.raises(PastImagesError):
+                    images.read(torch.tensor([0]), torch.device("cpu"))
 
     def test_is_decoded_once(self, tmp_path, decoded):
         folder = fill(tmp_path)

@@ -12,11 +12,13 @@ import pytest
 from conftest import TINY, command_environment, make_vit, same_tensors
 
 from vqprompt.backbones.load import save_backbone
+from vqprompt.learner import checkpoint
 from vqprompt.learner.checkpoint import read_checkpoint
-from vqprompt.progress import ignore
+from vqprompt.progress import Stage, ignore
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
 
+pytestmark = pytest.mark.bits
 TIMES = {"seconds", "task_seconds", "images_per_second"}
 RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12",
        "--seed", "2", "--set", "train_per_class=12", "--set", "test_per_class=5"]  # fmt: skip
@@ -166,6 +168,43 @@ def test_killed_after_every_single_batch(tiny_run):
         with pytest.raises(Killed):
             tiny_run(f"killed {fatal}", "vq-prompt", progress=dying)
         assert_same_end(whole, tiny_run(f"killed {fatal}", "vq-prompt", resume=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
+def test_a_resume_reads_its_checkpoint_once(tiny_run, tmp_path, monkeypatch):
+    """Reading and checksumming a tuned ViT-B/16 with its optimizer takes a gigabyte each time."""
+    calls = 0
+
+    def dying(event):
+        nonlocal calls
+        calls += 1
+        if event.task == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        tiny_run("killed", "vq-prompt", progress=dying)
+    (state,) = (tmp_path / "killed").glob("state-*")
+    checksummed, loaded = [], []
+    checksum, load = checkpoint._checksum, checkpoint.load_file
+    monkeypatch.setattr(checkpoint, "_checksum", lambda path: checksummed.append(path) or checksum(path))
+    monkeypatch.setattr(checkpoint, "load_file", lambda path: loaded.append(path) or load(path))
+    tiny_run("killed", "vq-prompt", resume=True)
+    assert loaded == [state] and checksummed.count(state) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
+def test_images_seen_do_not_depend_on_a_kill(tiny_run):
+    def dying(event):
+        if event.task == 1 and event.stage is Stage.TESTING:
+            raise Killed  # after the last epoch: the checkpoint is from after the first
+
+    whole = tiny_run("whole", "vq-prompt")
+    with pytest.raises(Killed):
+        tiny_run("killed", "vq-prompt", progress=dying)
+    assert checkpoint_of(whole.parent / "killed")["unfinished"]["images_seen"] > 0
+    resumed = tiny_run("killed", "vq-prompt", resume=True)
+    seen = checkpoint_of(whole)["images_seen"]
+    assert checkpoint_of(resumed)["images_seen"] == seen == 2 * 2 * 12, "tasks × epochs × images"
 
 
 @pytest.mark.filterwarnings("ignore:.*mean and std are guessed")

@@ -1,5 +1,7 @@
 """The learner from Python: what it takes for an image, what it says, and how it refuses."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from PIL import Image
 from vqprompt.backbones.load import save_backbone
 from vqprompt.data.images import Images
 from vqprompt.data.store import Store
-from vqprompt.errors import ImageError, UserError
+from vqprompt.errors import ImageError, PastImagesError, UserError
 from vqprompt.learner.learner import Learner
+from vqprompt.progress import Stage
 from vqprompt.runtime import pick_device, pick_precision
 
 
@@ -159,6 +162,7 @@ def test_nameless_stores_are_not_taken_for_one_another():
     assert not torch.equal(one, other)
 
 
+@pytest.mark.bits
 class TestInterruption:
     """A task learned half: what was known before can be asked for, and nothing half-learned passes for whole."""
 
@@ -209,6 +213,55 @@ class TestInterruption:
         with pytest.raises(UserError, match=r"task 1, epoch \d: the \w+ loss is not a finite number.*below lr=1e\+30"):
             for task in make_stream():
                 learner.learn(task)
+
+
+class TestRefusals:
+    def test_joint_in_a_plain_loop_is_refused_at_the_second_task(self, tmp_path):
+        """It would be fine-tuning under another name. What it has learned is still whole."""
+        learner, tasks = make_learner("joint"), iter(make_stream())
+        learner.learn(next(tasks))
+        before = tensors_of(learner)
+        with pytest.raises(UserError, match=r"joint learns all classes at once .*Stream\(dataset, tasks=1\)"):
+            learner.learn(next(tasks))
+        assert same_tensors(tensors_of(learner), before) and len(learner.classes) == 2
+        learner.save(tmp_path)
+        whole = make_learner("joint")
+        for task in make_stream(tasks=1):
+            whole.learn(task)
+        assert len(whole.classes) == 6
+
+    def test_a_closed_task_is_refused_and_nothing_is_lost(self, tmp_path):
+        learner, stream = make_learner(), make_stream()
+        tasks = iter(stream)
+        learner.learn(next(tasks))
+        second = next(tasks)
+        for closed in (stream.tasks[2], stream.tasks[0]):  # not open yet, and not open any more
+            with pytest.raises(PastImagesError):
+                learner.learn(closed)
+            learner.save(tmp_path)
+        learner.learn(second)
+        undisturbed = make_learner()
+        for task in islice(make_stream(), 2):
+            undisturbed.learn(task)
+        assert same_tensors(tensors_of(learner), tensors_of(undisturbed))
+
+    def test_after_an_interruption_nobody_is_told_about_progress(self):
+        """The callback of an interrupted `learn` may be gone."""
+        learner, task = make_learner(), next(iter(make_stream()))
+
+        def stop(event):
+            if event.stage is Stage.STATISTICS:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            learner.learn(task, stop)
+        assert learner.features(task.test).shape == (len(task.test), 32)
+
+
+def test_scores_is_the_old_name_of_predict_proba(learner, pictures):
+    with pytest.warns(DeprecationWarning, match="predict_proba"):
+        old = learner.scores(pictures)
+    assert torch.equal(old, learner.predict_proba(pictures))
 
 
 def test_learners_do_not_share_the_backbone_they_were_given():

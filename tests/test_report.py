@@ -278,7 +278,7 @@ def test_comparison_has_all_runs_and_links_that_lead_to_their_pages(tmp_path):
         assert f"{metrics['faa']:.2f} %" in cells and f"{metrics['seconds']:.1f}" in cells
     assert page.source.count('<table class="heat') == 2
     assert page.text("a") == ["VQ-Prompt", "FT"] * 2
-    # the curve of each is told to those who cannot see it
+    # each curve is also there as text, for people who cannot see it
     title = next(t for t in page.text("title") if t.startswith("Average accuracy"))
     assert f"VQ-Prompt: {good['average_accuracy'][0]:.2f} %" in title and "FT: " in title
 

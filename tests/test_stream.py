@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from conftest import make_dataset, make_learner, make_stream
+from conftest import QUICK, make_dataset, make_learner, make_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +14,7 @@ from vqprompt.data.images import Images
 from vqprompt.data.store import Store
 from vqprompt.data.stream import Dataset, Stream, split_rows
 from vqprompt.errors import ImageError, PastImagesError, UserError
+from vqprompt.methods.bic import Exemplars
 from vqprompt.methods.finetuning import LinearProbe
 
 CPU = torch.device("cpu")
@@ -267,6 +268,46 @@ class TestWhatMayBeRead:
         with pytest.raises(PastImagesError, match="training images of task 1"):
             learner.learn(second)
         assert len(learner.classes) == 2
+
+
+class Rehearser(LinearProbe):
+    """Keeps two images per class, and looks at queries: of images in two stores at once."""
+
+    masks_old_logits = False
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.memory = Exemplars()
+
+    def training_images(self, data):
+        if not len(self.memory):
+            return data.images, data.labels
+        images = Images.concatenate([self.memory.images(), data.images])
+        return images, torch.cat([self.memory.labels, data.labels])
+
+    def finish_task(self, data):
+        kept = torch.cat([torch.nonzero(data.labels == label)[:2, 0] for label in data.labels.unique()])
+        pixels = data.images.read(kept, torch.device("cpu"))
+        self.memory.update(2, pixels, data.images.aspect[kept], data.labels[kept])
+        joined, labels = self.training_images(data)
+        assert data.logits(joined).shape == (len(labels), data.task.all_classes)
+
+
+@pytest.mark.parametrize("augment", ["none", "flip", "crop"])
+def test_a_method_can_rehearse_images_of_its_own_and_use_queries(monkeypatch, tmp_path, augment):
+    monkeypatch.setitem(methods.METHODS, "rehearser", Rehearser)
+    learner = make_learner("rehearser", training=QUICK.model_copy(update={"augment": augment}))
+    learner.shared_queries = tmp_path
+    kept = []
+    for task in make_stream():
+        memory = learner.method.memory
+        if len(memory):
+            joined = Images.concatenate([memory.images(), task.train])
+            apart = torch.cat([learner.queries(memory.images()), learner.queries(task.train)])
+            torch.testing.assert_close(learner.queries(joined), apart, rtol=1e-4, atol=1e-5)
+        learner.learn(task)
+        kept.append(len(memory))
+    assert kept == [4, 8, 12] and learner.images_seen > 2 * 48, "the task's images and those of the memory"
 
 
 def make_dataset_images() -> Images:

@@ -1,4 +1,4 @@
-"""What trackers are told, read back with their own libraries: all of it, once, and whatever happens to the run."""
+"""What trackers receive, read back with their own libraries: everything, exactly once, whatever happens to the run."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 from conftest import TINY, command_environment, make_vit
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -123,7 +124,7 @@ def whole(place, tmp_path_factory):
     return out / "tracked"
 
 
-class TestWhatIsTold:
+class TestWhatIsSent:
     def test_no_result_changes(self, whole):
         timed = {"seconds", "task_seconds", "images_per_second"}
         tracked, plain = metrics_of(whole), metrics_of(whole.parent / "plain")
@@ -160,8 +161,8 @@ class TestWhatIsTold:
     def test_tensorboard_has_config_and_where_the_report_is(self, whole):
         for name, value in flatten(json.loads((whole / "config.json").read_text())).items():
             assert f"|{name}|{value}|" in text(whole, "config")
-        told = hparams(whole)["session_start_info"].session_start_info.hparams
-        assert told["batch_size"].number_value == BATCH and told["method"].string_value == "vq-prompt"
+        sent = hparams(whole)["session_start_info"].session_start_info.hparams
+        assert sent["batch_size"].number_value == BATCH and sent["method"].string_value == "vq-prompt"
         assert "session_end_info" in hparams(whole)
         assert f"|FAA|{metrics_of(whole)['faa']:.2f}|" in text(whole, "report")
         assert str(whole / "report.html") in text(whole, "report")
@@ -174,9 +175,9 @@ class TestWhatIsTold:
         assert run.data.params == {"tasks": "x" * 6000}
 
     def test_more_points_than_mlflow_takes_at_once(self, tmp_path):
-        told = tracking.Tracking(["mlflow"], tmp_path)
-        told.begin({})
-        told.losses(7, {"task": [float(n) for n in range(1500)], "vq": [0.5] * 1500})
+        trackers = tracking.Tracking(["mlflow"], tmp_path)
+        trackers.begin({})
+        trackers.losses(7, {"task": [float(n) for n in range(1500)], "vq": [0.5] * 1500})
         assert mlflow_points(tmp_path)["loss/task"] == [(n + 8, float(n)) for n in range(1500)]
 
 
@@ -218,7 +219,8 @@ class TestResume:
         config = tmp_path / "config.json"
         config.write_text(json.dumps({**SETTINGS, "backbone": str(place / "tiny.safetensors")}))
         arguments = ["--out", str(folder), "--config", str(config), "--track", "mlflow", "--track", "tensorboard"]
-        environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
+        threads = torch.get_num_threads()  # as many as `whole` had: another number rounds in another way
+        environment = command_environment(home, threads) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
 
         def start(*more):
             command = [sys.executable, "-m", "vqprompt", "run", *arguments, *more]
@@ -236,7 +238,7 @@ class TestResume:
         self.assert_same(folder, whole)
 
     def test_tracking_may_begin_late(self, track):
-        """What was not told then is not made up; what comes has its true step."""
+        """Steps that were not tracked stay unknown; later ones have their true number."""
 
         def stop(event):
             if event.task == 1:

@@ -107,6 +107,7 @@ def learn_all(learner: Learner, seed: int = 1, **stream) -> Learner:
     return learner
 
 
+@pytest.mark.bits
 class TestSeeds:
     @pytest.mark.parametrize("method", ["vq-prompt", "ft"])
     @pytest.mark.parametrize("augment", ["crop", "none"])
@@ -222,6 +223,7 @@ class TestLearning:
         assert make_learner("ft").prompt_use(task.train) is None
 
 
+@pytest.mark.bits
 class TestKnownQueries:
     """Queries of un-augmented and of mirrored images are computed once; they must be what would be computed anew."""
 
@@ -296,6 +298,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.bits
 class TestResume:
     """A learner saved in the middle of a task, loaded and taken on, ends where one never stopped does."""
 
@@ -332,6 +335,8 @@ class TestResume:
         assert same_tensors(tensors_of(whole), tensors_of(learner))
         assert learner.accuracies(stream.tasks) == whole.accuracies(stream.tasks)
         assert learner.classes == whole.classes
+        assert learner.images_seen == whole.images_seen, "images of the epochs before the kill count, too"
+        assert learner.seconds_training > 0
 
     def test_sgd_too(self, tmp_path):
         training = Training(epochs=3, batch_size=8, lr=0.01, optimizer="sgd", augment="none")
@@ -356,6 +361,7 @@ class TestResume:
         assert same_tensors(tensors_of(whole), tensors_of(learner))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_what_another_machine_s_optimizer_needs_stays_there(name, tmp_path):
     """A checkpoint in mid-task that a GPU wrote: its optimizer was fused, and capturable if it can be."""

@@ -1,7 +1,7 @@
 """The fault campaign: damaged files of every kind, seeded and counted. Exit status 1 if anything was taken badly.
 
-    python tools/faults.py                                       # a short one of every kind
-    python tools/faults.py --kind images --count 10000 --seed 7  # a long one of one kind
+python tools/faults.py                                       # a short one of every kind
+python tools/faults.py --kind images --count 10000 --seed 7  # a long one of one kind
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
-from faults import KINDS
-from faults.runner import run, table
+from faults import KINDS  # noqa: E402 (the path above is needed)
+from faults.runner import run, table  # noqa: E402
 
 
 def main() -> int:

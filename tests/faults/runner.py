@@ -1,13 +1,14 @@
 """Try many faults, each in a child process, and count how they were taken.
 
-A child works through the tries of one kind. When one hangs or takes the child down, it is counted as bad and a new child
-goes on after it. Every try has a generator of its own, seeded by (seed, kind, number), so each can be repeated alone:
+A child works through the tries of one kind. When one hangs or ends the child, it is counted as bad and a new child goes
+on after it. Every try has its own generator, seeded by (seed, kind, number), so each can be repeated alone:
 `python tools/faults.py --kind images --seed 1 --start 812 --count 1`.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import resource
 import shutil
@@ -65,6 +66,7 @@ def run(kind: str, count: int, seed: int, start: int = 0) -> Count:
 
 
 def _work(answers: Connection, kind: str, first: int, end: int, seed: int) -> None:
+    _silence()
     peak = _peak()
     limit = peak + MEMORY
     for number in range(first, end):
@@ -78,6 +80,11 @@ def _work(answers: Connection, kind: str, first: int, end: int, seed: int) -> No
             outcome = f"bad: took {now - limit + MEMORY} MB"
         peak = max(peak, now)
         answers.send(outcome)
+
+
+def _silence() -> None:
+    """libtiff writes to the terminal itself."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _try(kind: str, number: int, seed: int, folder: Path) -> str:

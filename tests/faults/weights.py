@@ -70,7 +70,7 @@ def _lies(rng: random.Random, trap: Path) -> Any:
         elif lie == 4:
             state[key] = rng.choice((None, "text", 3, [1], {"a": 1}, RunsCode(trap)))
         elif lie == 5:
-            state[key] = torch.full(state[key].shape if hasattr(state[key], "shape") else (1,), float("nan"))
+            state[key] = torch.full((WIDTH,), float("nan"))
         elif lie == 6:
             state.pop(key, None)
         elif lie == 7:

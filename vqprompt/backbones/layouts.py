@@ -1,4 +1,4 @@
-"""Checkpoints of every common layout, into the one ViT.
+"""Converts checkpoints of every common layout to the names of our ViT.
 
 What is notable about this implementation:
 - a file is read without running any code in it (read.py), then renamed key by key to timm's names, which vit.py uses
@@ -37,7 +37,7 @@ def dequantize(tensors: State) -> State:
 
 MARKS = {"google": "Transformer/", "transformers": "encoder.layer.", "timm": "blocks."}
 PREFIXES = ("module.", "backbone.", "vit.", "dinov2.")
-REFUSED = {  # what changes the features and the plain ViT does not have
+REFUSED = {  # parts that change the features and that the plain ViT does not have
     r"(^|\.)(register_tokens|reg_token)$": "register tokens; take the variant without registers",
     r"(^|\.)fc_norm\.": "a norm of averaged patches (fc_norm); take a variant that reads the class token",
     r"(^|\.)(dist_token|distillation_token)$": "a distillation token; take the variant without",
@@ -45,7 +45,7 @@ REFUSED = {  # what changes the features and the plain ViT does not have
 }
 
 
-IGNORED = {  # what reads the features or hides patches in training, and nothing that makes features
+IGNORED = {  # parts that use the features or hide patches in training, but do not compute features
     "timm": r"(head|pre_logits|dino_head|ibot_head)\.|(mask_token|masked_embed)$",
     "transformers": r"(pooler|classifier)\.|embeddings\.mask_token$",
     "google": r"(head|pre_logits)/",
@@ -119,7 +119,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
 
 
 def from_flax(key: str, value: Tensor) -> Tensor:
-    """Flax puts inputs before outputs and keeps heads apart; torch has outputs first and heads side by side."""
+    """Flax has inputs first and one axis per head; torch has outputs first and the heads side by side."""
     if key == "patch_embed.proj.weight" and value.ndim == 4:
         return value.permute(3, 2, 0, 1)
     if key.endswith(".weight") and value.ndim > 1:
@@ -128,7 +128,7 @@ def from_flax(key: str, value: Tensor) -> Tensor:
 
 
 def join_qkv(state: State) -> State:
-    """Query, key and value into timm's one matrix; an incomplete triple stays apart, to be reported."""
+    """Join query, key and value to the one matrix of timm. An incomplete triple stays, to be reported later."""
     for key in [key for key in state if ".attn.query." in key]:
         parts = [key.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         if all(part in state and state[part].shape == state[key].shape for part in parts):
@@ -155,7 +155,7 @@ def fold_layer_scale(state: State) -> State:
 
 
 def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]:
-    """What the pixels were normalized with: by the file's name, or the family its keys give away, or a guess."""
+    """The mean and std of pixels: known by the file's name or by the names of its keys, else guessed."""
     if re.search("dino|ibot", stem.lower()) or any(
         re.search(r"\.gamma$|lambda1$|^(module\.)?backbone\.", k) for k in keys
     ):
@@ -167,7 +167,7 @@ def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]
 
 
 def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:
-    """Shapes first, then what the layout implies, then what was stated outright."""
+    """A config from the shapes; what the layout implies overrides them, and stated values override both."""
     names = [field.name for field in fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")

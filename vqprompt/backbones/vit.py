@@ -58,7 +58,7 @@ class ViTConfig:
         return (self.image_size // self.patch) ** 2 + 1
 
 
-MAX_PATCHES = 16_384  # per image: 1,792 px in patches of 14
+MAX_PATCHES = 65_536  # per image: 3,584 px in patches of 14
 
 
 def check_size(size: int, patch: int) -> None:

@@ -96,35 +96,20 @@ def run(
 
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """
-    from vqprompt.datasets import check_data
     from vqprompt.methods import METHODS
     from vqprompt.paper.grids import find_grid, plan
     from vqprompt.paper.pool import adopt, default_workers, split_done
     from vqprompt.paper.results import make_rows, read_runs
     from vqprompt.paper.tables import Table
-    from vqprompt.runs.config import parse_assignment
-    from vqprompt.runs.limits import refuse_what_cannot_fit
-    from vqprompt.runs.runner import check_out
-    from vqprompt.runs.tracking import Tracking
 
     chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else []
     if name == PARAMETERS:
         write_parameters(out, chosen, backbone)
         return
     grid = find_grid(name, small)
-    changes: dict[str, Any] = dict(parse_assignment(text) for text in assignments or [])
-    changes |= {key: value for key, value in {"data": data, "backbone": backbone}.items() if value is not None}
-    by_method = read_settings(settings) if settings else {}
-    refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
-    if refused:
-        raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
-    check_out(out)
+    changes, by_method = read_changes(assignments or [], data, backbone, settings)
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
-    Tracking(track or (), out)  # raises here what it would raise in every run
-    for place in dict.fromkeys(run.config.data for run in runs):
-        check_data(place)
-    for config in {run.config.method: run.config for run in runs}.values():
-        refuse_what_cannot_fit(config)
+    refuse_early(runs, out, track or ())
     todo, elsewhere = split_done(runs, out)
     for name_here, folder in elsewhere.items():
         adopt(folder, out / name_here)
@@ -142,6 +127,36 @@ def run(
         for run_name, reason in failed.items():
             stderr.print(printable(f"  {run_name}: {reason}"), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
+
+
+def read_changes(
+    assignments: Sequence[str], data: str | None, backbone: str | None, file: Path | None
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The settings that a user changed: for every run, and by method."""
+    from vqprompt.runs.config import parse_assignment
+
+    changes: dict[str, Any] = dict(parse_assignment(text) for text in assignments)
+    changes |= {key: value for key, value in {"data": data, "backbone": backbone}.items() if value is not None}
+    by_method = read_settings(file) if file else {}
+    refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
+    if refused:
+        raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
+    return changes, by_method
+
+
+def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
+    """Raise UserError now for what would otherwise fail in every run."""
+    from vqprompt.datasets import check_data
+    from vqprompt.runs.limits import refuse_what_cannot_fit
+    from vqprompt.runs.runner import check_out
+    from vqprompt.runs.tracking import Tracking
+
+    check_out(out)
+    Tracking(track, out)
+    for data in dict.fromkeys(run.config.data for run in runs):
+        check_data(data)
+    for config in {run.config.method: run.config for run in runs}.values():
+        refuse_what_cannot_fit(config)
 
 
 def run_with_bars(todo: list[Run], out: Path, workers: int, track: Sequence[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from vqprompt.errors import UserError
 from vqprompt.result import FILE, RunResult
 
 RESUMABLE_COMMANDS = ("run", "demo")
+CHECKPOINT = "checkpoint.json"
 Arguments = ParamSpec("Arguments")
 
 
@@ -49,18 +50,18 @@ def report_interruption(arguments: list[str]) -> None:
 
 def _kept(out: Path) -> list[str]:
     """One line per run in the folder (a demo has several): how many tasks are kept."""
-    lines = []
-    for file in sorted([*out.glob(FILE), *out.glob(f"*/{FILE}")]):
-        try:
-            result = RunResult.read(file.parent)
-        except (UserError, OSError):
-            continue
-        now = "" if result.done else f", and task {result.learned + 1} up to its last checkpoint"
-        lines.append(f"Kept in {file.parent}: {result.learned} of {len(result.tasks)} tasks{now}.")
-    if not lines:
-        saved = any(out.glob("checkpoint.json")) or any(out.glob("*/checkpoint.json"))
-        lines = [f"Kept in {out}: the first task up to its last checkpoint." if saved else "Nothing was saved yet."]
-    return lines
+    folders = sorted({file.parent for file in [*out.glob(CHECKPOINT), *out.glob(f"*/{CHECKPOINT}")]})
+    return [f"Kept in {folder}: {_kept_tasks(folder)}." for folder in folders] or ["Nothing was saved yet."]
+
+
+def _kept_tasks(folder: Path) -> str:
+    try:
+        result = RunResult.read(folder)
+        in_task = (folder / CHECKPOINT).stat().st_mtime > (folder / FILE).stat().st_mtime
+    except (UserError, OSError):  # no task is finished yet
+        return "a part of task 1"
+    part = f", and a part of task {result.learned + 1}" if in_task and not result.done else ""
+    return f"{result.learned} of {len(result.tasks)} tasks{part}"
 
 
 def _quoted(arguments: list[str], more: str = "") -> str:

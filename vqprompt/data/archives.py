@@ -27,7 +27,7 @@ FOLLOW_LINKS = "VQPROMPT_FOLLOW_LINKS"
 
 
 class Files:
-    """The files of one place.
+    """The files of one folder or archive.
 
     sizes: bytes of each file, by path, in a fixed order. folders: paths of the folders (an archive may not name them).
     skipped: what is there and is not read, such as a second way to a folder. key: SHA-256 of an archive's content.

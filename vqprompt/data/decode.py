@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 import threading
@@ -101,7 +102,19 @@ def _reason(data: bytes, error: Exception) -> str:
         return "an AVIF image, which this Pillow cannot decode (pip install --upgrade pillow)"
     if brand and brand not in (b"avif", b"avis") and "HEIF" not in accepted_formats():
         return "a HEIC/HEIF image, which takes a plug-in (pip install 'vqprompt[heif]')"
-    return "not an image of a kind that is read here (JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF, HEIC)"
+    if kind := _other_format(data):
+        return f"an image of the kind {kind}, which is not read here (JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are)"
+    return "not an image"
+
+
+def _other_format(data: bytes) -> str | None:
+    """The name of a format that is not accepted, by the first bytes; nothing is decoded."""
+    for name in Image.OPEN.keys() - set(accepted_formats()):
+        with suppress(Exception):
+            accepts = Image.OPEN[name][1]
+            if accepts is not None and accepts(data[:16]):
+                return name
+    return None
 
 
 def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Image, float]:
@@ -168,8 +181,8 @@ def _brightest(image: Image.Image) -> float:
     """The value that becomes white in an image of more than 8 bits."""
     if image.mode != "F":
         return 65535.0
-    high = image.getextrema()[1]
-    return max(1.0, float(high)) if np.isfinite(high) else 1.0
+    high = float(image.getextrema()[1])  # type: ignore[arg-type]
+    return max(1.0, high) if math.isfinite(high) else 1.0
 
 
 def _flatten(image: Image.Image, top: float) -> Image.Image:

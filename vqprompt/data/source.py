@@ -15,7 +15,7 @@ from vqprompt.files import exists
 
 @dataclass(frozen=True)
 class Entry:
-    """One image file: its path inside the source, its class, and its split where the source has one."""
+    """One image file: its path inside the source, its class, and its split if the source has one."""
 
     path: str
     label: str
@@ -63,7 +63,7 @@ class Source:
         if lone := not has_splits and splits & {"train", "test"}:
             (split,) = lone
             inside = [p[len(prefix) :] for p in images if p[len(prefix) :].startswith(f"{split}/")]
-            if inside and all(p.count("/") > 1 for p in inside):  # else it is a class: railway images, say
+            if inside and all(p.count("/") > 1 for p in inside):  # else it is a class, such as railway trains
                 raise ImageError(
                     f"{self.path}: has {split}/ but no {'test' if split == 'train' else 'train'}/; add it, "
                     "or give the class folders alone, and 20 % of each class will be held out to test with"

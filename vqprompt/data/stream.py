@@ -1,4 +1,4 @@
-"""A stream of tasks with disjoint classes, and what may be read when (paper, section 3).
+"""A stream of tasks with disjoint classes, and which images may be read when (paper, section 3).
 
 Only the task being learned can be read: opening the next task closes the one before, and every later read of its
 training images raises `PastImagesError`. Test images of the tasks seen so far can be read for evaluation.
@@ -20,7 +20,7 @@ from vqprompt.errors import ImageError, PastImagesError, UserError
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of a data set: the raw material of a stream."""
+    """All images of a data set. A stream divides it into tasks."""
 
     name: str
     classes: list[str]
@@ -28,7 +28,7 @@ class Dataset:
     labels: np.ndarray  # [N], positions in `classes`
     is_test: np.ndarray  # [N], bool
     notes: tuple[str, ...] = ()  # what a user should know about how it was read
-    groups: tuple[tuple[str, ...], ...] | None = None  # classes that belong to one task (cross-domain sets)
+    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several domains
 
     def __post_init__(self) -> None:
         check_names(self.name, self.classes)
@@ -101,14 +101,14 @@ class Stream:
         return self.start_at(0)
 
     def start_at(self, number: int) -> Iterator[Task]:
-        """Open the tasks one by one from `number` on; each is closed when the next one opens or the stream ends."""
+        """Open the tasks one by one, starting at `number`. Opening a task closes the one before."""
         for task in self.tasks[number:]:
             self._open = task.number
             yield task
         self._open = None
 
     def seen(self, number: int) -> list[Task]:
-        """The tasks that have been met once task `number` is learned: those to test on."""
+        """The tasks up to and including `number`: those to test on once it is learned."""
         return self.tasks[: number + 1]
 
     def _task(self, number: int, names: list[str], train_rows: list[np.ndarray], test_rows: list[np.ndarray]) -> Task:
@@ -131,7 +131,7 @@ class Stream:
     def _rows(
         self, validation: float, train_per_class: int | None, test_per_class: int | None
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Rows of the training and of the test images of each class."""
+        """Per class, the rows of its training images and of its test images."""
         if not 0 <= validation < 1:
             raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
         train, test = [], []
@@ -154,7 +154,10 @@ def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
 
 
 def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray, np.ndarray]:
-    """A seeded split that holds out a fraction, at least one of two or more; both parts keep their order."""
+    """Split rows into those to keep and a seeded fraction to hold out: at least one, if there are two or more.
+
+    Both parts keep their order.
+    """
     count = min(max(1, round(len(rows) * held_out)), len(rows) - 1) if len(rows) > 1 else 0
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[random.Random(seed).sample(range(len(rows)), count)] = True
@@ -162,7 +165,7 @@ def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray
 
 
 def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str]], seed: int) -> list[list[str]]:
-    """Class names of each task, in order."""
+    """The class names of each task, in order."""
     order = list(range(len(dataset.classes)))
     if seed:
         random.Random(seed).shuffle(order)
@@ -170,7 +173,7 @@ def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str
     if isinstance(tasks, bool) or not isinstance(tasks, int | Sequence) or isinstance(tasks, str):
         raise UserError(f"tasks={tasks!r}: give a number of tasks, the number of classes of each, or their names")
     if isinstance(tasks, int):
-        if dataset.groups is not None and len(dataset.groups) == tasks:
+        if dataset.groups and len(dataset.groups) == tasks:
             groups = [list(g) for g in dataset.groups]
             return random.Random(seed).sample(groups, tasks) if seed else groups
         if not 1 <= tasks <= len(names):

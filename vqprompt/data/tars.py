@@ -32,7 +32,7 @@ def is_tar(path: Path) -> bool:
     try:
         with open_regular(path) as file, _plain(file) as plain:
             tarfile.TarInfo.frombuf(plain.read(BLOCK), "utf-8", "surrogateescape")
-    except tarfile.EOFHeaderError:
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
         return True  # an empty one
     except Exception:  # whatever a decompressor makes of it
         return False

@@ -1,6 +1,6 @@
 """From stored pixels to what the ViT sees: crop, flip, resize and normalize as batched tensor operations.
 
-Every transform is a box. Stored images are whole images squashed to a square (see images.py); a box is given in
+Every transform is a box. Stored images are whole images squashed to a square (see store.py); a box is given in
 fractions of the ORIGINAL image, so a crop keeps the aspect ratio it would have had without the squashing.
 Resampling a box is separable: rows times pixels times columns, two batched matrix products, with the triangle filter
 widening when it shrinks (as Pillow's bilinear does). It is deterministic and runs at matrix-product speed.
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from vqprompt.backbones.vit import ViTConfig
 
-ATTEMPTS = 10  # random boxes tried before falling back to a central one, as everyone since Inception does
+ATTEMPTS = 10  # random boxes to try before the central one is taken, as in Inception
 
 
 def central_boxes(aspect: Tensor, fraction: float) -> Tensor:
-    """Central square whose side is `fraction` of the short side; 0 stands for the whole image, squashed.
+    """The central square whose side is `fraction` of the short side; 0 means the whole image, squashed.
 
     aspect: width / height [B]. Returns x0, y0, x1, y1 in fractions of the image [B, 4].
     """
@@ -122,7 +122,7 @@ def _resampling(low: Tensor, high: Tensor, source: int, target: int) -> Tensor:
 
 @lru_cache
 def _normalization(config: ViTConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Kept, because making them anew means a copy to the device, which a recorded step may not contain."""
+    """Cached, because creating them copies to the device, and a recorded step may not contain such a copy."""
     mean, std = (torch.tensor(values, device=device).view(3, 1, 1) * 255 for values in (config.mean, config.std))
     return mean, std
 
@@ -145,7 +145,7 @@ def _draw(
 
 @lru_cache
 def _compiled_draw() -> Callable[..., Tensor]:
-    return torch.compile(_draw, dynamic=False)  # when first needed: the compiler takes seconds to import
+    return torch.compile(_draw, dynamic=False)  # not before it is needed: importing the compiler takes seconds
 
 
 def render(

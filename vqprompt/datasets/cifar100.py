@@ -1,8 +1,8 @@
 """CIFAR-100: 100 classes × (500 + 100) photographs of 32×32 (Krizhevsky, 2009).
 
 Reads the Python and the binary version, packed or unpacked, and the hub's parquet. The Python version is a pickle,
-which could run anything: it is read by an unpickler that knows arrays, lists and strings and nothing else.
-The images stay 32×32 in the store; the enlarging to the backbone's size happens when they are looked at.
+which could run any code: it is read by an unpickler that accepts arrays, lists and strings and nothing else.
+The images stay 32×32 in the store; they are enlarged to the size of the backbone when a batch is made.
 """
 
 from __future__ import annotations
@@ -87,16 +87,18 @@ def _read(files: Files, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]
         except (TypeError, KeyError, ValueError, AttributeError):
             good = False
         if not good:
-            raise ImageError(f"{path}: {name} is no part of CIFAR-100: it lacks pixels (data) or labels (fine_labels)")
+            raise ImageError(
+                f"{path}: {name} is no part of CIFAR-100: it lacks pixels (data) or labels (fine_labels); get it again"
+            )
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(CLASSES):
         raise ImageError(f"{path}: {name} has labels beyond 0 … {len(CLASSES) - 1}; get it again")
     return np.ascontiguousarray(pixels).reshape(-1, 3, SIDE, SIDE), labels
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Arrays, lists, dictionaries, strings, bytes and numbers; whatever else a pickle asks for is refused."""
+    """Accepts arrays, lists, dictionaries, strings, bytes and numbers; refuses everything else."""
 
-    ARRAY = np.empty(0, np.uint8).__reduce__()[0]  # numpy's rebuilder of arrays, whatever its module is called today
+    ARRAY = np.empty(0, np.uint8).__reduce__()[0]  # the function that rebuilds arrays, under any version of numpy
     ALLOWED = {
         ("numpy.core.multiarray", "_reconstruct"): ARRAY,
         ("numpy._core.multiarray", "_reconstruct"): ARRAY,

@@ -1,4 +1,4 @@
-"""What the data sets share: finding or downloading one, checking that it is whole, and making a `Dataset` of it."""
+"""What the data sets share: find or download one, check that it is complete, and make a `Dataset` of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class Expected:
-    """What a data set has when it is whole. train: images in the training part of the split the papers use."""
+    """What a complete data set has. train: images in the training part of the split that papers use."""
 
     classes: int
     images: int | None = None
@@ -36,7 +36,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to download. An optional one is no reason to give up."""
+    """A file to download. The data set can be used without an optional one."""
 
     name: str
     url: str
@@ -46,11 +46,11 @@ class Remote:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a data set comes from. hub: a Hugging Face repository with parquet, if the files cannot be had."""
+    """Where a data set comes from. hub: a Hugging Face repository with parquet, for when `files` cannot be fetched."""
 
     files: tuple[Remote, ...] = ()
     hub: str | None = None
-    by_hand: str = ""  # where to look, when nothing can be downloaded
+    by_hand: str = ""  # what to tell a user when there is nothing to download automatically
 
 
 @dataclass
@@ -74,7 +74,7 @@ def data_folder() -> Path:
 
 
 def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Path:
-    """What the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is not there."""
+    """The path that the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is missing."""
     if given is not None:
         path = Path(given).expanduser()
         if not exists(path):
@@ -109,13 +109,13 @@ def _download(name: str, origin: Origin, folder: Path, there: set[str], progress
 
 
 def _from_hub(repository: str, folder: Path) -> bool:
-    """The parquet files of a data set, where the original is out of reach but the hub is not."""
+    """Download the parquet files of a data set from the hub. Returns whether it worked."""
     try:
-        import pyarrow  # noqa: F401 (of no use without)
+        import pyarrow  # noqa: F401 (without it, parquet files cannot be read)
         from huggingface_hub import snapshot_download
 
         snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=folder)
-    except Exception:  # whatever the transport raises: the first error is the one to tell
+    except Exception:  # any error of the transport; the user is told the error of the first download
         return False
     return True
 
@@ -128,7 +128,7 @@ def how_to_get(name: str, origin: Origin) -> str:
 
 
 def archive_or_folder(path: Path) -> Path:
-    """The archive, where a folder holds nothing else to read."""
+    """The archive inside a folder, if the folder has no subfolders; else the path as it is."""
     if path.is_file():
         return path
     inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
@@ -174,15 +174,15 @@ def make_dataset(
     notes = list(listing.notes)
     if expected is not None:
         check_whole(name, listing.path, listing.classes, len(labels), expected)
-    elif listing.ignored:  # whole data sets come with READMEs, and that is no news
-        shown = some(listing.ignored, 3)
+    elif listing.ignored:  # known data sets come with READMEs, which need no mention
+        shown = shorten(listing.ignored, 3)
         notes.append(f"ignored {len(listing.ignored)} files that are not images in class folders ({shown})")
     if listing.entries[0].split is None:
         notes.append(
             f"no train/ and test/ folders: {TEST_FRACTION:.0%} of each class held out for testing (seed {seed})"
         )
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
-        by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # so that every layout is split alike
+        by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
         for c, label in enumerate(listing.classes):
             rows = by_name[labels[by_name] == c]
             if len(rows) < 2:
@@ -201,13 +201,13 @@ def make_dataset(
 
 
 def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expected: Expected) -> None:
-    """Refuse, before anything is learned, what is not the whole data set; name what is missing."""
+    """Refuse an incomplete data set before anything is learned, and name what is missing."""
     problems = []
     if len(classes) != expected.classes:
         missing = [c for c in expected.names if c not in set(classes)]
-        known = len(missing) + len(classes) == expected.classes  # else its classes go by other names
+        known = len(missing) + len(classes) == expected.classes  # else its classes have other names
         problems.append(
-            f"{len(classes)} classes, not {expected.classes}" + (f" (missing: {some(missing)})" if known else "")
+            f"{len(classes)} classes, not {expected.classes}" + (f" (missing: {shorten(missing)})" if known else "")
         )
     if expected.images not in (None, images):
         problems.append(f"{images:,} images, not {expected.images:,}")
@@ -219,14 +219,14 @@ def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expe
 
 
 def ordered(found: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Classes in a known order, if that order knows them all; else as they are."""
+    """Classes in a known order, if all of them are in it; else as they are."""
     return [n for n in names if n in set(found)] if set(found) <= set(names) else list(found)
 
 
-def some(names: Sequence[str], count: int = 5) -> str:
-    return ", ".join(map(repr, names[:count])) + (f" … {len(names)} in all" if len(names) > count else "")
+def shorten(names: Sequence[str], count: int = 5) -> str:
+    return ", ".join(map(repr, names[:count])) + (f" … {len(names)} altogether" if len(names) > count else "")
 
 
 def natural(text: str) -> list[tuple[int, str]]:
-    """Sorts 2 before 10."""
+    """A sort key that puts 2 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -22,7 +22,7 @@ from vqprompt.datasets.common import (
     make_dataset,
     open_files,
     read_file,
-    some,
+    shorten,
 )
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.errors import ImageError
@@ -68,7 +68,7 @@ def _official(files: Files, folder: str) -> Listing:
     prefix = f"{folder}/" if folder else ""
     missing = [name for name in TABLES if prefix + name not in files.names]
     if missing:
-        raise ImageError(f"{files.path}: {some(missing)} missing beside the other tables; get the archive again")
+        raise ImageError(f"{files.path}: {shorten(missing)} missing beside the other tables; get the archive again")
     images, labels, splits, classes = (_table(files, prefix + name) for name in TABLES)
     if not images.keys() == labels.keys() == splits.keys() or not set(labels.values()) <= classes.keys():
         raise ImageError(f"{files.path}: {', '.join(TABLES)} do not speak of the same images; get the archive again")
@@ -76,7 +76,7 @@ def _official(files: Files, folder: str) -> Listing:
     lost = [path for path in paths.values() if path not in files.names]
     if lost:
         raise ImageError(
-            f"{files.path}: {len(lost)} of {len(paths)} images in images.txt are not there ({some(lost)}); "
+            f"{files.path}: {len(lost)} of {len(paths)} images in images.txt are not there ({shorten(lost)}); "
             "get the archive again"
         )
     stamps = files.stamps(list(paths.values()))

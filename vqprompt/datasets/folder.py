@@ -1,4 +1,4 @@
-"""Anybody's images: a folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`, split 80/20."""
+"""A user's own images: a folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`, split 80/20."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from vqprompt.progress import Report, ignore
 
 
 def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:
-    """seed: which images of each class are held out, where the source has no split of its own."""
+    """seed: decides which images of each class are held out, if the source has no split of its own."""
     return make_dataset(str(path), list_images(Path(path).expanduser()), side, seed, progress)

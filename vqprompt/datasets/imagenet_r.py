@@ -1,7 +1,7 @@
 """ImageNet-R: renditions (art, cartoons, tattoos, toys …) of 200 ImageNet classes, 30,000 images (Hendrycks et al.).
 
 Reads imagenet-r.tar or its folder (<wnid>/…), train/<wnid>/… + test/<wnid>/…, and the hub's parquet. It has no official
-split. The field uses CODA-Prompt's file lists, 24,000 and 6,000: they are heeded where they lie beside the images.
+split. Papers use the file lists of CODA-Prompt, 24,000 and 6,000 images; they are used if they are beside the images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vqprompt.datasets.common import (
     locate,
     make_dataset,
     ordered,
-    some,
+    shorten,
 )
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.datasets.wnids import IMAGENET_R
@@ -51,17 +51,17 @@ def open_imagenet_r(source: str | None, side: int, seed: int, progress: Report =
     else:
         listing = list_images(archive_or_folder(path))
     listing.classes = ordered(listing.classes, IMAGENET_R)
-    listing = heed_lists(listing, path if path.is_dir() else path.parent)
+    listing = apply_lists(listing, path if path.is_dir() else path.parent)
     return make_dataset("imagenet-r", listing, side, seed, progress, EXPECTED)
 
 
-def heed_lists(listing: Listing, folder: Path) -> Listing:
+def apply_lists(listing: Listing, folder: Path) -> Listing:
     """The split and the order of classes that CODA-Prompt's lists prescribe, if both lists are there."""
     found = {split: folder / name for split, name in LISTS.items() if (folder / name).is_file()}
     if len(found) < len(LISTS):
         lacking = "only one of them is" if found else "they are not"
         listing.notes.append(
-            f"the field's split is CODA-Prompt's {' and '.join(LISTS.values())}; {lacking} in {folder}"
+            f"papers use the split of CODA-Prompt, {' and '.join(LISTS.values())}; {lacking} in {folder}"
         )
         return listing
     wanted: dict[str, tuple[str, int]] = {}
@@ -72,7 +72,7 @@ def heed_lists(listing: Listing, folder: Path) -> Listing:
     if lost:
         raise ImageError(
             f"{listing.path}: {len(lost)} of the {len(wanted)} images in {' and '.join(LISTS.values())} are not there "
-            f"({some(lost)}); get them, or take the lists away to split 80/20"
+            f"({shorten(lost)}); get them, or take the lists away to split 80/20"
         )
     chosen = {name: entry for name, entry in by_name.items() if name in wanted}
     if len(chosen) < len(listing.entries):
@@ -85,7 +85,7 @@ def heed_lists(listing: Listing, folder: Path) -> Listing:
 
 def read_list(path: Path) -> dict[str, int]:
     """`<wnid>/<image>` to class number. The lists are YAML of the simplest kind, `data:` and `targets:` with one
-    `- value` a line; nothing else is accepted."""
+    `- value` per line; nothing else is accepted."""
     parts: dict[str, list[str]] = {}
     current: list[str] | None = None
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Data sets as the Hugging Face hub keeps them: parquet files with an image and a label a row."""
+"""Data sets as the Hugging Face hub keeps them: parquet files with one image and its label per row."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from vqprompt.datasets.common import Listing, natural
 from vqprompt.errors import ImageError
 
 IMAGE_COLUMNS = ("img", "image")
-KEPT_GROUPS = 3  # rows are read in groups; several threads read neighbouring ones
+KEPT_GROUPS = 3  # rows are read in groups, and several threads read from neighbouring groups
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """The parquet files that are there, if that is what is there."""
+    """The parquet files at a path; none if it holds other files."""
     if path.is_file():
         return [path] if path.suffix == ".parquet" else []
     return sorted(p for p in path.rglob("*.parquet") if not hidden(p.relative_to(path).as_posix()))
 
 
 def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] = ()) -> Listing:
-    """label_columns: the first one that is there. names: of labels that are numbers; else as the files say."""
+    """All rows as images with classes.
+
+    label_columns: the first of these columns that exists holds the labels.
+    names: the class names for labels that are numbers; without them, those stated in the files are used.
+    """
     files = [_File(file, label_columns) for file in parquet_files(path)]
     entries, classes = [], {}
     root = path if path.is_dir() else path.parent
@@ -97,7 +101,7 @@ class _File:
 
 
 class _Reader:
-    """Images by entry. The last few row groups are kept."""
+    """Reads images by entry. The last few row groups stay in memory."""
 
     def __init__(self, files: list[_File], entries: list[Entry]) -> None:
         self.files, self.lock = files, threading.Lock()
@@ -113,7 +117,7 @@ class _Reader:
             if (number, group) not in self.groups:
                 try:
                     table = file.file.read_row_group(group, [file.image])
-                except Exception as error:  # pyarrow's own kinds; one image's trouble is told with its name
+                except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
                     raise OSError(str(error)) from None
                 self.groups[number, group] = table[file.image].to_pylist()
                 if len(self.groups) > KEPT_GROUPS:

@@ -1,4 +1,4 @@
-"""VTAB, cross-domain: ten classes of each of five VTAB sets, one set a task (Zhou et al., RevisitingCIL / LAMDA-PILOT).
+"""VTAB, cross-domain: ten classes of each of five sets, one set per task (Zhou et al., RevisitingCIL / LAMDA-PILOT).
 
 Reads their release: vtab/train/<number>/… and vtab/test/<number>/…, where ten consecutive numbers are one domain, in
 this order: aerial photographs (RESISC45), textures (DTD), pets, satellite images (EuroSAT), flowers.
@@ -30,7 +30,7 @@ def open_vtab(source: str | None, side: int, seed: int, progress: Report = ignor
         )
     classes = sorted(listing.classes, key=natural)
     domain = {name: DOMAINS[i * len(DOMAINS) // len(classes)] for i, name in enumerate(classes)}
-    full = {name: f"{domain[name]}/{name}" for name in classes}  # a bare number says little in a progress
+    full = {name: f"{domain[name]}/{name}" for name in classes}  # a number alone says little to a reader
     listing.entries = [replace(entry, label=full[entry.label]) for entry in listing.entries]
     listing.classes = [full[name] for name in classes]
     groups = tuple(tuple(full[name] for name in classes if domain[name] == d) for d in DOMAINS)

@@ -1,7 +1,7 @@
-"""WordNet ids of the classes of ImageNet-R and ImageNet-A: what names a missing one, and the order they are counted in.
+"""WordNet ids of the classes of ImageNet-R and ImageNet-A, in the order in which classes are numbered.
 
-ImageNet-R's is the order of CODA-Prompt's file lists, so that tasks line up with published ones even where the lists
-are missing; ImageNet-A's is the sorted one.
+For ImageNet-R it is the order of CODA-Prompt's file lists, so that tasks agree with published ones even without the
+lists. For ImageNet-A it is sorted. A missing class is named by these ids.
 """
 
 _R = """

@@ -39,7 +39,7 @@ class Predictor:
     ) -> None:
         """method: nobody else may change it. test_crop, stored: see `Training`."""
         self.classes, self._stored = tuple(classes), stored
-        self._evaluator = Evaluator(method.eval().requires_grad_(False), runtime, test_crop)
+        self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 
     @classmethod
     def load(

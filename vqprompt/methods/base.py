@@ -293,8 +293,11 @@ class Method(nn.Module):
         return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
 
     def frozen_copy(self) -> Method:
-        """This method as it is now, for features and logits alone. A frozen backbone is shared, not copied."""
-        vit = self.vit.frozen_copy() if self.tunes_backbone else self.vit
+        """This method as it is now, for features and logits alone. A frozen backbone is shared, not copied.
+
+        Use it under `no_grad`. Its parameters still say whether they require gradients: PyTorch multiplies matrices in
+        another way where they do, and the copy has to agree with the original to the bit.
+        """
+        vit = self.vit.frozen_copy().requires_grad_(True) if self.tunes_backbone else self.vit
         left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
-        copied = copy.deepcopy(self, {id(self.vit): vit} | left_out)
-        return copied.eval().requires_grad_(False)
+        return copy.deepcopy(self, {id(self.vit): vit} | left_out).eval()

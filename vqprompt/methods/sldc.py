@@ -49,14 +49,14 @@ class SLDC(Method):
         add_low_rank(vit, options.rank)
 
     def prompting_parameters(self) -> list[nn.Parameter]:
-        return [p for change in low_rank_changes(self.vit) for p in change.parameters()]
+        return [p for change in low_rank_changes(self.vit) for p in (change.up, change.down)]
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         own = {"params": self.prompting_parameters(), "scale": self.options.backbone_lr_scale}
         return [{"params": list(self.head.parameters()), "scale": 1.0}, own]
 
     def saved(self, name: str) -> bool:
-        return not name.startswith("vit.") or ".parametrizations.weight.0." in name
+        return not name.startswith("vit.") or name.endswith((".up", ".down"))
 
     def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
         return symmetric_cross_entropy(logits[:, self.task.old_classes :], labels, self.task.old_classes)

@@ -1,9 +1,10 @@
-"""Charts as inline SVG: small, restyled by the page's CSS, and safe to put many on one page.
+"""Charts as inline SVG: small, styled by the page's CSS, and many of them fit on one page.
 
 What is notable about this implementation:
-- text stays text, in the page's own font: an SVG is a few kB, can be searched and is read aloud
-- matplotlib names the parts of every figure alike; ids are made unique here, or clip paths of one would cut another
-- no pyplot: nothing stays behind, and the settings hold only while a figure is drawn
+- text stays text, in the page's own font: an SVG has a few kB, can be searched and can be read aloud
+- matplotlib uses the same ids in every figure; here they are made unique, else the clip paths of one figure would cut
+  another
+- no pyplot: it would keep figures in memory. The style settings hold only while a figure is drawn
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ INK, MUTED, GRID, BAND = "#1f2933", "#52606d", "#dde3ea", "#f1f4f8"
 
 
 COLORS = ("#0b6e99", "#d1495b", "#2f855a", "#b7791f", "#6b46c1", "#00838f", "#97266d")
-MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # how matplotlib calls them: how a legend shows them
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name: the character for a legend
 ACCURACY_COLORS = "YlGnBu"
 USE_COLORS = "Purples"
-MOST_BAR_LABELS = 12  # beyond, the numbers over the bars would touch
+MOST_BAR_LABELS = 12  # with more bars, the numbers over them would touch
 STYLE: Any = {  # Any: the newest matplotlib types the keys, older ones do not
     "svg.fonttype": "none",
-    "svg.hashsalt": "vqprompt",  # the same numbers give the same file
-    "text.parse_math": False,  # a $ in a name is a dollar
+    "svg.hashsalt": "vqprompt",  # so that the same numbers give the same file
+    "text.parse_math": False,  # a $ in a name is a dollar sign, not the start of a formula
     "font.size": 9,
     "text.color": INK,
     "axes.edgecolor": GRID,
@@ -56,10 +57,10 @@ STYLE: Any = {  # Any: the newest matplotlib types the keys, older ones do not
 
 
 SVG_CHANGES = (
-    (r"<style.*?</style>", ""),  # its `*` would reach the whole page
+    (r"<style.*?</style>", ""),  # its `*` selector would change the whole page
     (r"<!--.*?-->", ""),
-    (r'<g id="[^"]*"', "<g"),  # names that nothing refers to
-    (r"font-family:[^;\"]*;?", ""),  # the page's to choose
+    (r'<g id="[^"]*"', "<g"),  # ids that nothing refers to
+    (r"font-family:[^;\"]*;?", ""),  # the page chooses the font
     (r' transform="rotate\(-0 [^"]*"', ""),
     (r"xlink:href", "href"),
     (r"\s+", " "),
@@ -74,7 +75,7 @@ class Line:
     color: str
     marker: str = "o"
     style: str = "-"
-    spread: Values = ()  # standard deviations of the values, where known
+    spread: Values = ()  # standard deviations of the values, if known
 
     @property
     def glyph(self) -> str:
@@ -82,18 +83,18 @@ class Line:
 
 
 def distinct_line(number: int, name: str, values: Values) -> Line:
-    """The number-th line of a chart; colour and marker together repeat only after 35."""
+    """The line with this number in a chart. The combination of colour and marker repeats only after 35 lines."""
     return Line(name, values, COLORS[number % len(COLORS)], list(MARKERS)[number % len(MARKERS)])
 
 
 def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
-    """Accuracy in percent after each task; `key` is the figure's name on its page."""
-    many = max(0, len(lines) - 6)  # lines that need more room, and to be finer
+    """Accuracy in percent after each task. `key` is the figure's name on its page."""
+    many = max(0, len(lines) - 6)  # with more than six lines the chart is higher and the lines are thinner
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
         figure, axes = _axes(4.3, 2.6 + 0.15 * many, "after learning task", "accuracy (%)")
         for line in lines:
             look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
-            # unclipped: markers may stick out at 100 %
+            # not clipped, because a marker at 100 % is partly outside the axes
             axes.plot(range(1, len(line.values) + 1), _numbers(line.values), **look, clip_on=False, zorder=3)
         shown = [v for line in lines for v in line.values if v is not None]
         axes.set_ylim(max(0, 10 * math.floor((min(shown, default=0) - 5) / 10)), 100)
@@ -103,8 +104,10 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
 
 
 def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: str, xlabel: str, ylabel: str) -> str:
-    """A line over the values of a setting, evenly spaced whatever they are; y reaches no further than the lines. Where
-    values have a spread, lines stand a little beside each other so that one can see whose it is."""
+    """Lines over the values of a setting. The values are evenly spaced; the y axis covers just the lines.
+
+    If values have a spread, lines are shifted a little sideways, so that their error bars can be told apart.
+    """
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.4} if any(line.spread for line in lines) else {})):
         figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
         for n, line in enumerate(lines):
@@ -122,11 +125,11 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
 
 
 def standalone(svg: str, lines: Sequence[Line]) -> str:
-    """An inline chart as a file of its own: with its legend, on white, in a font that is there."""
+    """An inline chart as a file of its own: with its legend, on white, in a common font."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box is not None
     width, height = map(float, box.groups())
-    entry = 6 * max((len(line.name) for line in lines), default=0) + 20  # px of a legend's entry, about
+    entry = 6 * max((len(line.name) for line in lines), default=0) + 20  # approximate width of a legend's entry
     rows = math.ceil(len(lines) / max(1, int((width - 40) / entry)))
     legend = "".join(
         f'<text y="{height + 14 * (n % rows + 1):.1f}" font-size="10"><tspan x="{46 + n // rows * entry}" '
@@ -141,7 +144,7 @@ def standalone(svg: str, lines: Sequence[Line]) -> str:
 
 
 def forgetting_chart(drops: Sequence[float], key: str, title: str) -> str:
-    """A bar a task; below zero, the task got better by what came after it."""
+    """One bar per task. Below zero, the accuracy of the task has risen since."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(4.3, 2.6, "task", "forgetting (points)")
         colors = [COLORS[1] if drop > 0 else COLORS[2] for drop in drops]
@@ -157,14 +160,14 @@ def forgetting_chart(drops: Sequence[float], key: str, title: str) -> str:
 
 
 def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> str:
-    """One term of the loss, epoch by epoch; `tasks` says to which task an epoch belonged, every other is shaded."""
+    """One term of the loss over the epochs. `tasks` has the task of each epoch; every other task is shaded."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(3.7, 2.3, "task", "")
-        # the first epochs of a task can be far above the rest
+        # a logarithmic axis if the first epochs of a task are far above the rest
         known = [v for v in values if v is not None and math.isfinite(v)]
         if known and min(known) > 0 and max(known) > 50 * min(known):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # not TeX: text stays text
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the page has no TeX
             axes.yaxis.set_minor_formatter(NullFormatter())
         learned = sorted(set(tasks))
         middles = []
@@ -182,11 +185,11 @@ def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> st
 
 
 def prompt_use_chart(shares: Sequence[Sequence[float]], highest: float, key: str, title: str) -> str:
-    """Tasks x prompts, coloured by the share of a task's choices that fell on each; at the right, prompts in use."""
+    """Tasks × prompts. Colour: the share of a task's choices that fell on the prompt. Right: prompts in use."""
     with matplotlib.rc_context(STYLE):
         tasks, prompts = len(shares), len(shares[0])
         figure, axes = _axes(3.7, 0.7 + 0.16 * min(max(tasks, 3), 12), "prompt", "task")
-        # without interpolation the SVG holds one pixel a cell, however many prompts there are
+        # without interpolation the SVG has one pixel per cell, so it stays small
         axes.imshow(shares, cmap=USE_COLORS, vmin=0, vmax=highest, aspect="auto", interpolation="none")
         axes.grid(False)
         axes.spines[:].set_visible(True)
@@ -203,7 +206,7 @@ def prompt_use_chart(shares: Sequence[Sequence[float]], highest: float, key: str
 
 
 def cell_colors(percent: float) -> tuple[str, str]:
-    """Background and text of a heat map's cell: text in black or white, whichever is further from the background."""
+    """Background and text colour of a heat map's cell. The text is black or white, whichever has more contrast."""
     red, green, blue, _ = matplotlib.colormaps[ACCURACY_COLORS](min(max(percent, 0.0), 100.0) / 100)
     background = matplotlib.colors.to_hex((red, green, blue))
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
@@ -212,7 +215,7 @@ def cell_colors(percent: float) -> tuple[str, str]:
 
 
 def color_scale(name: str, steps: int = 8) -> list[str]:
-    """Colours from a map's low end to its high one, for a legend."""
+    """Colours of a colour map from low to high, for a legend."""
     return [matplotlib.colors.to_hex(matplotlib.colormaps[name](n / (steps - 1))) for n in range(steps)]
 
 

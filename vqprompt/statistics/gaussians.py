@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vqprompt.errors import UserError
 from vqprompt.statistics.drift import Drift
 
 Covariance = Literal["diagonal", "full", "shared"]
@@ -257,5 +258,9 @@ def make_statistics(
 
 def _root(matrix: Tensor) -> Tensor:
     """A factor A with A Aᵀ = matrix + jitter; in double, because few images give a nearly singular covariance."""
-    jitter = JITTER * torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
-    return torch.linalg.cholesky(matrix.double() + jitter).float()
+    identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    for jitter in (JITTER, 10 * JITTER, 100 * JITTER):  # what moved with the features may be singular beyond rounding
+        factor, failed = torch.linalg.cholesky_ex(matrix.double() + jitter * identity)
+        if not failed.any():
+            return factor.float()
+    raise UserError("the covariances of some classes are not finite or not positive; use more images or a lower rate")

@@ -46,7 +46,8 @@ class View:
 
     def mirrored(self) -> View:
         """The images mirrored. The query stays: which prompts an image gets does not depend on its direction."""
-        return View(self.vit, lambda: self.images.flip(-1), self.query, task=self.task)
+        known = self.query if "query" in self.__dict__ or self._query is not None else None
+        return View(self.vit, lambda: self.images.flip(-1), known, task=self.task)
 
     def through(self, vit: ViT) -> View:
         """The same images, without labels, seen through another network; through the same one, nothing is computed
