@@ -30,9 +30,10 @@ TRAIN, TEST, SIZE, EXEMPLARS = 6, 3, 42, 9
 SETTINGS = {"tasks": TASKS, "train_per_class": TRAIN, "test_per_class": TEST, "size": SIZE, "epochs": 1,
             "batch_size": 12, "seed": 3, "device": "cpu", "compile": "off"}  # fmt: skip
 QUICK_REPLAY = {"epochs": 2, "ratio": 1}
-CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS,
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2,
          "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
+TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1}  # other methods train in every task
 
 
 def cheap(name: str) -> dict:
@@ -99,17 +100,16 @@ def ran(request, tmp_path_factory) -> Ran:
 def test_metrics(ran):
     n, found = ran.tasks, ran.result
     assert found.done and [name for task in found.tasks for name in task] == CLASSES
-    assert all(
-        math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds", "images_per_second")
-    )
+    assert all(math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds"))
     for i, row in enumerate(found.accuracy):
         assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
         assert all(0 <= value <= 100 for value in row[i:])
     assert found.faa == pytest.approx(sum(row[-1] for row in found.accuracy) / n)
     assert len(found.average_accuracy) == len(found.task_seconds) == n
-    assert len(found.losses) == n, "one epoch per task"
+    trained = TRAINED_TASKS.get(found.method, n)
+    assert len(found.losses) == trained, "one epoch per task"
     assert all(math.isfinite(v) for entry in found.losses for v in entry.losses.values())
-    assert found.parameters.trainable > 0 and found.images_per_second > 0
+    assert (found.parameters.trainable > 0) == bool(trained) and bool(found.images_per_second) == bool(trained)
 
 
 def test_prompt_use(ran):
@@ -163,7 +163,7 @@ def test_images_are_kept_by_who_says_so_alone(ran):
 
 def test_other_tasks_images_are_refused_while_one_is_learned(ran):
     batches = math.ceil(len(ran.stream.tasks[0].train) / SETTINGS["batch_size"])
-    assert ran.refused >= ran.tasks * batches * (ran.tasks - 1)
+    assert ran.refused >= TRAINED_TASKS.get(ran.result.method, ran.tasks) * batches * (ran.tasks - 1)
     for task in ran.stream.tasks:  # and all of them, once it is over
         with pytest.raises(PastImagesError):
             task.train.check()
@@ -195,6 +195,9 @@ def test_killed_between_two_epochs(name, tmp_path):
     for task in stream:
         folder = tmp_path / str(task.number)
         whole.learn(task, checkpoint=lambda folder=folder: whole.save(folder))
+        if not folder.exists():  # it trains nothing in this task, so there are no epochs
+            assert task.number >= TRAINED_TASKS[name]
+            continue
         resumed = Learner.load(folder, device="cpu", compile="off", backbone=make_vit())
         resumed.learn(task)
         assert same_tensors(tensors_of(whole), tensors_of(resumed))

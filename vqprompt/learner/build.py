@@ -29,7 +29,8 @@ NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and stand
 class Built:
     method: Method
     backbone: str  # a name, or where the weights file is
-    fingerprint: str  # of the backbone's weights as they were loaded
+    weights: str  # fingerprint of the backbone's weights as they are in their file
+    fingerprint: str  # the same after resizing to the image size, which rounds differently on different processors
 
 
 def build_method(
@@ -42,17 +43,19 @@ def build_method(
     except ValidationError as error:
         raise UserError(explain(error, f"the options of {name}")) from None
     if isinstance(backbone, ViT):  # a copy: two learners share nothing
-        vit, place = copy.deepcopy(backbone).resize(size or backbone.config.image_size), "custom"
+        vit, place = copy.deepcopy(backbone), "custom"
     else:
-        vit, place = load_backbone(backbone, size), backbone_path(backbone)
-    print_of_weights = fingerprint(vit)
+        vit, place = load_backbone(backbone), backbone_path(backbone)
+    weights, own_size = fingerprint(vit), vit.config.image_size
+    vit.resize(size or own_size)
+    resized = weights if vit.config.image_size == own_size else fingerprint(vit)
     if normalize != "backbone":
         mean, std = NORMALIZATIONS[normalize]
         vit.config = replace(vit.config, mean=mean, std=std)
     vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
     with seeded(derive_seed(seed, "method")):
         method = kind(vit, checked, tasks).to(runtime.device)
-    return Built(method, place, print_of_weights)
+    return Built(method, place, weights, resized)
 
 
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
@@ -64,7 +67,7 @@ def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | V
         state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
         info["seed"], runtime, info["training"].get("normalize", "backbone"),
     )  # fmt: skip
-    state.check_fingerprint(built.fingerprint)
+    state.check_weights(built.weights, built.fingerprint)
     with seeded(0):  # new rows are drawn, and then replaced by what was saved
         state.fill(built.method)
     return built

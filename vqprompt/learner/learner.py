@@ -69,10 +69,10 @@ class Learner:
         self._assemble(built, method, seed, settings, runtime)
 
     def _assemble(self, built: Built, name: str, seed: int, settings: Training, runtime: Runtime) -> None:
-        self.method, self.backbone, self.fingerprint = built.method, built.backbone, built.fingerprint
+        self.method, self.backbone, self.built = built.method, built.backbone, built
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
-        self.known_queries = QueryCache(self.evaluator, self.fingerprint)
+        self.known_queries = QueryCache(self.evaluator, built.fingerprint)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder where runs keep queries of augmented views for each other
         self.classes: list[str] = []
@@ -275,7 +275,8 @@ class Learner:
             raise UserError(f"{folder}: holds a run, which could not be resumed any more; save to another folder")
         info = {
             "backbone": self.backbone,
-            "fingerprint": self.fingerprint,
+            "weights": self.built.weights,
+            "fingerprint": self.built.fingerprint,
             "method": self.method_name,
             "options": self.method.options.model_dump(),
             "size": self.vit.config.image_size,

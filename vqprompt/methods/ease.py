@@ -29,7 +29,7 @@ class EaseOptions(AdapterOptions):
 class EASE(Method):
     title = "EASE"
     year = 2024
-    summary = "adapters per task; class means in all subspaces, synthesized where no image was at hand"
+    summary = "adapters per task; class means in all subspaces, by cosine"
     Options: ClassVar[Any] = EaseOptions
     training_defaults: ClassVar = {"lr": 0.025, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
     prototypes: Tensor  # [C, T, D], the mean of each class in each subspace

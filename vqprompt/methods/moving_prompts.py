@@ -31,7 +31,7 @@ class MovingPromptsOptions(MovingOptions):
 
 class MovingPrompts(MovingMemory):
     title = "Moving-Prompts"
-    summary = "ours: prompts in all blocks of a frozen backbone; a memory that moves along"
+    summary = "ours: prompts in all blocks; a memory that moves along"
     Options: ClassVar[Any] = MovingPromptsOptions
     training_defaults: ClassVar = {"lr": 0.01}
     uses_query = True
@@ -55,7 +55,7 @@ class MovingPrompts(MovingMemory):
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
-        return self.pool.nearest(self.pool.soft(query, self.options.tau))
+        return self.pool.nearest(self.pool.soft(query, self.options.tau)) if self.options.pool > 1 else None
 
     @property
     def choosable(self) -> int:

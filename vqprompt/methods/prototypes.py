@@ -26,7 +26,7 @@ TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answ
 class SimpleCIL(Method):
     title = "SimpleCIL"
     year = 2023
-    summary = "the nearest class mean of frozen features, by cosine; trains nothing"
+    summary = "the nearest mean of frozen features, by cosine; no training"
     uses_query = True
     prototypes: Tensor  # [C, D], mean features of each class
 
@@ -83,7 +83,7 @@ class Adapters(nn.Module):
 
 class APER(SimpleCIL):
     title = "APER"
-    summary = "adapters learned in the first task; frozen and adapted class means, by cosine"
+    summary = "SimpleCIL with features adapted to the first task beside them"
     Options: ClassVar[Any] = AdapterOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
 

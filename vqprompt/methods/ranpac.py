@@ -30,7 +30,7 @@ HELD_OUT = 0.2  # of the task's images, to choose the ridge with
 
 class RanPAC(Method):
     title = "RanPAC"
-    summary = "random ReLU features and ridge regression; adapters learned in the first task"
+    summary = "random ReLU features, ridge regression; first task adapts"
     year = 2023
     Options: ClassVar[Any] = RanPACOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}

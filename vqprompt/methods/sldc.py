@@ -39,7 +39,7 @@ class SLDCOptions(StatisticsOptions):
 class SLDC(Method):
     title = "SLDC"
     year = 2025
-    summary = "low-rank tuning; features distilled; full class Gaussians moved by a linear map"
+    summary = "low-rank tuning; class Gaussians moved by a linear map"
     Options: ClassVar[Any] = SLDCOptions
     training_defaults: ClassVar = {"lr": 1e-3, "batch_size": 16}
     tunes_backbone = True
