@@ -71,7 +71,7 @@ class TestPrecedence:
             resolve({"method": "l2p++-v2", "data": "cub200=/birds", "rebalancing.lr": 0.5}).options["rebalancing"]["lr"]
             == 0.5
         ), "given"
-        assert options("ft") == METHODS["ft"].Options().model_dump()
+        assert options("lwf") == METHODS["lwf"].Options().model_dump()
 
     def test_every_setting_is_there_and_repeats_the_run(self):
         first = resolve({"tau": 3, "tasks": [5, 5], "epochs": 2}, "released")

@@ -255,7 +255,7 @@ class TestNormalization:
         learner = make_learner(training=QUICK.model_copy(update={"normalize": "none"}))
         plain = make_learner()
         assert learner.vit.config.mean == (0.0, 0.0, 0.0) and learner.vit.config.std == (1.0, 1.0, 1.0)
-        assert learner.fingerprint == plain.fingerprint, "the weights are the same"
+        assert learner.built.fingerprint == plain.built.fingerprint, "the weights are the same"
         pixels = torch.full((1, 3, 28, 28), 51, dtype=torch.uint8)
         shown = render(pixels, torch.tensor([[0.0, 0.0, 1.0, 1.0]]), None, learner.vit.config)
         assert torch.allclose(shown, torch.tensor(0.2))
