@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,13 @@ from vqprompt.learner.state import SavedState
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Method
 from vqprompt.runtime import Runtime, derive_seed, seeded
+from vqprompt.training.settings import Normalize
+
+Channels = tuple[float, float, float]
+NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and standard deviation
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Built:
 
 def build_method(
     backbone: str | Path | ViT, name: str, options: dict[str, Any], size: int | None, tasks: int, seed: int,
-    runtime: Runtime,
+    runtime: Runtime, normalize: Normalize = "backbone",
 ) -> Built:  # fmt: skip
     kind = find_method(name)
     try:
@@ -42,6 +49,9 @@ def build_method(
     weights, own_size = fingerprint(vit), vit.config.image_size
     vit.resize(size or own_size)
     resized = weights if vit.config.image_size == own_size else fingerprint(vit)
+    if normalize != "backbone":
+        mean, std = NORMALIZATIONS[normalize]
+        vit.config = replace(vit.config, mean=mean, std=std)
     vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
     with seeded(derive_seed(seed, "method")):
         method = kind(vit, checked, tasks).to(runtime.device)
@@ -52,9 +62,10 @@ def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | V
     """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if not where they
     were."""
     info = state.info
+    options = find_method(info["method"]).complete_options(info["options"])
     built = build_method(
-        state.find_backbone(backbone), info["method"], info["options"], info["size"], info["planned_tasks"],
-        info["seed"], runtime,
+        state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
+        info["seed"], runtime, info["training"].get("normalize", "backbone"),
     )  # fmt: skip
     state.check_weights(built.weights, built.fingerprint)
     with seeded(0):  # new rows are drawn, and then replaced by what was saved

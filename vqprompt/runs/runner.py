@@ -66,7 +66,8 @@ class RunState(BaseModel):
 
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
     losses: list[EpochLosses] = []
-    prompt_use: list[list[list[int]] | None] = []  # after each task
+    prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
+    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
     task_seconds: list[float] = []
     steps: int = 0
     seconds: float = 0.0  # up to the last save
@@ -100,7 +101,7 @@ class Run:
         """The learner, new or as it was saved, and the stream of tasks."""
         begun = self._restore() if resume and (self.out / INFO).exists() else self._create()
         self.learner.shared_queries = self.shared_queries
-        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress)
+        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress, self.config.stored)
         c = self.config
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class)
         self.stream = Stream(dataset, c.tasks, *images)
@@ -171,6 +172,10 @@ class Run:
     def test(self, task: Task) -> None:
         self.state.accuracy.append(self.learner.accuracies(self.stream.seen(task.number), self.work.report))
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
+        tested = [self.learner.prompt_use(seen.test) for seen in self.stream.seen(task.number)]
+        self.state.test_prompt_use.append(
+            [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
+        )
 
     def save_task(self, task: Task) -> None:
         state = self.state
@@ -248,7 +253,9 @@ class Run:
         if not uses:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
-        return PromptUse(blocks=blocks, counts=uses)
+        tested = self.state.test_prompt_use
+        # a run that an older version began knows the test images of its first tasks for some later ones alone
+        return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
         total, used = len(self.stream.dataset.classes), sum(len(task.classes) for task in self.stream.tasks)
