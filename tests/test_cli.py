@@ -28,6 +28,7 @@ from vqprompt.progress import Progress, Stage
 from vqprompt.result import RunResult
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
+from vqprompt.runs.runner import Run
 
 SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set", "test_per_class=4"]
 
@@ -268,8 +269,8 @@ class TestRun:
         data = write_images(tmp_path / "images", count=10)
         out = ["run", "--tasks", "1,1,1", "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
         with monkeypatch.context() as patch:
-            uses = iter([None])
-            patch.setattr(Learner, "prompt_use", lambda self, images: next(uses, ...) and pytest.fail("stop"))
+            test = Run.test
+            patch.setattr(Run, "test", lambda run, task: pytest.fail("stop") if task.number else test(run, task))
             with pytest.raises(pytest.fail.Exception):
                 command(*out, "--data", data)
         began = json.loads((tmp_path / "run" / "metrics.json").read_text())
