@@ -28,9 +28,9 @@ from vqprompt.paper.numbers import NUMBERS, Quoted
 from vqprompt.paper.parameters import prompt_configurations
 from vqprompt.paper.pool import Advanced, adopt, run_all, split_done
 from vqprompt.paper.results import differences, make_rows, read_runs
-from vqprompt.runs.config import flatten
 from vqprompt.paper.tables import Table
 from vqprompt.runs import runner as runs
+from vqprompt.runs.config import flatten
 
 RESULTS = Path(__file__).parents[1] / "results"
 CUB = GRIDS["cub200"]

@@ -118,7 +118,6 @@ class Run:
         self.learner = Learner(
             c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
         )
-        self.state.rounding = [rounding(self.learner.device)]
         return 0
 
     def _restore(self) -> int:
@@ -132,9 +131,6 @@ class Run:
             self.state = RunState(**saved.info["run"])
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
-        here = rounding(self.learner.device)
-        if here not in self.state.rounding:
-            self.state.rounding.append(here)
         return len(self.learner.history) + (saved.unfinished is not None)
 
     def _refuse_other_images(self, begun: int) -> None:
@@ -158,6 +154,9 @@ class Run:
     def learn_all(self) -> RunResult:
         self.work = Work(self.stream, self.learner, self.config.epochs, self.progress)
         self.tracking.begin(self.config.model_dump(mode="json"))
+        here = rounding(self.learner.device)
+        if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
+            self.state.rounding.append(here)
         with self.tracking:
             for task in self.stream.start_at(len(self.learner.history)):
                 self.learn(task)
