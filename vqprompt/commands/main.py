@@ -20,6 +20,7 @@ from vqprompt import __version__
 from vqprompt.backbones.load import load_backbone
 from vqprompt.backbones.registry import BACKBONES
 from vqprompt.backbones.vit import ViT
+from vqprompt.commands import teach
 from vqprompt.commands.bench import Track
 from vqprompt.commands.bench import app as bench_app
 from vqprompt.data.decode import SUFFIXES, open_image
@@ -45,6 +46,8 @@ app = typer.Typer(
 )
 
 
+for command in (teach.learn, teach.show, teach.rename, teach.forget, teach.undo, teach.cache):
+    app.command(rich_help_panel="A model of your own")(command)
 app.add_typer(bench_app, name="bench", rich_help_panel="Commands")
 
 
@@ -219,7 +222,9 @@ def parse_tasks(text: str | None) -> int | list[int] | None:
 
 @app.command()
 def predict(
-    learned: Annotated[Path, typer.Argument(help="A folder that `vqprompt run` or Learner.save wrote.")],
+    learned: Annotated[
+        Path, typer.Argument(help="A model that `vqprompt learn` made, or a folder that `vqprompt run` or Learner.save wrote.")
+    ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")] = False,
@@ -227,11 +232,20 @@ def predict(
         str | None, typer.Option(help="The weights file it was learned with, if that is not where it was.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    unknown: Annotated[
+        bool, typer.Option("--unknown/--no-unknown", help="Say unknown for what is like no class (models only).")
+    ] = True,
+    strictness: Annotated[
+        float, typer.Option(help="Above 0, more images are called unknown; below 0, fewer (models only).")
+    ] = 0.0,
 ) -> None:
     """Name what is in images, among all classes learned so far.
 
-    [bold]vqprompt predict runs/birds garden.jpg holiday/ --top 3[/bold]
+    [bold]vqprompt predict garden.vqp photo.jpg holiday/ --top 3[/bold]
     """
+    if not learned.is_dir():
+        teach.predict_with_model(learned, images, top, as_json, backbone, device, unknown, strictness)
+        return
     files = [file for path in images for file in image_files(path)]
     learner = Learner.load(learned, device, backbone=backbone)
     bad: list[str] = []
