@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.drawings import drawings, write_drawings
+from drawings import drawings, write_drawings
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.drawings import drawings
+from drawings import drawings
 from vqprompt import Model
 from vqprompt.model.calibration import calibration_error, solve
 from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage

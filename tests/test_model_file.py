@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from tests.conftest import command_environment
-from tests.drawings import write_drawings
+from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.model import file as files
