@@ -201,8 +201,8 @@ class ViT(nn.Module):
         adapters: Sequence[Adapter] | None = None,
         class_tokens: int = 1,
     ) -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: join those
-        of the last so many blocks, the last one first [B, class_tokens · D]."""
+        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: the
+        number of last blocks whose class tokens are joined, the last block first [B, class_tokens · D]."""
         x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None

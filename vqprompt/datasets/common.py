@@ -115,7 +115,7 @@ def _from_hub(repository: str, folder: Path) -> bool:
         from huggingface_hub import snapshot_download
 
         snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=folder)
-    except Exception:  # any error of the transport; the user is told the error of the first download
+    except Exception:  # any error of the transport; the message names the error of the first download
         return False
     return True
 

@@ -21,7 +21,7 @@ from vqprompt.runtime import Runtime, derive_seed, seeded
 @dataclass(frozen=True)
 class Built:
     method: Method
-    backbone: str  # a name, or where the weights file is
+    backbone: str  # a name, or the path of a weights file
     fingerprint: str  # of the backbone's weights as they were loaded
 
 
@@ -38,16 +38,15 @@ def build_method(
         vit, place = copy.deepcopy(backbone).resize(size or backbone.config.image_size), "custom"
     else:
         vit, place = load_backbone(backbone, size), backbone_path(backbone)
-    print_of_weights = fingerprint(vit)
+    weights_fingerprint = fingerprint(vit)
     vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
     with seeded(derive_seed(seed, "method")):
         method = kind(vit, checked, tasks).to(runtime.device)
-    return Built(method, place, print_of_weights)
+    return Built(method, place, weights_fingerprint)
 
 
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
-    """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if not where they
-    were."""
+    """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
     info = state.info
     built = build_method(
         state.find_backbone(backbone), info["method"], info["options"], info["size"], info["planned_tasks"],

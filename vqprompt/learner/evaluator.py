@@ -23,7 +23,7 @@ BATCH_ELSEWHERE = 64
 
 
 class Evaluator:
-    """Computes over clean views of images, in order, in batches of one size.
+    """Computes on clean views of images, in order, in batches of one size.
 
     test_crop: see `Training`. known: a cache of queries; without one, queries are computed where they are needed.
     """
@@ -34,7 +34,8 @@ class Evaluator:
 
     @contextmanager
     def reporting(self, progress: Report) -> Iterator[None]:
-        """Tell `progress` about the work inside, and nobody afterwards, however it ends."""
+        """Send the progress of the work inside this block to `progress`. It stops at the end of the block, also after
+        an error."""
         self.progress = progress
         try:
             yield
@@ -43,15 +44,17 @@ class Evaluator:
 
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Features [n, D]. task: the number of their task, if they are its training images."""
-        return self._over(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
+        return self._with_queries(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
-        return self._over(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
+        return self._with_queries(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
 
     def guesses(self, images: Images, queries: Tensor | None = None) -> Tensor:
         """The best class of each image [n]; scores are never held for more than one batch."""
-        return self._over(images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries)
+        return self._with_queries(
+            images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries
+        )
 
     def queries(self, images: Images) -> Tensor:
         """Features without prompts [n, D]."""
@@ -61,7 +64,7 @@ class Evaluator:
         """Queries, computed now, of the images as they are or mirrored."""
         return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, ignore)
 
-    def _over(
+    def _with_queries(
         self,
         images: Images,
         compute: Callable[[View], Tensor],
@@ -69,6 +72,7 @@ class Evaluator:
         task: int | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
+        """Compute, with the queries that the cache knows or that are given."""
         if queries is None and self.known is not None and self.method.uses_query:
             queries = self.known.of(images)
         return self._compute(images, compute, stage, self.progress, task, queries)
@@ -85,7 +89,7 @@ class Evaluator:
     ) -> Tensor:
         device, vit = self.runtime.device, self.method.vit
         size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(len(images))
-        if device.type == "cuda":  # compiled code wants few shapes: fill up with the last image, to a power of two
+        if device.type == "cuda":  # compiled code needs few shapes: fill the last batch up with the last image
             size = min(size, 1 << (len(order) - 1).bit_length())
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
         results, aspect, done = [], images.aspect, 0
@@ -101,8 +105,8 @@ class Evaluator:
 
 @contextmanager
 def evaluation_mode(method: Method) -> Iterator[None]:
-    """In the middle of training, a method goes back to training afterwards. One that does not train is left alone, so
-    that several threads can use it."""
+    """Evaluate inside the block. A method that is being trained returns to training mode afterwards. One that is not
+    is left as it is, so that several threads can use it."""
     if not method.training:
         yield
         return

@@ -23,7 +23,7 @@ from vqprompt.runtime import Runtime
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
-OPENED_AT_ONCE = 256  # pictures whose pixels are in memory, already shrunk to what the network needs
+OPENED_AT_ONCE = 256  # pictures in memory at the same time, already shrunk
 
 
 class Predictor:
@@ -34,7 +34,7 @@ class Predictor:
     """
 
     def __init__(self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float) -> None:
-        """method: nobody else may change it."""
+        """method: the predictor's own copy; nothing else may change it."""
         self.classes = tuple(classes)
         self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 
@@ -43,10 +43,10 @@ class Predictor:
         cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
         deterministic: bool = True, backbone: str | Path | ViT | None = None,
     ) -> Predictor:  # fmt: skip
-        """What `Learner.save` or a run wrote. backbone: where the weights are now, if not where they were."""
+        """What `Learner.save` or a run wrote. backbone: where the weights are now, if they have moved."""
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
-        built.method.end_task()  # what only training needs
+        built.method.end_task()  # drops what only training needs
         return cls(built.method, state.info["classes"], runtime, state.info["training"]["test_crop"])
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
@@ -63,7 +63,7 @@ def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Pictur
         raise UserError("nothing has been learned yet; learn a task first")
     if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
         pictures = [pictures]
-    # in the middle of a task there are rows for classes to come: they are cut off
+    # in the middle of a task the classifier has rows for classes that are not learned yet: they are cut off
     found = [
         evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
         for images in _opened(list(pictures), evaluator.method.vit.config.image_size)
@@ -72,7 +72,7 @@ def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Pictur
 
 
 def _opened(pictures: Sequence[Picture], size: int) -> Iterator[Images]:
-    """The pictures, a part at a time; each is shrunk to what the network needs as it is opened."""
+    """The pictures, in parts. Each picture is shrunk, while it is opened, to the size that the network needs."""
     side = stored_side(size)
     for start in range(0, len(pictures), OPENED_AT_ONCE):
         part = [load_pixels(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]

@@ -1,8 +1,8 @@
-"""HiDe-Prompt (Wang et al., NeurIPS 2023): a prompt for each task, and a second classifier that tells which to use.
+"""HiDe-Prompt (Wang et al., NeurIPS 2023): one prompt per task, and a second classifier that decides which one to use.
 
-Three parts, each optimized for itself: within-task prediction (the task's prompt and the head), task-identity inference
-(a classifier of features without prompts; the class it sees names the task), and task-adaptive prediction (both
-classifiers are put right from statistics of their own features). A contrastive term keeps features apart.
+Three parts, each optimized separately: within-task prediction (the task's prompt and the head), task-identity inference
+(a classifier of features without prompts; the class that it predicts tells the task), and task-adaptive prediction
+(both classifiers are corrected with statistics of their own features). A contrastive term keeps features apart.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vqprompt.training.view import View
 
 
 class Replay(Rebalancing):
-    """The authors' habits: ten Gaussians a class, thirty epochs, SGD."""
+    """The authors' settings: ten Gaussians per class, thirty epochs, SGD."""
 
-    centroids: int = Field(10, ge=1, description="Gaussians a class")
+    centroids: int = Field(10, ge=1, description="Gaussians per class")
     epochs: int = Field(30, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(0.005, gt=0, description="learning rate, cosine to zero")
     optimizer: Literal["adamw", "sgd"] = Field("sgd", description="AdamW, or SGD with momentum 0.9")
@@ -76,11 +76,11 @@ class IdentityHead(Head):
 class HidePrompt(Method):
     title = "HiDe-Prompt"
     year = 2023
-    summary = "a prompt a task, picked by a prompt-free classifier; statistics"
+    summary = "one prompt per task, picked by a prompt-free classifier; statistics"
     Options = HideOptions
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
-    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028}  # CUB-200, as are the options' defaults
+    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028}  # for CUB-200, like the defaults of the options
     presets: ClassVar = {
         "imagenet-r": {
             "epochs": 150, "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.5,
@@ -121,7 +121,7 @@ class HidePrompt(Method):
         return [*super().parameter_groups(), identity]
 
     def losses(self, view: View) -> Losses:
-        """The task-identity classifier learns beside the prompt, from the same images; no gradient is shared."""
+        """The task-identity classifier learns at the same time, from the same images; no gradient is shared."""
         return {**super().losses(view), "identity": self.task_loss(self.identity(view.query), view.labels)}
 
     def features(self, view: View) -> tuple[Tensor, Losses]:

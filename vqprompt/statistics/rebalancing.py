@@ -62,7 +62,7 @@ def rebalance(
     task_sizes: Sequence[int] | None = None,
 ) -> None:
     """Correct the classifier from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features per
-    class, shuffles them, and takes one step of that many for every OLD class, up to `steps`.
+    class, shuffles them, and takes one step with that many of them per OLD class, up to `steps` steps.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
     """
@@ -84,7 +84,7 @@ def rebalance(
         optimizer.step()
         return {}
 
-    step = Recorded(take_step, device)  # there are thousands of tiny ones
+    step = Recorded(take_step, device)  # recorded, because there are thousands of tiny steps
     count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)

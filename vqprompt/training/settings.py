@@ -1,4 +1,4 @@
-"""How a task is learned, whatever the method."""
+"""Settings of the training loop, the same for all methods."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ class Training(BaseModel, extra="forbid"):
     min_lr: float = Field(1e-6, ge=0, description="where the cosine ends")
     weight_decay: float = Field(0.0, ge=0)
     optimizer: OptimizerName = "adamw"
-    augment: Augment = Field("crop", description="random resized crop and flip, flip alone, or none")
+    augment: Augment = Field("crop", description="random resized crop and flip, flip only, or none")
     test_crop: float = Field(0.875, ge=0, le=1, description="side of the central test crop; 0: whole image, squashed")
