@@ -317,7 +317,7 @@ class Bench:
 
 
 def bytes_per_class(width: int) -> dict[str, int]:
-    """What is kept of a class, which does not depend on the number of its images: measured on statistics of random features."""
+    """What is kept per class, however many images it had: measured on statistics of random features."""
     found = {}
     for covariance in ("diagonal", "full", "shared"):
         remembered = make_statistics(width, covariance)

@@ -1,4 +1,4 @@
-"""Data sets by name, or by path. To add one: write its file, name it here."""
+"""Data sets by name or by path. To add one, write its file and add it to DATASETS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vqprompt.files import exists
 from vqprompt.progress import Report, ignore
 
 Opener = Callable[[str | None, int, int, Report], Dataset]
-"""(path that the user gave or None, side of the stored squares in px, seed of a split it makes, progress)."""
+"""Parameters: the path that the user gave or None, the side of the stored squares in px, the seed for a split, and
+progress."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
 def open_dataset(data: str, size: int, seed: int = 0, progress: Report = ignore) -> Dataset:
     """A data set by name, by NAME=PATH, or any folder or archive of images.
 
-    size: side in px of the images that the ViT takes. They are stored a little larger, to leave something to crop.
+    size: side in px of the images that the ViT takes. They are stored a little larger, to leave room for crops.
     """
     side = stored_side(size)
     name, path = parse_data(data)

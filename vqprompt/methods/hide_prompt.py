@@ -76,7 +76,7 @@ class IdentityHead(Head):
 class HidePrompt(Method):
     title = "HiDe-Prompt"
     year = 2023
-    summary = "one prompt per task, picked by a prompt-free classifier; statistics"
+    summary = "one prompt per task, picked by a second classifier; statistics"
     Options = HideOptions
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
