@@ -23,6 +23,7 @@ LAYERS = [
     {"training"},
     {"statistics"},
     {"prompts"},
+    {"recipes"},
     {"methods"},
     {"learner"},
     {"result"},

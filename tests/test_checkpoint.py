@@ -1,6 +1,8 @@
 """Checkpoints: whole or not at all, refused when they are not ours, and never a pickle."""
 
+import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -39,10 +41,15 @@ def load(folder, vit=None) -> Learner:
     return Learner.load(folder, backbone=vit or make_vit(), compile="off")
 
 
-def edit(folder, **changes):
-    """Change the JSON and leave the rest whole."""
+def edit(folder, *without: str, **changes):
+    """Change the JSON and sign it again, as if it had been written so."""
     info = json.loads((folder / "checkpoint.json").read_text()) | changes
-    (folder / "checkpoint.json").write_text(json.dumps(info))
+    info = {key: value for key, value in info.items() if key not in without}
+    (folder / "checkpoint.json").write_text(json.dumps({**info, "checksum": checkpoint.checksum(info)}))
+
+
+def sha256(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class TestWriting:
@@ -64,7 +71,7 @@ class TestWriting:
         assert tensors["i"] == info["i"] == 11
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-12.safetensors"]
 
-    @pytest.mark.parametrize("step", ["save_file", "replace 0", "fsync json", "replace 1", "unlink"])
+    @pytest.mark.parametrize("step", ["save_tensors", "replace 0", "fsync json", "replace 1", "unlink"])
     def test_killed_at_any_step_leaves_a_whole_one(self, tmp_path, monkeypatch, step):
         write_checkpoint(tmp_path, OLD, {"which": "old"})
         name, _, number = step.partition(" ")
@@ -80,15 +87,21 @@ class TestWriting:
             return dying
 
         with monkeypatch.context() as patch:
-            if name == "save_file":
+            if name == "save_tensors":
 
-                def half_written(tensors, path):
+                def half_written(path, tensors):
                     path.write_bytes(b"\x00" * 50)
                     raise Killed
 
-                patch.setattr(checkpoint, "save_file", half_written)
-            elif name == "unlink":
-                patch.setattr(checkpoint.Path, "unlink", die(checkpoint.Path.unlink))
+                patch.setattr(checkpoint, "save_tensors", half_written)
+            elif name == "unlink":  # of the old state
+
+                def dying(path, missing_ok=False, plain=checkpoint.Path.unlink):
+                    if path.name == "state-1.safetensors":
+                        raise Killed
+                    plain(path, missing_ok=missing_ok)
+
+                patch.setattr(checkpoint.Path, "unlink", dying)
             else:
                 patch.setattr(os, name, die(getattr(os, name)))
             with pytest.raises(Killed):
@@ -118,6 +131,58 @@ class TestWriting:
             patch.setattr(os, "replace", lambda *given: (_ for _ in ()).throw(Killed()))
             write_atomically(path, "new")
         assert path.read_text() == "old"
+
+
+class TestChecksum:
+    """Everything that a checkpoint says is covered."""
+
+    @pytest.mark.parametrize("key", ["which", "bytes", "tensors", "sha256", "version"])
+    def test_a_change_of_any_value_is_noticed(self, tmp_path, key):
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        info[key] = info[key] + 1 if isinstance(info[key], int) else info[key] + "x"
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
+        with pytest.raises(CheckpointError, match=r"checkpoint\.json: damaged|checkpoint version"):
+            read_checkpoint(tmp_path)
+
+    def test_spaces_and_order_do_not_matter(self, tmp_path):
+        write_checkpoint(tmp_path, OLD, {"which": "old", "nested": {"b": 1.5, "a": [None, True]}})
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        (tmp_path / "checkpoint.json").write_text(json.dumps(dict(reversed(info.items())), separators=(",", ":")))
+        assert read_checkpoint(tmp_path)[1]["nested"] == {"b": 1.5, "a": [None, True]}
+
+    def test_an_older_one_without_it_is_read_with_a_note(self, tmp_path):
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        del info["checksum"]
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
+        with pytest.warns(UserWarning, match="written by an older vqprompt"):
+            assert read_checkpoint(tmp_path)[1]["which"] == "old"
+
+
+def save_again_and_again(folder, times, name):
+    for i in range(times):
+        write_checkpoint(folder, {"x": torch.full((1000,), float(i))}, {"i": i, "name": name})
+
+
+class TestTogether:
+    """Several processes write and read one checkpoint."""
+
+    def test_every_read_is_of_a_whole_one_and_nothing_stays_behind(self, tmp_path):
+        write_checkpoint(tmp_path, {"x": torch.zeros(1000)}, {"i": 0, "name": "first"})
+        fork = multiprocessing.get_context("fork")
+        savers = [fork.Process(target=save_again_and_again, args=(tmp_path, 40, name)) for name in ("a", "b", "c")]
+        for saver in savers:
+            saver.start()
+        reads = 0
+        while any(saver.is_alive() for saver in savers) or not reads:
+            tensors, info = read_checkpoint(tmp_path)
+            assert (tensors["x"] == info["i"]).all()
+            reads += 1
+        for saver in savers:
+            saver.join()
+        assert [saver.exitcode for saver in savers] == [0, 0, 0]
+        assert len(list(tmp_path.iterdir())) == 2, "checkpoint.json and its tensors"
 
 
 class TestRefusals:
@@ -174,14 +239,14 @@ class TestRefusals:
     def test_tensors_that_are_not_safetensors(self, folder):
         state = folder / "state-1.safetensors"
         state.write_bytes(b"GIF89a, or anything else" * 10)
-        edit(folder, bytes=state.stat().st_size, sha256=checkpoint._checksum(state))
+        edit(folder, bytes=state.stat().st_size, sha256=sha256(state))
         self.refused(folder, "not a safetensors file")
 
     def test_tensors_are_only_looked_for_inside(self, folder, tmp_path_factory):
         outside = tmp_path_factory.mktemp("outside") / "state-1.safetensors"
         save_file(NEW, outside)
         next(folder.glob("state-*")).unlink()
-        edit(folder, tensors=str(outside), bytes=outside.stat().st_size, sha256=checkpoint._checksum(outside))
+        edit(folder, tensors=str(outside), bytes=outside.stat().st_size, sha256=sha256(outside))
         self.refused(folder, "tensors are missing")
 
 
@@ -250,10 +315,8 @@ class TestLearner:
     @pytest.mark.parametrize("key", ["backbone", "method", "options", "classes", "tasks", "training", "unfinished"])
     def test_a_key_taken_out_is_refused(self, learner, tmp_path, key):
         learner.save(tmp_path)
-        info = json.loads((tmp_path / "checkpoint.json").read_text())
-        del info[key]
-        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
-        with pytest.raises(CheckpointError, match=key):
+        edit(tmp_path, key)
+        with pytest.raises(CheckpointError, match=f"lacks {key}"):
             load(tmp_path)
 
     def test_another_method_s_checkpoint_is_refused(self, learner, tmp_path):

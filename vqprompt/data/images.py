@@ -60,7 +60,7 @@ class Images:
         return all(part.store.fingerprint for part in self._parts)
 
     def digest(self) -> str:
-        """16 hex digits of the content, wherever it is stored. It reads only the middle row of each image, to be fast."""
+        """16 hex digits of the content, wherever it is stored. Only the middle row of each image is read."""
         whole = hashlib.sha256()
         for part in self._parts:
             pixels = part.store.pixels

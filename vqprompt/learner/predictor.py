@@ -13,13 +13,14 @@ from torch import Tensor
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.decode import load_pixels
 from vqprompt.data.images import Images
-from vqprompt.data.store import Store, stored_side
+from vqprompt.data.store import STORED_MARGIN, Store, stored_side
 from vqprompt.errors import UserError
 from vqprompt.learner.build import rebuild_method
 from vqprompt.learner.evaluator import Evaluator
 from vqprompt.learner.state import SavedState
 from vqprompt.methods.base import Method
 from vqprompt.runtime import Runtime
+from vqprompt.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
@@ -33,9 +34,11 @@ class Predictor:
     predictor.predict(["garden.jpg"])
     """
 
-    def __init__(self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float) -> None:
-        """method: the predictor's own copy; nothing else may change it."""
-        self.classes = tuple(classes)
+    def __init__(
+        self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED_MARGIN
+    ) -> None:
+        """method: nobody else may change it. test_crop, stored: see `Training`."""
+        self.classes, self._stored = tuple(classes), stored
         self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 
     @classmethod
@@ -47,18 +50,21 @@ class Predictor:
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
         built.method.end_task()  # drops what only training needs
-        return cls(built.method, state.info["classes"], runtime, state.info["training"]["test_crop"])
+        training = Training(**state.info["training"])
+        return cls(built.method, state.info["classes"], runtime, training.test_crop, training.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] of one picture or of several."""
-        return predict_proba(self._evaluator, self.classes, pictures)
+        return predict_proba(self._evaluator, self.classes, pictures, self._stored)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
         return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
 
 
-def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture]) -> Tensor:
+def predict_proba(
+    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], stored: float = STORED_MARGIN
+) -> Tensor:
     if not classes:
         raise UserError("nothing has been learned yet; learn a task first")
     if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
@@ -66,14 +72,13 @@ def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Pictur
     # in the middle of a task the classifier has rows for classes that are not learned yet: they are cut off
     found = [
         evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
-        for images in _opened(list(pictures), evaluator.method.vit.config.image_size)
+        for images in _opened(list(pictures), stored_side(evaluator.method.vit.config.image_size, stored))
     ]
     return torch.cat(found) if found else torch.zeros(0, len(classes))
 
 
-def _opened(pictures: Sequence[Picture], size: int) -> Iterator[Images]:
+def _opened(pictures: Sequence[Picture], side: int) -> Iterator[Images]:
     """The pictures, in parts. Each picture is shrunk, while it is opened, to the size that the network needs."""
-    side = stored_side(size)
     for start in range(0, len(pictures), OPENED_AT_ONCE):
         part = [load_pixels(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
         store = Store(

@@ -42,7 +42,7 @@ class View:
         if self._query is not None:
             return self._query
         with torch.no_grad():
-            return self.vit.encode(self.tokens).float()
+            return self.vit.query(self.tokens).float()
 
     def mirrored(self) -> View:
         """The mirrored images. They keep their query, so an image and its mirror image get the same prompts."""
