@@ -37,7 +37,7 @@ class Predictor:
     def __init__(
         self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED_MARGIN
     ) -> None:
-        """method: nobody else may change it. test_crop, stored: see `Training`."""
+        """method: the predictor's own copy; nothing else may change it. test_crop, stored: see `Training`."""
         self.classes, self._stored = tuple(classes), stored
         self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 

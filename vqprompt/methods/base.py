@@ -84,7 +84,7 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
-    before: ClassVar[dict[str, Any]] = {}  # how the method was before it had these options; old runs stay like that
+    before: ClassVar[dict[str, Any]] = {}  # option values for runs that were saved without these options
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
@@ -231,7 +231,7 @@ class Method(nn.Module):
 
     @classmethod
     def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Options as an older run saved them; those that did not exist then, as the method was then."""
+        """Options that an older run saved. Options that did not exist then get the values of `before`."""
         completed = copy.deepcopy(saved)
         for name, value in cls.before.items():
             *groups, last = name.split(".")
@@ -269,7 +269,7 @@ class Method(nn.Module):
         """Empty statistics for these settings. None if the method has no such settings, or if they are turned off."""
         if settings is None or not getattr(self.options, "statistics", True):
             return None
-        # a classifier that is solved for needs the classes' own means
+        # a classifier that is solved for needs the means of whole classes
         weights = "size" if settings.how == "closed-form" else settings.centroid_weights
         return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
 

@@ -128,7 +128,7 @@ class HidePrompt(Method):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         identity = {"params": list(self.identity.parameters()), "scale": self.options.identity_lr_scale}
-        identity["clip"] = "identity"  # published as a stage of its own, so its gradient does not count with the others
+        identity["clip"] = "identity"  # a separate stage in the publication, so its gradient is clipped separately
         return [*super().parameter_groups(), identity]
 
     def losses(self, view: View) -> Losses:

@@ -41,7 +41,7 @@ class TaskData:
 
     images: its training images; they cannot be read any more when the next task has been opened.
     labels: their positions in the head [n], on the device.
-    augmented: gives the features of one augmented view of each, if statistics are to be taken of these.
+    augmented: computes the features of one augmented view of each image, if statistics are taken from these.
     features_before: their features before the task started [n, D], for methods that ask for them
     (`needs_features_before`).
     batch_size, seed: for training that a method does itself after the loop.
@@ -63,7 +63,7 @@ class TaskData:
 
     @cached_property
     def statistics_features(self) -> Tensor:
-        """What class statistics are taken of [n, D]: `features`, or features of augmented views."""
+        """Features for the class statistics [n, D]: `features`, or features of augmented views."""
         return self.features if self.augmented is None else self.augmented(self.task.number)
 
     @property

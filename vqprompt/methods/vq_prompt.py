@@ -50,7 +50,7 @@ class VQOptions(StatisticsOptions):
         return length
 
 
-# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c change places.
+# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
 RELEASED: dict[str, Any] = {
     "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": SHARP,
     "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",

@@ -254,7 +254,7 @@ class Run:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
         tested = self.state.test_prompt_use
-        # a run that an older version began knows the test images of its first tasks for some later ones alone
+        # a run that an older version began has no prompt use of test images for its first tasks
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:

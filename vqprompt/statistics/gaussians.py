@@ -103,12 +103,12 @@ class ClassStatistics(nn.Module, ABC):
     def _shares(self, held: Tensor) -> Tensor:
         """Weights of a class's centroids, from the images that each holds [k]."""
         if self.weights == "equal":
-            several = held > 1 if bool((held > 1).any()) else held > 0  # a class of single images must not get lost
+            several = held > 1 if bool((held > 1).any()) else held > 0  # keep a class that has only single images
             return several / several.sum()
         return held / held.sum()
 
     def _degrees(self, held: Tensor) -> Tensor:
-        """What squared residuals are divided by."""
+        """The divisor of the squared residuals."""
         return (held - int(self.variance == "sample")).clamp(min=1)
 
     def _assign(self, own: Tensor) -> Tensor:
