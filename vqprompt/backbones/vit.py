@@ -202,8 +202,8 @@ class ViT(nn.Module):
         adapters: Sequence[Adapter] | None = None,
         class_tokens: int = 1,
     ) -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: join those
-        of the last so many blocks, the last one first [B, class_tokens · D]."""
+        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: the
+        number of last blocks whose class tokens are joined, the last block first [B, class_tokens · D]."""
         found = self._through_blocks(tokens, prompts, placement, adapters, class_tokens)
         return self.norm(found)[:, :class_tokens].flatten(1)
 

@@ -124,7 +124,7 @@ class Table:
 
     def csv(self) -> str:
         """One column per number, not rounded."""
-        numbers = [f"{who}{key}{what}" for who in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
+        numbers = [f"{of}{key}{what}" for of in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
         headings = [
             "method", "variant", *numbers, "faa_difference", "caa_difference", *CSV_MEASURES, "forgetting_std", "seeds",
             "backbone", "paper_backbone", "other_backbone", "hardware", "paper_table", "paper_note", "changed",

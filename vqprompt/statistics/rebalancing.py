@@ -95,7 +95,7 @@ def rebalance(
         optimizer.step()
         return {}
 
-    step = Recorded(take_step, device)  # there are thousands of tiny ones
+    step = Recorded(take_step, device)  # recorded, because there are thousands of tiny steps
     count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
