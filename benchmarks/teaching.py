@@ -152,7 +152,9 @@ def one_more_class(home: Path) -> dict[str, float]:
 
 def memory_of_large_photographs(home: Path) -> dict[str, float]:
     photographs(home / "large", 2, 6, 5000)
-    _, memory = timed([sys.executable, "-m", "vqprompt", "learn", str(home / "large.vqp"), str(home / "large"), "--size", "112"])
+    _, memory = timed(
+        [sys.executable, "-m", "vqprompt", "learn", str(home / "large.vqp"), str(home / "large"), "--size", "112"]
+    )
     return {"memory with photographs of 25 megapixels, GB (most of any command so far)": memory / 1e9}
 
 
@@ -251,7 +253,10 @@ def main() -> None:
             parts.append(lambda file=file: {"features": str(file.name), **quality(file, options.strangers)})
         for part in parts:
             for name, value in part().items():
-                print(f"{name:70} {value:10.3f}" if isinstance(value, float) else f"{name:70} {json.dumps(value):>10}", flush=True)
+                print(
+                    f"{name:70} {value:10.3f}" if isinstance(value, float) else f"{name:70} {json.dumps(value):>10}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ test_images.__test__ = False  # type: ignore[attr-defined]
 
 
 def same(one: Model, other: Model, images: list[Path]) -> bool:
-    return one.classes == other.classes and np.abs(one.predict_proba(images) - other.predict_proba(images)).max() <= 1e-6
+    return (
+        one.classes == other.classes and np.abs(one.predict_proba(images) - other.predict_proba(images)).max() <= 1e-6
+    )
 
 
 # ---------------------------------------------------------------------------------------------- exactness
@@ -290,7 +292,9 @@ def unchanged(path: Path, work, words: str) -> None:
 
 def test_spelling_clashes_are_refused(folders, taught, tmp_path):
     for name in ("Apple", "APPLE", "ap ple"):
-        unchanged(taught, lambda m, name=name: m.learn(folders["more"] / "cactus", name), "spelled differently from 'apple'")
+        unchanged(
+            taught, lambda m, name=name: m.learn(folders["more"] / "cactus", name), "spelled differently from 'apple'"
+        )
     both = tmp_path / "both"
     write_drawings(both, ["bed"], range(3))
     write_drawings(both, ["camera"], range(3))

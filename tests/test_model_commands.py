@@ -30,7 +30,9 @@ def test_the_story_of_a_model(command, drawn, tmp_path):
     status, out, _ = command("learn", model, drawn / "second")
     assert status == 0 and "1 new classes, 1 known ones got more" in out and "before:" in out
 
-    status, out, _ = command("predict", model, drawn / "second" / "car" / "8.png", drawn / "first" / "apple", "--top", 2)
+    status, out, _ = command(
+        "predict", model, drawn / "second" / "car" / "8.png", drawn / "first" / "apple", "--top", 2
+    )
     assert status == 0 and out.count("\n") == 9
     status, out, _ = command("predict", model, drawn / "second" / "car" / "8.png", "--json", "--no-unknown")
     found = json.loads(out)
@@ -68,7 +70,9 @@ def test_learn_takes_one_class_several_folders_and_a_list_of_exceptions(command,
     (bike / "broken.png").write_bytes(b"\x89PNG no")
     status, _, err = command("learn", model, tmp_path / "more")
     assert status == 2 and "broken.png" in err and "--skip-broken" in err
-    status, out, _ = command("learn", model, tmp_path / "more", drawn / "second" / "car", "--skip-broken", "--as", "wheels")
+    status, out, _ = command(
+        "learn", model, tmp_path / "more", drawn / "second" / "car", "--skip-broken", "--as", "wheels"
+    )
     assert status == 0 and "left out: " in out and Model.load(model).counts == {"fruit": 8, "wheels": 16}
     status, out, _ = command("learn", model, drawn / "second" / "car", "--as", "wheels", "--json")
     assert status == 0 and json.loads(out)["known_images"] == 8

@@ -100,7 +100,11 @@ def test_another_backbone_is_refused(path, drawn, tmp_path):
 
 
 def test_two_teachers_at_once_are_refused(path):
-    with files.locked(path), pytest.raises(UserError, match="another process is teaching this model"), files.locked(path):
+    with (
+        files.locked(path),
+        pytest.raises(UserError, match="another process is teaching this model"),
+        files.locked(path),
+    ):
         pass
     with files.locked(path):
         assert Model.load(path).classes  # reading is always possible

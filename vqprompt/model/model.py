@@ -121,7 +121,9 @@ class Model:
         """backbone: where its weights are now, if not where they were."""
         path = Path(path).expanduser()
         stored, on_disk = files.read(path)
-        model = cls(backbone or stored.backbone.name, size=stored.backbone.size, crop=stored.backbone.crop, device=device)
+        model = cls(
+            backbone or stored.backbone.name, size=stored.backbone.size, crop=stored.backbone.crop, device=device
+        )
         model._stored, model.path, model._on_disk = stored, path, on_disk
         return model
 
@@ -238,9 +240,13 @@ class Model:
             try:
                 name = name_of(picture.open())
             except (OSError, ImageError, ValueError) as error:
-                new.broken.append(str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})")
+                new.broken.append(
+                    str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})"
+                )
                 if not skip_broken:
-                    raise ImageError(f"{new.broken[0]}; mend it, or go on without such images (--skip-broken)") from None
+                    raise ImageError(
+                        f"{new.broken[0]}; mend it, or go on without such images (--skip-broken)"
+                    ) from None
                 continue
             if name in seen:
                 if seen[name].label != picture.label:
@@ -309,7 +315,7 @@ class Model:
         named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
         return [
             f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes there: "
-            "with 1 image per class about half, with 5 about three quarters of what 20 images reach"
+            "with 1 image per class about a third, with 5 about three quarters of the right answers that 20 images give"
         ]
 
     # ------------------------------------------------------------------ change
@@ -368,9 +374,7 @@ class Model:
         gram = self._gram_for(ordered)
         content = _solved(Content(ordered, history, {"measured": measure}), gram)
         past = (*self._stored.past, self._content) if self._content.history else self._stored.past
-        self._stored = Stored(
-            self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings
-        )
+        self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
 
     def _gram_for(self, classes: dict[str, ClassRecord]) -> np.ndarray:
         assert self._stored is not None
@@ -402,7 +406,9 @@ class Model:
 
     # ------------------------------------------------------------------ predict
 
-    def predict(self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0) -> Any:
+    def predict(
+        self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0
+    ) -> Any:
         """The class of one image (a name), or of several (a list of names); "unknown" for what is like no class.
 
         unknown: False always names a class. strictness: moves the threshold; above 0 more is called unknown.
@@ -514,7 +520,12 @@ class Model:
         if self._stored is None:
             raise UserError("the model has learned nothing yet; teach it with learn")
         with nullcontext() if locked else files.locked(target):
-            if target == self.path and target.is_file() and self._on_disk is not None and files.digest(target) != self._on_disk:
+            if (
+                target == self.path
+                and target.is_file()
+                and self._on_disk is not None
+                and files.digest(target) != self._on_disk
+            ):
                 raise ModelError(
                     f"{target}: another process has taught this model since it was loaded; load it again and repeat, "
                     "or save under another name"

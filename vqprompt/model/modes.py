@@ -11,7 +11,9 @@ import numpy as np
 
 MOST = 4  # modes per class
 SMALLEST = 3  # images of either half in each mode
-APART = 4.5  # distance of the groups over their spread; a uniform distribution cut in the middle has 3.5, a normal one 2.6
+APART = (
+    4.5  # distance of the groups over their spread; a uniform distribution cut in the middle has 3.5, a normal one 2.6
+)
 
 
 def find_modes(features: np.ndarray) -> np.ndarray:

@@ -56,7 +56,11 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path)
-    images = [source] if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4) else [*source]
+    images = (
+        [source]
+        if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+        else [*source]
+    )
     if images and (labels is None or isinstance(labels, str)) and all(isinstance(i, str | Path) for i in images):
         if labels is not None or not any(Path(i).suffix.lower() in SUFFIXES for i in images):  # several sources
             found = [find_pictures(i, labels) for i in images]
@@ -115,7 +119,9 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
     notes = []
     entries = [e for e in source.entries if e.split != "test"]
     if len(entries) < len(source.entries):
-        notes.append(f"learned from train/ alone; the {len(source.entries) - len(entries)} images of test/ were left out")
+        notes.append(
+            f"learned from train/ alone; the {len(source.entries) - len(entries)} images of test/ were left out"
+        )
     if source.ignored:
         notes.append(f"{len(source.ignored)} files that are not images were left out ({source.ignored[0]} …)")
     return [
@@ -213,7 +219,9 @@ def clean_name(label: str) -> str:
     if not name or not name.isprintable() or len(name) > LONGEST_NAME:
         raise UserError(f"{label!r} cannot be the name of a class; give 1 to {LONGEST_NAME} printable characters")
     if name.casefold() == UNKNOWN:
-        raise UserError(f"{label!r} cannot be the name of a class: it is what predict answers for what it does not know")
+        raise UserError(
+            f"{label!r} cannot be the name of a class: it is what predict answers for what it does not know"
+        )
     return name
 
 
