@@ -5,8 +5,8 @@
 
 - teaching: `learn` of 10 classes × 20 photographs at 224 px, against the bare forward passes plus start-up
 - predict: one photograph with start-up, in seconds; a warm one against the bare forward pass
-- classes: adding one class of 20 images to a model of 10 and of 1,000 classes (features given, so that all else is left)
-- memory: the most that learning 60 large photographs takes
+- classes: one more class of 20 images at 10 and at 1,000 classes (features given, so that all else is left)
+- memory: the most that learning large photographs takes
 - quality, with --features FILE (npz of x, y, test): shrinkage, calibration, unknown
 """
 

@@ -1,11 +1,12 @@
 """Believable percentages, and what is like no class.
 
-- One temperature divides the scores, so that of the answers given with 80 %, about 80 % are right. It is fitted to images
-  left out one at a time.
-- How familiar an image looks is the sum of two numbers, each in units of its own spread over known images: the logarithm
-  of the largest probability (low between two classes), and a third of the relative Mahalanobis distance (low far away from all
-  classes: how much nearer an image is to its class than to the average of all images). Either alone misses what the
-  other finds: the first takes a bird for a drawing with certainty, the second an unknown drawing for a known one.
+- One temperature divides the scores, so that of the answers given with 80 %, about 80 % are right. It is fitted to
+  images left out one at a time.
+- How familiar an image looks is the sum of two numbers, each in units of its own spread over known images: the
+  logarithm of the largest probability (low between two classes), and a third of the relative Mahalanobis distance (low
+  far away from all classes: how much nearer an image is to its class than to the average of all images). Either alone
+  misses what the other finds: the first takes a bird for a drawing with certainty, the second an unknown drawing for a
+  known one.
 - The threshold accepts 95 % of known images.
 """
 
@@ -64,8 +65,8 @@ class Background:
 
 @dataclass(frozen=True)
 class Calibration:
-    """temperature; then the average and the spread over known images of the two parts of familiarity; and the value that
-    95 % of known images exceed."""
+    """temperature; the average and the spread over known images of the two parts of familiarity; and the value that 95 %
+    of known images exceed."""
 
     temperature: float
     certainty: tuple[float, float]
@@ -113,7 +114,8 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     if not len(trials):  # one image per class: nothing can be left out
         return Solved(
             basis.discriminant(groups, shrinkage), background, shrinkage,
-            Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf), right, tested, (np.nan, np.nan),
+            Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf), right, tested,
+            (np.nan, np.nan),
         )  # fmt: skip
     left_out = LeaveOneOut(groups, basis, trials).at(shrinkage)
     scores = of_classes(left_out.scores, groups.owners)

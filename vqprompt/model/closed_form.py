@@ -5,8 +5,8 @@ What is notable about this implementation:
   the common covariance without it follow from those with it by a rank-one update, so all images cost little more than
   one solve. No image is read again, and the finished classifier learns from all of them.
 - All of it happens in the basis in which the covariance is diagonal, where any shrinkage is a division.
-- What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs the same at any number of
-  classes. All choices depend on what is remembered alone, not on the order in which it came.
+- What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs little more with
+  many classes than with few. All choices depend on what is remembered alone, not on the order in which it came.
 - A class with several modes has a mean for each of them; its score is the log of the average of theirs.
 """
 
@@ -231,7 +231,7 @@ class LeaveOneOut:
 def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basis) -> float:
     """The shrinkage under which images that were left out are recognized best."""
     chosen = np.unique(np.linspace(0, len(records) - 1, min(len(records), SEARCHED)).astype(int))
-    trials = Trials.of(records, chosen, SEARCHED * 5)
+    trials = Trials.of(records, chosen.tolist(), SEARCHED * 5)
     if len(chosen) < 2 or not len(trials) or groups.kept_counts.max() < 2:
         return 0.5  # nothing to choose by
     place = np.full(len(records), -1)

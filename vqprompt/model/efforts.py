@@ -18,6 +18,6 @@ def check_effort(effort: str) -> None:
     if effort != "instant":
         raise UserError(
             f"effort {effort!r} ({EFFORTS[effort]}) needs all images of a teaching again and again, and what it trains "
-            "does not go into a model file yet; use --effort instant, or train with vqprompt run --data FOLDER --out RUN "
-            "and predict with that folder"
+            "does not go into a model file yet; use --effort instant, or train with vqprompt run --data FOLDER --out "
+            "RUN and predict with that folder"
         )
