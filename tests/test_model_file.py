@@ -140,7 +140,8 @@ from vqprompt.model import file as files
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses
-content = dataclasses.replace(stored.content, history=(*stored.content.history, {"date": "2030-01-01", "what": "x" * 100}))
+history = (*stored.content.history, {"date": "2030-01-01", "what": "x" * 100})
+content = dataclasses.replace(stored.content, history=history)
 new = dataclasses.replace(stored, content=content)
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

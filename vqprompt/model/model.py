@@ -200,9 +200,10 @@ class Model:
         """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
         those that are known get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is measured by leaving out one image at a time, and the
-        model learns from all images all the same. skip_broken: go on without images that cannot be read. exclude: paths
-        not to learn. announce: called with what is about to happen, before it does.
+        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
+        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go on
+        without images that cannot be read. exclude: paths not to learn. announce: called with what is about to happen,
+        before it does.
         """
         started = time.monotonic()
         check_effort(effort)
@@ -224,10 +225,10 @@ class Model:
             announce(Plan(len(new.pictures), len(names), fresh, seconds))
         records, broken = self._take_in(extractor, new, skip_broken, progress)
         before = self._content
+        counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
         return Taught(
-            sum(r.count for r in records.values()) - sum(before.classes[n].count for n in records if n in before.classes),
-            tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
+            counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
             new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
             _suffering(before.facts, self._content.facts), (*notes, *self._expectations()), time.monotonic() - started,
         )  # fmt: skip
@@ -258,8 +259,8 @@ class Model:
             elif name in owner:
                 if owner[name] != picture.label:
                     raise ImageError(
-                        f"{picture.where}: the model has learned this picture as {owner[name]!r}, not {picture.label!r}; "
-                        "take it out, or forget that class first"
+                        f"{picture.where}: the model has learned this picture as {owner[name]!r}, not "
+                        f"{picture.label!r}; take it out, or forget that class first"
                     )
                 new.known += 1
             else:
@@ -314,8 +315,8 @@ class Model:
         least = min(self.counts[name] for name in few)
         named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
         return [
-            f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes there: "
-            "with 1 image per class about half, with 5 about three quarters of what 20 images reach"
+            f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes: "
+            "with 1 image per class about a third, with 5 about three quarters of the right answers that 20 images give"
         ]
 
     # ------------------------------------------------------------------ change
@@ -464,7 +465,7 @@ class Model:
         return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
 
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes] and how far above the threshold for known images they lie [n]."""
+        """Features [n, D] to probabilities [n, classes] and how far above the threshold of the known they lie [n]."""
         content = self._content
         self._check_taught()
         assert content.solved is not None
