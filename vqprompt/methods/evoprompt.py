@@ -80,8 +80,8 @@ class PromptMemory(nn.Module):
 
     @torch.no_grad()
     def align(self, outputs: bool = True) -> tuple[Tensor, Tensor]:
-        """Reorder hidden units, and outputs too if `outputs`, so that each is where the most similar one of the reference
-        is. Returns the orders [M, H] and [M, L_p·D]."""
+        """Reorder hidden units, and outputs too if `outputs`, so that each is where the most similar one in the
+        reference is. Returns the orders [M, H] and [M, L_p·D]."""
         hidden_order = torch.stack([match(a, b) for a, b in zip(self.down, self.reference_down, strict=True)])
         self.down.copy_(self.down.gather(1, hidden_order[..., None].expand_as(self.down)))
         self.up.copy_(self.up.gather(2, hidden_order[:, None].expand_as(self.up)))
