@@ -26,6 +26,7 @@ LAYERS = [
     {"recipes"},
     {"methods"},
     {"learner"},
+    {"model"},
     {"result"},
     {"runs.config"},
     {"report"},

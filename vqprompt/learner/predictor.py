@@ -61,27 +61,47 @@ class Predictor:
         """The most likely class of each picture."""
         return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
 
+    def predict_each(self, pictures: Sequence[Picture]) -> Iterator[Tensor | UserError]:
+        """Probabilities [classes] of each picture, or why it cannot be used. However many there are, the pixels of a
+        few hundred are in memory, already small."""
+        return predict_each(self._evaluator, self.classes, pictures, self._stored)
+
 
 def predict_proba(
     evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], stored: float = STORED_MARGIN
 ) -> Tensor:
-    if not classes:
-        raise UserError("nothing has been learned yet; learn a task first")
     if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
         pictures = [pictures]
-    # in the middle of a task the classifier has rows for classes that are not learned yet: they are cut off
-    found = [
-        evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
-        for images in _opened(list(pictures), stored_side(evaluator.method.vit.config.image_size, stored))
-    ]
-    return torch.cat(found) if found else torch.zeros(0, len(classes))
+    found = []
+    for one in predict_each(evaluator, classes, list(pictures), stored):
+        if isinstance(one, UserError):
+            raise one
+        found.append(one)
+    return torch.stack(found) if found else torch.zeros(0, len(classes))
 
 
-def _opened(pictures: Sequence[Picture], side: int) -> Iterator[Images]:
-    """The pictures, in parts. Each picture is shrunk, while it is opened, to the size that the network needs."""
+def predict_each(
+    evaluator: Evaluator, classes: Sequence[str], pictures: Sequence[Picture], stored: float
+) -> Iterator[Tensor | UserError]:
+    if not classes:
+        raise UserError("nothing has been learned yet; learn a task first")
+    side = stored_side(evaluator.method.vit.config.image_size, stored)
     for start in range(0, len(pictures), OPENED_AT_ONCE):
-        part = [load_pixels(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
-        store = Store(
-            np.stack([pixels for pixels, _ in part]), np.array([aspect for _, aspect in part]), fingerprint=""
-        )
-        yield Images(store, np.arange(len(part)), np.zeros(len(part)))
+        part = [_open(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
+        good = [opened for opened in part if not isinstance(opened, UserError)]
+        scores: Iterator[Tensor] = iter(())
+        if good:
+            store = Store(np.stack([pixels for pixels, _ in good]), np.array([a for _, a in good]), fingerprint="")
+            logits = evaluator.logits(Images(store, np.arange(len(good)), np.zeros(len(good))))
+            # in the middle of a task there are rows for classes to come: they are cut off
+            scores = iter(logits[:, : len(classes)].softmax(dim=1).cpu())
+        for opened in part:
+            yield opened if isinstance(opened, UserError) else next(scores)
+
+
+def _open(picture: Picture, side: int) -> tuple[np.ndarray, float] | UserError:
+    """Pixels and aspect ratio; a picture is shrunk to what the network needs as it is opened."""
+    try:
+        return load_pixels(picture, side)
+    except UserError as error:
+        return error

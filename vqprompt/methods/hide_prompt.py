@@ -92,6 +92,7 @@ class HidePrompt(Method):
         for key, value in (("variance", "sample"), ("centroid_weights", "size"))
     }
     presets: ClassVar = {
+        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.py
         "imagenet-r": {
             "epochs": 150, "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.5,
         },
