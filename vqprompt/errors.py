@@ -31,7 +31,7 @@ def _escape(character: str) -> str:
 
 
 class UserError(ValueError):
-    """Shown on the command line as its message alone, without a traceback."""
+    """Shown on the command line as a message, without a traceback."""
 
 
 class ImageError(UserError):

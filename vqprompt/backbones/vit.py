@@ -2,7 +2,7 @@
 
 What is notable about this implementation:
 - any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
-- the last block computes the class token alone, since its other outputs are not used (exact, and 1/12 less work)
+- the last block computes only the class token, because its other outputs are not used (exact, and 1/12 less work)
 - one fused attention call with or without prompts, one matrix product for q, k and v
 - parameters carry timm's names, so the common checkpoints need little translation (see layouts.py)
 """

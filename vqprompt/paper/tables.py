@@ -45,7 +45,7 @@ class Table:
     def columns(self) -> dict[str, list[str]]:
         """The cells of each column, by heading. Empty columns are left out."""
 
-        def method(row: Row) -> str:  # the axes and the backbone have columns of their own
+        def method(row: Row) -> str:  # the axes and the backbone have separate columns
             changed = {key: change for key, change in row.changed.items() if key != "backbone"}
             return distinct_name(replace(row, variant={}, changed=changed), self.rows) + (
                 OTHER_SETTINGS if changed else ""

@@ -125,7 +125,7 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
 
 
 def standalone(svg: str, lines: Sequence[Line]) -> str:
-    """An inline chart as a file of its own: with its legend, on white, in a common font."""
+    """An inline chart as a separate file: with its legend, on white, in a common font."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box is not None
     width, height = map(float, box.groups())

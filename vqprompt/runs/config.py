@@ -134,7 +134,7 @@ def _applies(key: str, method: type[Method]) -> bool:
     """Whether a data set's option applies to a method.
 
     The method must have the option. An option inside a group (`rebalancing.lr`) must also be one that the method left
-    at its common default: SLCA and HiDe-Prompt bring a recipe of their own, which a data set does not change in part.
+    at its common default: SLCA and HiDe-Prompt have their own recipe, which a data set must not change in part.
     """
     group, _, inner = key.partition(".")
     if group not in method.Options.model_fields:

@@ -71,7 +71,7 @@ def rebalance(
     seed: int,
     task_sizes: Sequence[int] | None = None,
 ) -> None:
-    """Correct the classifier from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features per
+    """Correct the classifier, using only the statistics. Each epoch draws `batch_size * ratio` pseudo-features per
     class, shuffles them, and takes one step of that many for every OLD class (or every class, by `steps_for`), up to
     `steps`.
 
