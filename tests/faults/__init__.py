@@ -14,13 +14,19 @@ from pathlib import Path
 from faults.archives import try_archive
 from faults.caches import try_cache
 from faults.images import try_image
+from faults.kills import try_kill
 from faults.weights import try_weights
 
 Fault = Callable[[random.Random, Path], str]
 
 KINDS: dict[str, Fault] = {
+    "kills": try_kill,
     "images": try_image,
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
 }
+
+# How many of each kind: in CI, and in the long campaign. 1,420 kills go through every step on disk of every method.
+SHORT = {"kills": 24, "images": 150, "archives": 60, "caches": 25, "weights": 60}
+LONG = {"kills": 1420, "images": 10_000, "archives": 2000, "caches": 2000, "weights": 2000}

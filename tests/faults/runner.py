@@ -14,6 +14,7 @@ import resource
 import shutil
 import tempfile
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,8 +22,19 @@ from pathlib import Path
 from faults import KINDS
 from vqprompt.errors import UserError
 
-HANG = 20.0  # seconds
+HANG = 60.0  # seconds
 MEMORY = 1000  # MB that one try may take above what the child began with
+
+
+class Chance(random.Random):
+    """A seeded generator that knows the number of its try, for kinds that go through something in turn."""
+
+    def __new__(cls, seed: str, number: int) -> Chance:
+        return super().__new__(cls, seed)
+
+    def __init__(self, seed: str, number: int) -> None:
+        super().__init__(seed)
+        self.number = number
 
 
 @dataclass
@@ -38,8 +50,15 @@ class Count:
         return self.tried - len(self.bad)
 
 
-def run(kind: str, count: int, seed: int, start: int = 0) -> Count:
+def run(kind: str, count: int, seed: int, start: int = 0, workers: int = 1) -> Count:
     """Try `count` faults of one kind, from number `start` on."""
+    bounds = [start + count * part // workers for part in range(workers + 1)]
+    with ThreadPoolExecutor(workers) as pool:
+        parts = list(pool.map(lambda a, b: _run_part(kind, b - a, seed, a), bounds, bounds[1:]))
+    return Count(kind, sum(part.tried for part in parts), [bad for part in parts for bad in part.bad])
+
+
+def _run_part(kind: str, count: int, seed: int, start: int) -> Count:
     result, number = Count(kind), start
     context = multiprocessing.get_context("fork")
     while number < start + count:
@@ -49,7 +68,7 @@ def run(kind: str, count: int, seed: int, start: int = 0) -> Count:
         theirs.close()
         while number < start + count:
             try:
-                outcome = ours.recv() if ours.poll(HANG) else "bad: no answer after 20 seconds"
+                outcome = ours.recv() if ours.poll(HANG) else f"bad: no answer after {HANG:g} seconds"
             except EOFError:
                 child.join()
                 outcome = f"bad: the process died with status {child.exitcode}"
@@ -89,7 +108,7 @@ def _silence() -> None:
 
 def _try(kind: str, number: int, seed: int, folder: Path) -> str:
     try:
-        return KINDS[kind](random.Random(f"{seed}:{kind}:{number}"), folder)
+        return KINDS[kind](Chance(f"{seed}:{kind}:{number}", number), folder)
     except UserError as error:
         return "handled" if str(error) else "bad: an error without words"
     except BaseException:

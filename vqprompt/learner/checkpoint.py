@@ -49,10 +49,20 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
         except BaseException:
             target.unlink(missing_ok=True)  # the old checkpoint stays; nothing names the new tensors
             raise
-        for stale in folder.glob("state-*.safetensors"):
-            if stale != target:
-                stale.unlink(missing_ok=True)
-        delete_abandoned(folder)
+        _delete_all_but(folder, target.name)
+
+
+def tidy(folder: Path) -> None:
+    """Delete what a writer that was killed left behind."""
+    with _one_writer(folder):
+        _delete_all_but(folder, _read_info(folder)["tensors"])
+
+
+def _delete_all_but(folder: Path, current: str) -> None:
+    for stale in folder.glob("state-*.safetensors"):
+        if stale.name != current:
+            stale.unlink(missing_ok=True)
+    delete_abandoned(folder)
 
 
 def checksum(info: dict[str, Any]) -> str:
