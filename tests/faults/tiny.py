@@ -70,10 +70,10 @@ def run(method: str, out: Path, home: Path, resume: bool = False) -> None:
         runner.run(config(method), out, resume, checkpoint_seconds=0, report=False)
 
 
-def forked(work: Callable[[], None], kill_after: float | None = None, errors: Path | None = None) -> int:
-    """Do `work` in a child and return its exit status: 0, 2 for an error in plain words, 1 for a traceback, -9 if killed.
+def start(work: Callable[[], None], errors: Path | None = None) -> int:
+    """Do `work` in a child process; returns its number. errors: a file for what it writes to standard error.
 
-    kill_after: seconds until it gets SIGKILL. errors: a file for what it writes to standard error.
+    It exits with 0, with 2 for an error in plain words, and with 1 for a traceback.
     """
     child = os.fork()
     if child == 0:
@@ -94,6 +94,17 @@ def forked(work: Callable[[], None], kill_after: float | None = None, errors: Pa
             traceback.print_exc()
         finally:
             os._exit(status)
+    return child
+
+
+def wait(child: int) -> int:
+    """The exit status of a child; -9 if it was killed."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked(work: Callable[[], None], kill_after: float | None = None, errors: Path | None = None) -> int:
+    """`start` and `wait`. kill_after: seconds until the child gets SIGKILL."""
+    child = start(work, errors)
     if kill_after is not None:
         end = time.monotonic() + kill_after
         while (left := end - time.monotonic()) > 0:
@@ -101,7 +112,7 @@ def forked(work: Callable[[], None], kill_after: float | None = None, errors: Pa
             if (ended := os.waitpid(child, os.WNOHANG))[0]:
                 return os.waitstatus_to_exitcode(ended[1])
         os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return wait(child)
 
 
 def outcome(out: Path) -> dict[str, Any]:

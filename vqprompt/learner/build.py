@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from vqprompt.backbones.load import backbone_path, fingerprint, load_backbone
 from vqprompt.backbones.vit import ViT
-from vqprompt.errors import UserError, explain
+from vqprompt.errors import CheckpointError, UserError, explain
 from vqprompt.learner.state import SavedState
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Method
@@ -49,11 +49,16 @@ def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | V
     """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if not where they
     were."""
     info = state.info
-    built = build_method(
-        state.find_backbone(backbone), info["method"], info["options"], info["size"], info["planned_tasks"],
-        info["seed"], runtime,
-    )  # fmt: skip
-    state.check_fingerprint(built.fingerprint)
-    with seeded(0):  # new rows are drawn, and then replaced by what was saved
-        state.fill(built.method)
+    try:
+        built = build_method(
+            state.find_backbone(backbone), info["method"], info["options"], info["size"], info["planned_tasks"],
+            info["seed"], runtime,
+        )  # fmt: skip
+        state.check_fingerprint(built.fingerprint)
+        with seeded(0):  # new rows are drawn, and then replaced by what was saved
+            state.fill(built.method)
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"{state.folder}: it does not fit this method ({error}); restore it or start over") from None
     return built

@@ -20,6 +20,7 @@ from vqprompt.learner.evaluator import Evaluator
 from vqprompt.learner.state import SavedState
 from vqprompt.methods.base import Method
 from vqprompt.runtime import Runtime
+from vqprompt.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
@@ -47,7 +48,7 @@ class Predictor:
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
         built.method.end_task()  # what only training needs
-        return cls(built.method, state.info["classes"], runtime, state.info["training"]["test_crop"])
+        return cls(built.method, state.info["classes"], runtime, Training(**state.info["training"]).test_crop)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] of one picture or of several."""
