@@ -14,6 +14,7 @@ from pathlib import Path
 from faults.archives import try_archive
 from faults.caches import try_cache
 from faults.checkpoints import try_checkpoint
+from faults.configurations import try_configuration
 from faults.images import try_image
 from faults.kills import try_kill
 from faults.readers import try_readers
@@ -25,12 +26,13 @@ KINDS: dict[str, Fault] = {
     "kills": try_kill,
     "checkpoints": try_checkpoint,
     "readers": try_readers,
+    "configurations": try_configuration,
     "images": try_image,
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
 }
 
-# How many of each kind: in CI, and in the long campaign. 1,420 kills go through every step on disk of every method.
-SHORT = {"kills": 24, "checkpoints": 100, "readers": 15, "images": 150, "archives": 60, "caches": 25, "weights": 60}
-LONG = {"kills": 1420, "checkpoints": 2000, "readers": 2000, "images": 10_000, "archives": 2000, "caches": 2000, "weights": 2000}
+# How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
+SHORT = {"kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "images": 150, "archives": 60, "caches": 25, "weights": 60}
+LONG = {"kills": 1520, "checkpoints": 2000, "readers": 2000, "configurations": 2000, "images": 10_000, "archives": 2000, "caches": 2000, "weights": 2000}

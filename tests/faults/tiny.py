@@ -56,9 +56,11 @@ def scene() -> Path:
 
 
 def config(method: str) -> RunConfig:
+    brief = {} if method in ("lwf", "moving-prompts") else {"rebalancing.epochs": 1}
     return resolve(
-        {"data": str(scene() / "images"), "backbone": str(scene() / "tiny.safetensors"), "method": method, "size": 28,
-         "tasks": TASKS, "epochs": EPOCHS, "batch_size": 5, "seed": 1, "augment": "none", "device": "cpu"}
+        {**brief, "data": str(scene() / "images"), "backbone": str(scene() / "tiny.safetensors"), "method": method, "size": 28,
+         "tasks": TASKS, "epochs": EPOCHS, "batch_size": 5, "seed": 1,
+         "augment": "none", "device": "cpu"}
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import Device
 from vqprompt.errors import UserError
 
-IMAGES_PER_CHUNK = 256  # images that are open at the same time
+IMAGES_PER_CHUNK = 256  # images between two lines of output
 
 
 def predict(
@@ -29,23 +29,18 @@ def predict(
 
     [bold]vqprompt predict runs/birds garden.jpg holiday/ --top 3[/bold]
     """
-    from vqprompt.data.decode import open_image
-    from vqprompt.learner.learner import Learner
+    from vqprompt.learner.predictor import Predictor
 
     files = [file for path in images for file in image_files(path)]
-    learner = Learner.load(learned, device, backbone=backbone)
+    predictor = Predictor.load(learned, device, backbone=backbone)
     bad: list[str] = []
     for chunk in (files[i : i + IMAGES_PER_CHUNK] for i in range(0, len(files), IMAGES_PER_CHUNK)):
-        good, opened = [], []
-        for file in chunk:
-            try:
-                opened.append(open_image(file))
-                good.append(file)
-            except UserError as error:
-                bad.append(str(error))
-        shares, places = learner.scores(opened).topk(min(top, len(learner.classes)))
+        refused: dict[int, UserError] = {}
+        shares, places = predictor.predict_proba(chunk, refused).topk(min(top, len(predictor.classes)))
+        good = [file for position, file in enumerate(chunk) if position not in refused]
+        bad += map(str, refused.values())
         for file, share, place in zip(good, shares.tolist(), places.tolist(), strict=True):
-            classes = {learner.classes[p]: s for p, s in zip(place, share, strict=True)}
+            classes = {predictor.classes[p]: s for p, s in zip(place, share, strict=True)}
             if as_json:
                 print(json.dumps({"image": str(file), "classes": classes}, ensure_ascii=False))
             else:

@@ -24,6 +24,7 @@ from vqprompt.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
+Refused = dict[int, UserError]
 OPENED_AT_ONCE = 256  # pictures whose pixels are in memory, already shrunk to what the network needs
 
 
@@ -50,16 +51,22 @@ class Predictor:
         built.method.end_task()  # what only training needs
         return cls(built.method, state.info["classes"], runtime, Training(**state.info["training"]).test_crop)
 
-    def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
-        """Probabilities [n, classes] of one picture or of several."""
-        return predict_proba(self._evaluator, self.classes, pictures)
+    def predict_proba(self, pictures: Picture | Sequence[Picture], refused: Refused | None = None) -> Tensor:
+        """Probabilities [n, classes] of one picture or of several.
+
+        refused: collects the errors of pictures that cannot be used, by their positions. They get no row. Without it,
+        the first one is raised.
+        """
+        return predict_proba(self._evaluator, self.classes, pictures, refused)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
         return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
 
 
-def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture]) -> Tensor:
+def predict_proba(
+    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], refused: Refused | None = None
+) -> Tensor:
     if not classes:
         raise UserError("nothing has been learned yet; learn a task first")
     if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
@@ -67,17 +74,23 @@ def predict_proba(evaluator: Evaluator, classes: Sequence[str], pictures: Pictur
     # in the middle of a task there are rows for classes to come: they are cut off
     found = [
         evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
-        for images in _opened(list(pictures), evaluator.method.vit.config.image_size)
+        for images in _opened(list(pictures), evaluator.method.vit.config.image_size, refused)
     ]
     return torch.cat(found) if found else torch.zeros(0, len(classes))
 
 
-def _opened(pictures: Sequence[Picture], size: int) -> Iterator[Images]:
+def _opened(pictures: Sequence[Picture], size: int, refused: Refused | None) -> Iterator[Images]:
     """The pictures, a part at a time; each is shrunk to what the network needs as it is opened."""
     side = stored_side(size)
     for start in range(0, len(pictures), OPENED_AT_ONCE):
-        part = [load_pixels(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
-        store = Store(
-            np.stack([pixels for pixels, _ in part]), np.array([aspect for _, aspect in part]), fingerprint=""
-        )
-        yield Images(store, np.arange(len(part)), np.zeros(len(part)))
+        part = []
+        for position in range(start, min(start + OPENED_AT_ONCE, len(pictures))):
+            try:
+                part.append(load_pixels(pictures[position], side))
+            except UserError as error:
+                if refused is None:
+                    raise
+                refused[position] = error
+        if part:
+            pixels, aspects = zip(*part, strict=True)
+            yield Images(Store(np.stack(pixels), np.array(aspects), ""), np.arange(len(part)), np.zeros(len(part)))
