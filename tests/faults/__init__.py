@@ -15,6 +15,7 @@ from faults.archives import try_archive
 from faults.caches import try_cache
 from faults.checkpoints import try_checkpoint
 from faults.configurations import try_configuration
+from faults.disk import try_disk
 from faults.images import try_image
 from faults.kills import try_kill
 from faults.readers import try_readers
@@ -27,6 +28,7 @@ KINDS: dict[str, Fault] = {
     "checkpoints": try_checkpoint,
     "readers": try_readers,
     "configurations": try_configuration,
+    "disk": try_disk,
     "images": try_image,
     "archives": try_archive,
     "caches": try_cache,
@@ -34,5 +36,5 @@ KINDS: dict[str, Fault] = {
 }
 
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
-SHORT = {"kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "images": 150, "archives": 60, "caches": 25, "weights": 60}
-LONG = {"kills": 1520, "checkpoints": 2000, "readers": 2000, "configurations": 2000, "images": 10_000, "archives": 2000, "caches": 2000, "weights": 2000}
+SHORT = {"kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "archives": 60, "caches": 25, "weights": 60}
+LONG = {"kills": 1520, "checkpoints": 2000, "readers": 2000, "configurations": 2000, "disk": 2000, "images": 10_000, "archives": 2000, "caches": 2000, "weights": 2000}
