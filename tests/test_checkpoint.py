@@ -1,13 +1,19 @@
 """Checkpoints: whole or not at all, refused when they are not ours, and never a pickle."""
 
+import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vqprompt.data.images import Images
@@ -39,10 +45,15 @@ def load(folder, vit=None) -> Learner:
     return Learner.load(folder, backbone=vit or make_vit(), compile="off")
 
 
-def edit(folder, **changes):
-    """Change the JSON and leave the rest whole."""
+def edit(folder, *without: str, **changes):
+    """Change the JSON and sign it again, as if it had been written so."""
     info = json.loads((folder / "checkpoint.json").read_text()) | changes
-    (folder / "checkpoint.json").write_text(json.dumps(info))
+    info = {key: value for key, value in info.items() if key not in without}
+    (folder / "checkpoint.json").write_text(json.dumps({**info, "checksum": checkpoint.checksum(info)}))
+
+
+def sha256(path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class TestWriting:
@@ -64,7 +75,7 @@ class TestWriting:
         assert tensors["i"] == info["i"] == 11
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-12.safetensors"]
 
-    @pytest.mark.parametrize("step", ["save_file", "replace 0", "fsync json", "replace 1", "unlink"])
+    @pytest.mark.parametrize("step", ["save_tensors", "replace 0", "fsync json", "replace 1", "unlink"])
     def test_killed_at_any_step_leaves_a_whole_one(self, tmp_path, monkeypatch, step):
         write_checkpoint(tmp_path, OLD, {"which": "old"})
         name, _, number = step.partition(" ")
@@ -80,15 +91,21 @@ class TestWriting:
             return dying
 
         with monkeypatch.context() as patch:
-            if name == "save_file":
+            if name == "save_tensors":
 
-                def half_written(tensors, path):
+                def half_written(path, tensors):
                     path.write_bytes(b"\x00" * 50)
                     raise Killed
 
-                patch.setattr(checkpoint, "save_file", half_written)
-            elif name == "unlink":
-                patch.setattr(checkpoint.Path, "unlink", die(checkpoint.Path.unlink))
+                patch.setattr(checkpoint, "save_tensors", half_written)
+            elif name == "unlink":  # of the old state
+
+                def dying(path, missing_ok=False, plain=checkpoint.Path.unlink):
+                    if path.name == "state-1.safetensors":
+                        raise Killed
+                    plain(path, missing_ok=missing_ok)
+
+                patch.setattr(checkpoint.Path, "unlink", dying)
             else:
                 patch.setattr(os, name, die(getattr(os, name)))
             with pytest.raises(Killed):
@@ -118,6 +135,103 @@ class TestWriting:
             patch.setattr(os, "replace", lambda *given: (_ for _ in ()).throw(Killed()))
             write_atomically(path, "new")
         assert path.read_text() == "old"
+
+
+class TestChecksum:
+    """Everything that a checkpoint says is covered."""
+
+    @pytest.mark.parametrize("key", ["which", "bytes", "tensors", "sha256", "version"])
+    def test_a_change_of_any_value_is_noticed(self, tmp_path, key):
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        info[key] = info[key] + 1 if isinstance(info[key], int) else info[key] + "x"
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
+        with pytest.raises(CheckpointError, match=r"checkpoint\.json: damaged|checkpoint version"):
+            read_checkpoint(tmp_path)
+
+    def test_spaces_and_order_do_not_matter(self, tmp_path):
+        write_checkpoint(tmp_path, OLD, {"which": "old", "nested": {"b": 1.5, "a": [None, True]}})
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        (tmp_path / "checkpoint.json").write_text(json.dumps(dict(reversed(info.items())), separators=(",", ":")))
+        assert read_checkpoint(tmp_path)[1]["nested"] == {"b": 1.5, "a": [None, True]}
+
+    def test_an_older_one_without_it_is_read_with_a_note(self, tmp_path):
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        del info["checksum"]
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
+        with pytest.raises(CheckpointError, match="damaged"):
+            read_checkpoint(tmp_path)
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info | {"version": 1}))
+        with pytest.warns(UserWarning, match="written by an older vqprompt"):
+            assert read_checkpoint(tmp_path)[1]["which"] == "old"
+
+    @given(st.data())
+    def test_no_change_of_the_text_changes_what_is_read(self, data):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            write_checkpoint(folder, {"a": torch.arange(3.0)}, {"classes": ["ä", "b"], "tau": 1.5, "history": [[1, 2]]})
+            text = (folder / "checkpoint.json").read_bytes()
+            at = data.draw(st.integers(0, len(text) - 1))
+            length, new = data.draw(st.integers(0, 4)), data.draw(st.binary(max_size=4))
+            before = read_checkpoint(folder)[1]
+            (folder / "checkpoint.json").write_bytes(text[:at] + new + text[at + length :])
+            try:
+                assert read_checkpoint(folder)[1] == before
+            except CheckpointError as error:
+                assert str(folder) in str(error)
+
+
+class TestLeftBehind:
+    def test_a_kill_inside_safetensors(self, tmp_path, monkeypatch):
+        """It writes to a temporary file of its own, beside its target."""
+
+        def killed(tensors, path, metadata=None):
+            (Path(path).parent / ".tmpAbC123").write_bytes(b"half")
+            raise Killed
+
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr("safetensors.torch.save_file", killed)
+            patch.setattr("shutil.rmtree", lambda *given, **named: None)  # the killed one tidies nothing up
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)  # no process has this number
+            write_checkpoint(tmp_path, NEW, {"which": "new"})
+        assert list(tmp_path.glob(".*/.tmp*")), "the test does what it says"
+        checkpoint.tidy(tmp_path)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-1.safetensors"]
+
+    def test_a_kill_before_the_old_tensors_are_deleted(self, tmp_path):
+        for i in range(2):
+            write_checkpoint(tmp_path, {"i": torch.tensor(i)}, {})
+        (tmp_path / "state-1.safetensors").write_bytes(b"old")
+        (tmp_path / ".saving").touch()
+        checkpoint.tidy(tmp_path)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-2.safetensors"]
+
+
+def save_again_and_again(folder, times, name):
+    for i in range(times):
+        write_checkpoint(folder, {"x": torch.full((1000,), float(i))}, {"i": i, "name": name})
+
+
+class TestTogether:
+    """Several processes write and read one checkpoint."""
+
+    def test_every_read_is_of_a_whole_one_and_nothing_stays_behind(self, tmp_path):
+        write_checkpoint(tmp_path, {"x": torch.zeros(1000)}, {"i": 0, "name": "first"})
+        fork = multiprocessing.get_context("fork")
+        savers = [fork.Process(target=save_again_and_again, args=(tmp_path, 40, name)) for name in ("a", "b", "c")]
+        for saver in savers:
+            saver.start()
+        reads = 0
+        while any(saver.is_alive() for saver in savers) or not reads:
+            tensors, info = read_checkpoint(tmp_path)
+            assert (tensors["x"] == info["i"]).all()
+            reads += 1
+        for saver in savers:
+            saver.join()
+        assert [saver.exitcode for saver in savers] == [0, 0, 0]
+        assert len(list(tmp_path.iterdir())) == 2, "checkpoint.json and its tensors"
 
 
 class TestRefusals:
@@ -166,22 +280,22 @@ class TestRefusals:
         (folder / "checkpoint.json").write_text(text)
         self.refused(folder, "not a vqprompt checkpoint")
 
-    @pytest.mark.parametrize("version", [0, 2, "1"])
+    @pytest.mark.parametrize("version", [0, 3, "1"])
     def test_another_version(self, folder, version):
         edit(folder, version=version)
-        self.refused(folder, f"checkpoint version {version}, this vqprompt reads 1")
+        self.refused(folder, f"checkpoint version {version}, this vqprompt reads 2")
 
     def test_tensors_that_are_not_safetensors(self, folder):
         state = folder / "state-1.safetensors"
         state.write_bytes(b"GIF89a, or anything else" * 10)
-        edit(folder, bytes=state.stat().st_size, sha256=checkpoint._checksum(state))
+        edit(folder, bytes=state.stat().st_size, sha256=sha256(state))
         self.refused(folder, "not a safetensors file")
 
     def test_tensors_are_only_looked_for_inside(self, folder, tmp_path_factory):
         outside = tmp_path_factory.mktemp("outside") / "state-1.safetensors"
         save_file(NEW, outside)
         next(folder.glob("state-*")).unlink()
-        edit(folder, tensors=str(outside), bytes=outside.stat().st_size, sha256=checkpoint._checksum(outside))
+        edit(folder, tensors=str(outside), bytes=outside.stat().st_size, sha256=sha256(outside))
         self.refused(folder, "tensors are missing")
 
 
@@ -204,6 +318,26 @@ class TestLoadTensors:
 
 @pytest.mark.bits
 class TestLearner:
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("training", 3), ("training", {"batch_size": 5.1}), ("options", []), ("classes", "ab"), ("size", 10**9),
+         ("planned_tasks", 10**9), ("tasks", [[0, 0, "2"]]), ("unfinished", {"task": [2, 6, 10**9]}), ("seed", None)],
+    )  # fmt: skip
+    def test_a_forged_value_is_refused_in_words(self, learner, tmp_path, key, value):
+        learner.save(tmp_path)
+        info = json.loads((tmp_path / "checkpoint.json").read_text()) | {key: value}
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info | {"checksum": checkpoint.checksum(info)}))
+        with pytest.raises(CheckpointError, match=key):
+            load(tmp_path)
+
+    def test_more_classes_than_the_classifier_has(self, learner, tmp_path):
+        learner.save(tmp_path)
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        info["classes"], info["tasks"] = info["classes"][:-1], [[0, 0, 3], [1, 3, 2]]
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info | {"checksum": checkpoint.checksum(info)}))
+        with pytest.raises(CheckpointError, match="5 classes, but a classifier of 6"):
+            load(tmp_path)
+
     def test_round_trip(self, learner, tmp_path):
         learner.save(tmp_path, note="mine")
         again = load(tmp_path)
@@ -250,10 +384,8 @@ class TestLearner:
     @pytest.mark.parametrize("key", ["backbone", "method", "options", "classes", "tasks", "training", "unfinished"])
     def test_a_key_taken_out_is_refused(self, learner, tmp_path, key):
         learner.save(tmp_path)
-        info = json.loads((tmp_path / "checkpoint.json").read_text())
-        del info[key]
-        (tmp_path / "checkpoint.json").write_text(json.dumps(info))
-        with pytest.raises(CheckpointError, match=key):
+        edit(tmp_path, key)
+        with pytest.raises(CheckpointError, match=f"lacks {key}"):
             load(tmp_path)
 
     def test_another_method_s_checkpoint_is_refused(self, learner, tmp_path):

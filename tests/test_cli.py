@@ -28,6 +28,7 @@ from vqprompt.progress import Progress, Stage
 from vqprompt.result import RunResult
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
+from vqprompt.runs.runner import Run
 
 SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set", "test_per_class=4"]
 
@@ -107,7 +108,7 @@ class TestRefusals:
             (["--set", "length=999998"], ["GiB", "length=999998"]),
             (["--set", "pool=" + "1" * 5000], ["--set 'pool=1111", "too long"]),
             (["--tasks", "1" * 5000], ["--tasks", "20,10,10"]),
-            (["--data", "x" * 300], ["xxx", "too long"]),
+            (["--data", "x" * 300], ["xxx", "neither a data set"]),
             (["--data", "no/\x1b[2Jsuch"], ["\\x1b[2Jsuch"]),
         ],
     )
@@ -268,7 +269,8 @@ class TestRun:
         data = write_images(tmp_path / "images", count=10)
         out = ["run", "--tasks", "1,1,1", "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
         with monkeypatch.context() as patch:
-            patch.setattr(Learner, "prompt_use", lambda self, task: None if task.number == 0 else pytest.fail("stop"))
+            test = Run.test
+            patch.setattr(Run, "test", lambda run, task: pytest.fail("stop") if task.number else test(run, task))
             with pytest.raises(pytest.fail.Exception):
                 command(*out, "--data", data)
         began = json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -311,6 +313,7 @@ class TestRun:
         folder = shutil.copytree(finished[0], tmp_path / "old")
         for name in ("config.json", "checkpoint.json"):
             content = json.loads((folder / name).read_text())
+            content.pop("checksum", None)
             del content["options"]["learn"]
             for key in ("trainable", "images", "seconds_in_task"):  # nor were these kept
                 content.get("run", {}).pop(key, None)
@@ -333,7 +336,7 @@ class TestRun:
     def test_a_learner_saved_over_a_run_is_noticed(self, finished, command, no_training, tmp_path):
         folder = shutil.copytree(finished[0], tmp_path / "over")
         content = json.loads((folder / "checkpoint.json").read_text())
-        del content["run"]
+        del content["run"], content["checksum"]
         (folder / "checkpoint.json").write_text(json.dumps(content))
         status, _, err = command("run", "--out", folder, "--resume")
         assert status == 2 and "a learner was saved over this run" in err

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
@@ -47,7 +49,7 @@ class TestPrecedence:
     def test_a_group_in_a_preset_may_be_changed_in_part(self):
         options = resolve({"rebalancing.ratio": 3}, "released-cub").options
         assert options["rebalancing"]["lr"] == 1e-5 and options["rebalancing"]["ratio"] == 3
-        assert METHODS["vq-prompt"].presets["released-cub"]["rebalancing"] == {"lr": 1e-5, "ratio": 2}, "left alone"
+        assert METHODS["vq-prompt"].presets["released-cub"]["rebalancing"]["ratio"] == 2, "left alone"
 
     @pytest.mark.parametrize("method", [name for name, m in METHODS.items() if "closed-form" in m.presets])
     def test_closed_form_is_what_it_says_for_who_has_it(self, method):
@@ -57,12 +59,12 @@ class TestPrecedence:
         assert found == ["closed-form", "shared", 0.5]
 
     def test_each_option_of_a_data_set_applies_to_the_methods_that_have_it(self):
-        """L2P++ V2 has statistics but no temperature; SLCA and HiDe-Prompt have a recipe of their own for both."""
+        """SLCA and HiDe-Prompt have a recipe of their own; a temperature belongs to a backbone, not to the data."""
 
         def options(method: str) -> dict:
             return resolve({"method": method, "data": "cub200=/birds"}).options
 
-        assert options("vq-prompt")["tau"] == 5
+        assert options("vq-prompt")["tau"] == 1
         for method in ("vq-prompt", "l2p++-v2", "linear"):
             assert (options(method)["rebalancing"]["lr"], options(method)["rebalancing"]["ratio"]) == (1e-4, 2), method
         for method in ("slca", "hide-prompt"):
@@ -71,7 +73,7 @@ class TestPrecedence:
             resolve({"method": "l2p++-v2", "data": "cub200=/birds", "rebalancing.lr": 0.5}).options["rebalancing"]["lr"]
             == 0.5
         ), "given"
-        assert options("ft") == METHODS["ft"].Options().model_dump()
+        assert options("lwf") == METHODS["lwf"].Options().model_dump()
 
     def test_every_setting_is_there_and_repeats_the_run(self):
         first = resolve({"tau": 3, "tasks": [5, 5], "epochs": 2}, "released")
@@ -214,3 +216,23 @@ def test_every_setting_of_a_run_reaches_the_loop():
     training = config.training
     assert training.model_dump().items() <= config.model_dump().items()
     assert (training.epochs, training.optimizer, training.augment) == (7, "sgd", "flip")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(16**5000),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(sorted(METHODS)),
+    st.dictionaries(st.sampled_from([*RunConfig.model_fields, "tau", "pool", "rebalancing.lr"]) | st.text(), JSON_VALUES),
+)
+def test_any_settings_are_a_config_or_refused_in_words(method, settings):
+    try:
+        found = resolve({"method": method, **settings})
+    except UserError as error:
+        assert 0 < len(str(error)) < 100_000
+    else:
+        assert resolve(json.loads(found.model_dump_json())) == found

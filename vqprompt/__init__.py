@@ -16,14 +16,20 @@ if TYPE_CHECKING:
     from vqprompt.data.stream import Stream
     from vqprompt.datasets import open_dataset
     from vqprompt.learner.learner import Learner
+    from vqprompt.learner.predictor import Predictor
     from vqprompt.methods import METHODS
+    from vqprompt.model.model import Model
     from vqprompt.training.settings import Training
 
-__all__ = ["METHODS", "Learner", "Stream", "Training", "__version__", "load_backbone", "open_dataset"]
+__all__ = [
+    "METHODS", "Learner", "Model", "Predictor", "Stream", "Training", "__version__", "load_backbone", "open_dataset",
+]  # fmt: skip
 
 _HOMES = {
     "METHODS": "vqprompt.methods",
     "Learner": "vqprompt.learner.learner",
+    "Model": "vqprompt.model.model",
+    "Predictor": "vqprompt.learner.predictor",
     "Stream": "vqprompt.data.stream",
     "Training": "vqprompt.training.settings",
     "load_backbone": "vqprompt.backbones.load",

@@ -40,10 +40,15 @@ class EpochLosses(Record):
 
 
 class PromptUse(Record):
-    """How many of a task's training images choose each prompt: counts[task][block][prompt]."""
+    """How many images choose each prompt.
+
+    counts[task][block][prompt]: of a task's training images, after that task. test[after][task][block][prompt]: of a
+    task's test images, after a later task (or the same one); prompts that none chooses are left out.
+    """
 
     blocks: list[int]
     counts: list[list[list[int]]]
+    test: list[list[list[dict[int, int]]]] = []
 
 
 class RunResult(Record):

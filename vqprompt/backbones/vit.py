@@ -173,6 +173,7 @@ class ViT(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config, self.compiled = config, False
+        self.raw_queries = False  # a method may ask for queries from before the final norm
         self.patch_embed = PatchEmbed(config.patch, config.width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
         self.pos_embed = nn.Parameter(torch.randn(1, config.tokens, config.width) * 0.02)
@@ -203,6 +204,23 @@ class ViT(nn.Module):
     ) -> Tensor:
         """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: join those
         of the last so many blocks, the last one first [B, class_tokens · D]."""
+        found = self._through_blocks(tokens, prompts, placement, adapters, class_tokens)
+        return self.norm(found)[:, :class_tokens].flatten(1)
+
+    def query(self, tokens: Tensor) -> Tensor:
+        """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
+        x = self._through_blocks(tokens)
+        return (x if self.raw_queries else self.norm(x))[:, 0]
+
+    def _through_blocks(
+        self,
+        tokens: Tensor,
+        prompts: Prompts | None = None,
+        placement: Placement = "after",
+        adapters: Sequence[Adapter] | None = None,
+        class_tokens: int = 1,
+    ) -> Tensor:
+        """The class token after the last block, and those of earlier ones [B, class_tokens, D]."""
         x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
@@ -211,7 +229,7 @@ class ViT(nn.Module):
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
             if last - class_tokens < i < last:
                 earlier.insert(0, x[:, :1])
-        return self.norm(torch.cat([x, *earlier], dim=1) if earlier else x)[:, :class_tokens].flatten(1)
+        return torch.cat([x, *earlier], dim=1) if earlier else x
 
     @torch.no_grad()
     def resize(self, size: int) -> ViT:
@@ -239,6 +257,7 @@ class ViT(nn.Module):
         with torch.device("meta"):
             copy = ViT(self.config)
         values = {name: attrgetter(name)(self).detach().clone() for name in copy.state_dict()}
+        copy.raw_queries = self.raw_queries
         copy.load_state_dict(values, assign=True)
         if self.compiled:
             copy.compile_blocks()

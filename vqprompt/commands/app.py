@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vqprompt._version import __version__
-from vqprompt.commands import bench, listings
+from vqprompt.commands import bench, listings, teach
 from vqprompt.commands.console import print_error
 from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import option_value
@@ -19,16 +19,20 @@ from vqprompt.commands.run import demo, run
 from vqprompt.errors import UserError
 
 app = typer.Typer(
-    help="Continual learning with a frozen Vision Transformer: teach it classes as they come, keep none of the images."
+    help="Teach a vision model new classes as they come. It keeps the old ones in mind, and none of the images."
     "\n\n"
-    "Start with [bold]vqprompt demo[/bold], then [bold]vqprompt run --data YOUR_FOLDER --out RESULTS[/bold].",
+    "Start with [bold]vqprompt learn MODEL.vqp FOLDER[/bold] (one folder per class inside), then "
+    "[bold]vqprompt predict MODEL.vqp PHOTO.jpg[/bold]. Researchers start with [bold]vqprompt demo[/bold].",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (demo, run, predict, listings.methods, listings.backbones, listings.datasets):
-    app.command()(explains_interruption(command))
-app.add_typer(bench.app, name="bench", rich_help_panel="Commands")
+OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
+for command in (teach.learn, predict, teach.show, teach.rename, teach.forget, teach.undo, teach.cache):
+    app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
+for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
+    app.command(rich_help_panel=RESEARCH)(explains_interruption(research_command))
+app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space, then give the same command again with --resume",

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from vqprompt.commands.console import console, print_plain
+from vqprompt.errors import UserError
 
 if TYPE_CHECKING:
     from vqprompt.methods.base import Method
@@ -18,16 +19,24 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of this method.")] = None,
     backbone: Annotated[
-        str, typer.Option(help="Count parameters for this backbone; see `vqprompt backbones`.")
-    ] = "vit-s14",
-    tasks: Annotated[int, typer.Option(min=1, help="Count parameters for this number of tasks.")] = 10,
+        str | None, typer.Option(help="Count parameters for this backbone (vit-s14); see `vqprompt backbones`.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Count parameters for this number of tasks (10).")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="With a name: show its published settings for this data set, with sources.")
+    ] = None,
 ) -> None:
     """List the methods. With a name, show its settings."""
     from vqprompt.methods import METHODS, find_method
 
     if name is not None:
-        show_method(find_method(name))
+        method = find_method(name)
+        if data is None:
+            show_method(method)
+        else:
+            show_recipe(name, data, backbone, tasks)
         return
+    backbone, tasks = backbone or "vit-s14", tasks or 10
     table = Table(show_edge=False, header_style="bold")
     for heading in ("name", "year", "params"):
         table.add_column(heading, justify="right" if heading == "params" else "left", no_wrap=True)
@@ -64,6 +73,18 @@ def show_method(method: type[Method]) -> None:
     console.print(table)
     for preset, values in method.presets.items():
         console.print(f"\npreset {preset}: {json.dumps(values)}")
+
+
+def show_recipe(name: str, data: str, backbone: str | None, tasks: int | None) -> None:
+    """Without a backbone or a number of tasks: those of the paper."""
+    from vqprompt.datasets import DATASETS, parse_data
+    from vqprompt.recipes import describe_recipe
+
+    known = parse_data(data)[0]
+    if known is None:
+        raise UserError(f"--data {data}: no such data set; there are {', '.join(DATASETS)}")
+    for line in describe_recipe(name, known, backbone, tasks):
+        print_plain(line)
 
 
 def add_settings(table: Table, options: Any, prefix: str = "") -> None:

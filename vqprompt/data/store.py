@@ -30,9 +30,9 @@ from vqprompt.progress import Progress, Report, Stage, ignore
 STORED_MARGIN = 8 / 7  # stored images are larger than the ViT's by this factor, to leave something to crop
 
 
-def stored_side(size: int) -> int:
+def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
     """The side in px of the stored squares for a ViT that takes images of `size` px."""
-    return round(size * STORED_MARGIN)
+    return round(size * margin)
 
 
 class Store:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vqprompt.data.store import stored_side
+from vqprompt.data.store import STORED_MARGIN, stored_side
 from vqprompt.data.stream import Dataset
 from vqprompt.datasets.cifar100 import open_cifar100
 from vqprompt.datasets.cub200 import open_cub200
@@ -53,7 +53,7 @@ DATASETS: dict[str, DatasetEntry] = {
         "CUB-200-2011, 200 birds, 11,788 photographs",
         open_cub200,
         {"tasks": 10, "batch_size": 128},
-        {"tau": 5.0, "rebalancing.ratio": 2, "rebalancing.lr": 1e-4},  # the rate: tuned on validation images
+        {"rebalancing.ratio": 2, "rebalancing.lr": 1e-4},  # the rate: tuned on validation images
     ),
     "imagenet-a": DatasetEntry(
         "200 classes, 7,500 photographs that fool ImageNet classifiers",
@@ -76,12 +76,15 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
     return None, data
 
 
-def open_dataset(data: str, size: int, seed: int = 0, progress: Report = ignore) -> Dataset:
+def open_dataset(
+    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = STORED_MARGIN
+) -> Dataset:
     """A data set by name, by NAME=PATH, or any folder or archive of images.
 
-    size: side in px of the images that the ViT takes. They are stored a little larger, to leave something to crop.
+    size: side in px of the images that the ViT takes. stored: they are stored larger by this factor, to leave something
+    to crop.
     """
-    side = stored_side(size)
+    side = stored_side(size, stored)
     name, path = parse_data(data)
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,26 @@ from vqprompt.learner.state import SavedState
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Method
 from vqprompt.runtime import Runtime, derive_seed, seeded
+from vqprompt.training.settings import Normalize
+
+Channels = tuple[float, float, float]
+NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and standard deviation
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 
 
 @dataclass(frozen=True)
 class Built:
     method: Method
     backbone: str  # a name, or where the weights file is
-    fingerprint: str  # of the backbone's weights as they were loaded
+    weights: str  # fingerprint of the backbone's weights as they are in their file
+    fingerprint: str  # the same after resizing to the image size, which rounds differently on different processors
 
 
 def build_method(
     backbone: str | Path | ViT, name: str, options: dict[str, Any], size: int | None, tasks: int, seed: int,
-    runtime: Runtime,
+    runtime: Runtime, normalize: Normalize = "backbone",
 ) -> Built:  # fmt: skip
     kind = find_method(name)
     try:
@@ -35,14 +43,19 @@ def build_method(
     except ValidationError as error:
         raise UserError(explain(error, f"the options of {name}")) from None
     if isinstance(backbone, ViT):  # a copy: two learners share nothing
-        vit, place = copy.deepcopy(backbone).resize(size or backbone.config.image_size), "custom"
+        vit, place = copy.deepcopy(backbone), "custom"
     else:
-        vit, place = load_backbone(backbone, size), backbone_path(backbone)
-    print_of_weights = fingerprint(vit)
+        vit, place = load_backbone(backbone), backbone_path(backbone)
+    weights, own_size = fingerprint(vit), vit.config.image_size
+    vit.resize(size or own_size)
+    resized = weights if vit.config.image_size == own_size else fingerprint(vit)
+    if normalize != "backbone":
+        mean, std = NORMALIZATIONS[normalize]
+        vit.config = replace(vit.config, mean=mean, std=std)
     vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
     with seeded(derive_seed(seed, "method")):
         method = kind(vit, checked, tasks).to(runtime.device)
-    return Built(method, place, print_of_weights)
+    return Built(method, place, weights, resized)
 
 
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
@@ -50,15 +63,16 @@ def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | V
     were."""
     info = state.info
     try:
+        options = find_method(info["method"]).complete_options(info["options"])
         built = build_method(
-            state.find_backbone(backbone), info["method"], info["options"], info["size"], info["planned_tasks"],
-            info["seed"], runtime,
+            state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
+            info["seed"], runtime, info["training"].get("normalize", "backbone"),
         )  # fmt: skip
-        state.check_fingerprint(built.fingerprint)
+        state.check_weights(built.weights, built.fingerprint)
         with seeded(0):  # new rows are drawn, and then replaced by what was saved
             state.fill(built.method)
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise CheckpointError(f"{state.folder}: it does not fit this method ({error}); restore it or start over") from None
+        raise CheckpointError(f"{state.folder}: does not fit its method ({error}); restore it or start over") from None
     return built

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from vqprompt.errors import CheckpointError
@@ -116,16 +116,15 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
     state = folder / info["tensors"]
-    with open_regular(state) as file:
-        if os.fstat(file.fileno()).st_size != info.get("bytes") or sha256_of(file) != info.get("sha256"):
-            raise CheckpointError(
-                f"{state}: damaged or half-written (checksum differs); restore the file or start over"
-            )
+    with open_regular(state) as file:  # read once: a writer may delete it as soon as it is closed
+        size = os.fstat(file.fileno()).st_size
+        data = file.read() if size == info.get("bytes") else b""
+    if not data or hashlib.sha256(data).hexdigest() != info.get("sha256"):
+        raise CheckpointError(f"{state}: damaged or half-written (checksum differs); restore the file or start over")
     try:
         # memory of their own, aligned as torch does it: products of matrices round by where these lie
-        return {name: t.clone() for name, t in load_file(state).items()}
+        return {name: t.clone() for name, t in load(data).items()}
     except (SafetensorError, RuntimeError) as error:
-        state.stat()  # raises FileNotFoundError if a writer has just deleted it
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
 
 

@@ -13,7 +13,9 @@ from vqprompt.data.images import Images
 from vqprompt.methods.base import Method, View
 from vqprompt.progress import Progress, Report, Stage, ignore
 from vqprompt.runtime import Runtime
-from vqprompt.training.batches import clean_images
+from vqprompt.training.batches import clean_images, draw, epoch_views
+from vqprompt.training.optim import Inputs
+from vqprompt.training.settings import Training
 
 if TYPE_CHECKING:
     from vqprompt.learner.queries import QueryCache
@@ -44,6 +46,20 @@ class Evaluator:
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Features [n, D]. task: the number of their task, if they are its training images."""
         return self._over(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
+
+    @torch.no_grad()
+    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> Tensor:
+        """Features [n, D] of one augmented view of each image, drawn from the seed."""
+        device, vit, results = self.runtime.device, self.method.vit, list[Tensor]()
+
+        def features(inputs: Inputs) -> Tensor:
+            return self.method.features(View(vit, lambda: draw(inputs, vit), task=task))[0].float()
+
+        with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
+            for _, inputs in epoch_views(images, self._batches(len(images)), settings, seed, 0, device):
+                results.append(features(inputs))
+                self.progress(Progress(Stage.STATISTICS, min(sum(map(len, results)), len(images)), len(images)))
+        return torch.cat(results)[: len(images)]
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
@@ -84,19 +100,24 @@ class Evaluator:
         queries: Tensor | None = None,
     ) -> Tensor:
         device, vit = self.runtime.device, self.method.vit
-        size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(len(images))
-        if device.type == "cuda":  # compiled code wants few shapes: fill up with the last image, to a power of two
-            size = min(size, 1 << (len(order) - 1).bit_length())
-            order = torch.cat([order, order[-1:].expand(-len(order) % size)])
         results, aspect, done = [], images.aspect, 0
         with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
-            for index, pixels in images.batches(order.split(size), device):
+            for index, pixels in images.batches(self._batches(len(images)), device):
                 query = None if queries is None else queries[index.to(device)]
                 clean = clean_images(vit, pixels, aspect[index], self.test_crop)
                 results.append(compute(View(vit, clean, query, task=task)))
                 done = min(done + len(index), len(images))
                 progress(Progress(stage, done, len(images)))
         return torch.cat(results)[: len(images)]
+
+    def _batches(self, count: int) -> tuple[Tensor, ...]:
+        """Indices of all images, in order; on CUDA, the last image may come several times."""
+        device = self.runtime.device
+        size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(count)
+        if device.type == "cuda":  # compiled code wants few shapes: fill up with the last image, to a power of two
+            size = min(size, 1 << (len(order) - 1).bit_length())
+            order = torch.cat([order, order[-1:].expand(-len(order) % size)])
+        return order.split(size)
 
 
 @contextmanager
@@ -118,4 +139,4 @@ def _query_of(view: View) -> Tensor:
 
 
 def _mirrored_query_of(view: View) -> Tensor:
-    return view.vit(view.images.flip(-1)).float()
+    return view.vit.query(view.vit.embed(view.images.flip(-1))).float()

@@ -12,6 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,14 @@ class Learner:
     ) -> None:
         runtime = Runtime.pick(device, precision, compile, deterministic)
         settings = training or Training(**find_method(method).training_defaults)
-        built = build_method(backbone, method, options, size, tasks, seed, runtime)
+        built = build_method(backbone, method, options, size, tasks, seed, runtime, settings.normalize)
         self._assemble(built, method, seed, settings, runtime)
 
     def _assemble(self, built: Built, name: str, seed: int, settings: Training, runtime: Runtime) -> None:
-        self.method, self.backbone, self.fingerprint = built.method, built.backbone, built.fingerprint
+        self.method, self.backbone, self.built = built.method, built.backbone, built
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
-        self.known_queries = QueryCache(self.evaluator, self.fingerprint)
+        self.known_queries = QueryCache(self.evaluator, built.fingerprint)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder where runs keep queries of augmented views for each other
         self.classes: list[str] = []
@@ -147,6 +148,8 @@ class Learner:
         finish_seed = derive_seed(seed, "finish")
         data = TaskData(info, task.train, labels, self.evaluator, self.settings.batch_size, finish_seed)
         data.features_before = None if before is None else before.to(self.device)
+        if self.settings.statistics_views == "augmented":
+            data.augmented = partial(self.evaluator.augmented_features, task.train, self.settings, finish_seed)
         if half is None:
             self.method.prepare_training(data)
         return data
@@ -245,12 +248,14 @@ class Learner:
 
     def predictor(self) -> Predictor:
         """What has been learned up to now, as a snapshot: safe to use from other threads while this learner goes on."""
-        return Predictor(self.method.frozen_copy(), self.classes, self.runtime, self.settings.test_crop)
+        return Predictor(
+            self.method.frozen_copy(), self.classes, self.runtime, self.settings.test_crop, self.settings.stored
+        )
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
         looking = Evaluator(self.method, self.runtime, self.settings.test_crop)  # nothing about these images is kept
-        return predict_proba(looking, self.classes, pictures)
+        return predict_proba(looking, self.classes, pictures, self.settings.stored)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
@@ -270,7 +275,8 @@ class Learner:
             raise UserError(f"{folder}: holds a run, which could not be resumed any more; save to another folder")
         info = {
             "backbone": self.backbone,
-            "fingerprint": self.fingerprint,
+            "weights": self.built.weights,
+            "fingerprint": self.built.fingerprint,
             "method": self.method_name,
             "options": self.method.options.model_dump(),
             "size": self.vit.config.image_size,

@@ -13,7 +13,7 @@ from torch import Tensor
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.decode import load_pixels
 from vqprompt.data.images import Images
-from vqprompt.data.store import Store, stored_side
+from vqprompt.data.store import STORED_MARGIN, Store, stored_side
 from vqprompt.errors import UserError
 from vqprompt.learner.build import rebuild_method
 from vqprompt.learner.evaluator import Evaluator
@@ -24,7 +24,6 @@ from vqprompt.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
-Refused = dict[int, UserError]
 OPENED_AT_ONCE = 256  # pictures whose pixels are in memory, already shrunk to what the network needs
 
 
@@ -35,9 +34,11 @@ class Predictor:
     predictor.predict(["garden.jpg"])
     """
 
-    def __init__(self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float) -> None:
-        """method: nobody else may change it."""
-        self.classes = tuple(classes)
+    def __init__(
+        self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED_MARGIN
+    ) -> None:
+        """method: nobody else may change it. test_crop, stored: see `Training`."""
+        self.classes, self._stored = tuple(classes), stored
         self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 
     @classmethod
@@ -49,48 +50,58 @@ class Predictor:
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
         built.method.end_task()  # what only training needs
-        return cls(built.method, state.info["classes"], runtime, Training(**state.info["training"]).test_crop)
+        training = Training(**state.info["training"])
+        return cls(built.method, state.info["classes"], runtime, training.test_crop, training.stored)
 
-    def predict_proba(self, pictures: Picture | Sequence[Picture], refused: Refused | None = None) -> Tensor:
-        """Probabilities [n, classes] of one picture or of several.
-
-        refused: collects the errors of pictures that cannot be used, by their positions. They get no row. Without it,
-        the first one is raised.
-        """
-        return predict_proba(self._evaluator, self.classes, pictures, refused)
+    def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
+        """Probabilities [n, classes] of one picture or of several."""
+        return predict_proba(self._evaluator, self.classes, pictures, self._stored)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
         return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
 
+    def predict_each(self, pictures: Sequence[Picture]) -> Iterator[Tensor | UserError]:
+        """Probabilities [classes] of each picture, or why it cannot be used. However many there are, the pixels of a
+        few hundred are in memory, already small."""
+        return predict_each(self._evaluator, self.classes, pictures, self._stored)
+
 
 def predict_proba(
-    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], refused: Refused | None = None
+    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], stored: float = STORED_MARGIN
 ) -> Tensor:
-    if not classes:
-        raise UserError("nothing has been learned yet; learn a task first")
     if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
         pictures = [pictures]
-    # in the middle of a task there are rows for classes to come: they are cut off
-    found = [
-        evaluator.logits(images)[:, : len(classes)].softmax(dim=1).cpu()
-        for images in _opened(list(pictures), evaluator.method.vit.config.image_size, refused)
-    ]
-    return torch.cat(found) if found else torch.zeros(0, len(classes))
+    found = []
+    for one in predict_each(evaluator, classes, list(pictures), stored):
+        if isinstance(one, UserError):
+            raise one
+        found.append(one)
+    return torch.stack(found) if found else torch.zeros(0, len(classes))
 
 
-def _opened(pictures: Sequence[Picture], size: int, refused: Refused | None) -> Iterator[Images]:
-    """The pictures, a part at a time; each is shrunk to what the network needs as it is opened."""
-    side = stored_side(size)
+def predict_each(
+    evaluator: Evaluator, classes: Sequence[str], pictures: Sequence[Picture], stored: float
+) -> Iterator[Tensor | UserError]:
+    if not classes:
+        raise UserError("nothing has been learned yet; learn a task first")
+    side = stored_side(evaluator.method.vit.config.image_size, stored)
     for start in range(0, len(pictures), OPENED_AT_ONCE):
-        part = []
-        for position in range(start, min(start + OPENED_AT_ONCE, len(pictures))):
-            try:
-                part.append(load_pixels(pictures[position], side))
-            except UserError as error:
-                if refused is None:
-                    raise
-                refused[position] = error
-        if part:
-            pixels, aspects = zip(*part, strict=True)
-            yield Images(Store(np.stack(pixels), np.array(aspects), ""), np.arange(len(part)), np.zeros(len(part)))
+        part = [_open(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
+        good = [opened for opened in part if not isinstance(opened, UserError)]
+        scores: Iterator[Tensor] = iter(())
+        if good:
+            store = Store(np.stack([pixels for pixels, _ in good]), np.array([a for _, a in good]), fingerprint="")
+            logits = evaluator.logits(Images(store, np.arange(len(good)), np.zeros(len(good))))
+            # in the middle of a task there are rows for classes to come: they are cut off
+            scores = iter(logits[:, : len(classes)].softmax(dim=1).cpu())
+        for opened in part:
+            yield opened if isinstance(opened, UserError) else next(scores)
+
+
+def _open(picture: Picture, side: int) -> tuple[np.ndarray, float] | UserError:
+    """Pixels and aspect ratio; a picture is shrunk to what the network needs as it is opened."""
+    try:
+        return load_pixels(picture, side)
+    except UserError as error:
+        return error

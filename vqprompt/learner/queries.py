@@ -62,6 +62,7 @@ class QueryCache:
         """Everything that decides a query."""
         vit, runtime = self.evaluator.method.vit, self.evaluator.runtime
         return json.dumps([self.backbone, images.key, vit.config.image_size, self.evaluator.test_crop, mirrored,
+                           vit.config.mean, vit.config.std, vit.raw_queries,
                            str(vit.dtype), runtime.device.type, runtime.deterministic])  # fmt: skip
 
     def for_training(
@@ -70,7 +71,7 @@ class QueryCache:
         """Queries of training views that are known, or need to be computed only once. shared: a folder for those of
         augmented views."""
         self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # with a method's exemplars
-        if settings.augment != "crop":
+        if settings.augment in ("flip", "none"):
             return PlainQueries(self.of(images), self.of(images, mirrored=True) if settings.augment == "flip" else None)
         if shared is not None and images.named:
             return SharedQueries(self, images, settings, seed, shared)
@@ -105,14 +106,15 @@ class SharedQueries:
     def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
         s, evaluator = self.settings, self.cache.evaluator
         device, vit = evaluator.runtime.device, evaluator.method.vit
-        key = json.dumps([self.cache.key(self.images, False), s.batch_size, s.epochs, self.seed, epoch])
+        drawn = [s.batch_size, s.epochs, s.augment, s.crop_area, self.seed, epoch]
+        key = json.dumps([self.cache.key(self.images, False), *drawn])
         file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
         known = load_array(file)
         if known is not None:
             found = torch.from_numpy(known).to(device)
         else:  # no other run has computed them yet
             views = epoch_views(self.images, batches, s, self.seed, epoch, device)
-            found = torch.cat([vit(draw(inputs, vit)).float() for _, inputs in views])
+            found = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
             with suppress(OSError):  # the disk is full, or the folder was cleared: then they are not shared
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(self.folder).free > SPARE_DISK:

@@ -102,8 +102,11 @@ class SavedState:
             )
         return backbone or saved
 
-    def check_fingerprint(self, found: str) -> None:
-        if found != self.info["fingerprint"]:
+    def check_weights(self, weights: str, resized: str) -> None:
+        """Fingerprints of the backbone that was found, as it is in its file and after resizing. Older checkpoints only
+        have the second one."""
+        same = self.info["weights"] == weights if "weights" in self.info else self.info["fingerprint"] == resized
+        if not same:
             raise CheckpointError(
                 f"{self.folder}: learned with other weights of {self.info['backbone']!r} than these; "
                 "give the original backbone"

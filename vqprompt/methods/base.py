@@ -84,6 +84,7 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
+    before: ClassVar[dict[str, Any]] = {}  # how the method was before it had these options; old runs stay like that
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # looks at `View.query`: queries that are known are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens: the sequence gets longer from block to block
@@ -96,6 +97,7 @@ class Method(nn.Module):
         super().__init__()
         self.options: Any = options
         self.vit = vit
+        vit.raw_queries = self.raw_queries(options)
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
@@ -104,6 +106,11 @@ class Method(nn.Module):
         self.task_sizes: list[int] = []  # classes of each task so far
 
     # ------------------------------------------------------------------ what a method may override
+
+    @staticmethod
+    def raw_queries(options: Any) -> bool:
+        """Whether queries are taken before the backbone's final norm."""
+        return False
 
     @property
     def feature_width(self) -> int:
@@ -188,7 +195,7 @@ class Method(nn.Module):
         if self.statistics is not None:
             if data.features_before is not None:
                 self.statistics.move(self.drift(data))
-            self.remember(self.statistics, self.head, self.options.rebalancing, data.features, data)
+            self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
 
     def drift(self, data: TaskData) -> Drift:
         """How features moved while the task was learned."""
@@ -222,6 +229,18 @@ class Method(nn.Module):
 
     # ------------------------------------------------------------------ shared services
 
+    @classmethod
+    def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """Options as an older run saved them; those that did not exist then, as the method was then."""
+        completed = copy.deepcopy(saved)
+        for name, value in cls.before.items():
+            *groups, last = name.split(".")
+            inner = completed
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner.setdefault(last, value)
+        return completed
+
     def classifiers(self) -> list[nn.Linear]:
         """What learns but does not prompt: the head, and any other classifier of the method's."""
         return [self.head]
@@ -250,7 +269,9 @@ class Method(nn.Module):
         """Empty statistics for these settings; none where the method has no such settings or turned them off."""
         if settings is None or not getattr(self.options, "statistics", True):
             return None
-        return make_statistics(self.feature_width, settings.covariance, settings.centroids)
+        # a classifier that is solved for needs the classes' own means
+        weights = "size" if settings.how == "closed-form" else settings.centroid_weights
+        return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
 
     def remember(
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: Tensor,

@@ -7,7 +7,7 @@ how much it contributed. New rows of the classifier start as compositions of old
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ from vqprompt.training.view import View
 class EvoOptions(BaseOptions):
     length: int = Field(5, ge=1, description="tokens that join the sequence at every block, and stay")
     hidden: int = Field(16, ge=1, description="hidden units of a block's prompt network")
+    query: Literal["raw", "normed"] = Field(
+        "raw", description="the class token before the backbone's final norm, as published, or after it"
+    )
     merge_rate: float = Field(
         0.5, gt=0, le=0.5, description="how far the reference moves to the working memory, before contributions count"
     )
@@ -105,9 +108,10 @@ class EvoPrompt(Method):
     Options = EvoOptions
     uses_query = True
     prompts_stay = True
-    training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64}
-    presets: ClassVar = {"imagenet-r": {"epochs": 50}}
-    prototypes: Tensor  # [C, D], mean query of each class
+    training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64, "schedule": "constant", "clip": 1.0}
+    before: ClassVar = {"query": "normed"}
+    presets: ClassVar = {"released": {"augment": "crop-color", "normalize": "none"}}  # and recipes.py
+    prototypes: Tensor  # [C, D], mean feature of each class without prompts
 
     def __init__(self, vit: ViT, options: EvoOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -117,6 +121,10 @@ class EvoPrompt(Method):
         self.memory = PromptMemory(vit.config.depth, width, options.hidden, options.length)
         self.register_buffer("prototypes", torch.zeros(0, width))
 
+    @staticmethod
+    def raw_queries(options: Any) -> bool:
+        return options.query == "raw"
+
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
         self.memory.start_task()
@@ -125,7 +133,7 @@ class EvoPrompt(Method):
     def prepare_training(self, data: TaskData) -> None:
         if not self.options.compose_classifier:
             return
-        features, labels = data.queries, data.labels
+        features, labels = self.plain_features(data.queries), data.labels
         classes = range(self.task.old_classes, self.task.all_classes)
         new = torch.stack([features[labels == c].mean(0) for c in classes])
         if self.task.old_classes:
@@ -133,6 +141,10 @@ class EvoPrompt(Method):
             o = self.options
             new_rows.copy_(compose(new, self.prototypes, old_rows, o.compose_width, o.compose_temperature))
         self.prototypes = torch.cat([self.prototypes, new])
+
+    def plain_features(self, query: Tensor) -> Tensor:
+        """Features without prompts [n, D]: queries after the final norm."""
+        return self.vit.norm(query.to(self.vit.dtype)).float() if self.options.query == "raw" else query
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         prompts = dict(enumerate(self.memory(view.query).unbind(1)))

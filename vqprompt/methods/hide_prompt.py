@@ -19,14 +19,19 @@ from vqprompt.methods.base import Head, Losses, Method
 from vqprompt.methods.base import Options as BaseOptions
 from vqprompt.methods.task import TaskData, TaskInfo
 from vqprompt.prompts import check_blocks, train_only
+from vqprompt.statistics.gaussians import CentroidWeights, Variance
 from vqprompt.statistics.rebalancing import Rebalancing
 from vqprompt.training.view import View
 
 
 class Replay(Rebalancing):
-    """The authors' habits: ten Gaussians a class, thirty epochs, SGD."""
+    """The authors' habits: ten Gaussians per class that count equally, thirty epochs, SGD."""
 
-    centroids: int = Field(10, ge=1, description="Gaussians a class")
+    centroids: int = Field(10, ge=1, description="Gaussians per class")
+    centroid_weights: CentroidWeights = Field(
+        "equal", description="draw from a centroid as often as it holds images, or from all but single images equally"
+    )
+    variance: Variance = Field("population", description="squared residuals divided by n - 1, or by n (population)")
     epochs: int = Field(30, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(0.005, gt=0, description="learning rate, cosine to zero")
     optimizer: Literal["adamw", "sgd"] = Field("sgd", description="AdamW, or SGD with momentum 0.9")
@@ -80,8 +85,14 @@ class HidePrompt(Method):
     Options = HideOptions
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
-    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028}  # CUB-200, as are the options' defaults
+    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # CUB-200, as are the options' defaults
+    before: ClassVar = {
+        f"{part}.{key}": value
+        for part in ("rebalancing", "identity_rebalancing")
+        for key, value in (("variance", "sample"), ("centroid_weights", "size"))
+    }
     presets: ClassVar = {
+        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.py
         "imagenet-r": {
             "epochs": 150, "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.5,
         },
@@ -118,6 +129,7 @@ class HidePrompt(Method):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         identity = {"params": list(self.identity.parameters()), "scale": self.options.identity_lr_scale}
+        identity["clip"] = "identity"  # published as a stage of its own, so its gradient does not count with the others
         return [*super().parameter_groups(), identity]
 
     def losses(self, view: View) -> Losses:
@@ -136,7 +148,8 @@ class HidePrompt(Method):
             return features, {}
         if self._anchors is None:  # picked once per task, because picking makes the device wait
             assert self.statistics is not None
-            self._anchors = self.statistics.means[self.statistics.shares > 0]
+            means = self.statistics.means
+            self._anchors = means[(means != 0).any(dim=-1)]  # of all centroids that hold an image
         apart = contrastive(features, self._anchors, self.options.temperature)
         return features, {"contrastive": self.options.contrastive_weight * apart}
 

@@ -6,9 +6,10 @@ the key-pull loss alone, prompts from the classification alone.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -24,6 +25,10 @@ class L2POptions(StatisticsOptions):
     top: int = Field(5, ge=1, description="prompts an image gets in a block")
     blocks: list[int] = Field([0], description="attention blocks that get prompts")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
+    key_loss: Literal["own", "batch"] = Field(
+        "own",
+        description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)",
+    )
     prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
 
     @model_validator(mode="after")
@@ -47,8 +52,12 @@ class L2P(Method):
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
-        nearness, choice = cosine_similarity(view.query, self.pool.keys).topk(self.options.top, dim=-1)
-        pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
+        cosines = cosine_similarity(view.query, self.pool.keys)
+        nearness, choice = cosines.topk(self.options.top, dim=-1)
+        if self.options.key_loss == "batch":
+            pull = pull_to_batch(cosines, choice)
+        else:
+            pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
         prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
         return self.vit.encode(view.tokens, prompts).float(), {"key": self.options.key_weight * pull}
 
@@ -76,3 +85,11 @@ class L2PV2(L2P):
 
     class Options(L2POptions):
         statistics: bool = Field(True, description=STATISTICS)
+
+
+def pull_to_batch(cosines: Tensor, choice: Tensor) -> Tensor:
+    """Distances 1 − cosine [B, M, N] of all queries to all chosen keys [B, M, k], a key as often as it is chosen: sum
+    over blocks and chosen keys, mean over both images. CODA-Prompt's code adds them up; keys learn from this loss alone
+    and with Adam, which takes no notice of the factor."""
+    chosen = F.one_hot(choice, cosines.shape[-1]).sum(2).to(cosines).mean(0)  # [M, N], times per image
+    return (chosen * (1 - cosines.mean(0))).sum()

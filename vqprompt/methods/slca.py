@@ -31,6 +31,7 @@ class SLCAOptions(TuningOptions, StatisticsOptions):
         ratio=2,
         logit_norm=0.1,
         norm_by_task=True,
+        steps_for="seen",
         mean_decay=0.1,
     )
 
@@ -40,8 +41,9 @@ class SLCA(Method):
     year = 2023
     summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
-    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd"}
-    presets = {"released": {"epochs": 50}}  # CUB-200 and ImageNet-R
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
+    before: ClassVar = {"rebalancing.steps_for": "old"}
+    presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.py
     tunes_backbone = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 

@@ -3,6 +3,7 @@ them. Nothing of other tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -40,6 +41,7 @@ class TaskData:
 
     images: its training images; they cannot be read any more once the next task opens.
     labels: their positions in the head [n], on the device.
+    augmented: gives the features of one augmented view of each, if statistics are to be taken of these.
     features_before: their features before the task started [n, D], for methods that ask for them
     (`needs_features_before`).
     batch_size, seed: for what a method trains by itself after the loop.
@@ -51,12 +53,18 @@ class TaskData:
         self.task, self.images, self.labels = task, images, labels
         self.batch_size, self.seed = batch_size, seed
         self.features_before: Tensor | None = None
+        self.augmented: Callable[[int], Tensor] | None = None
         self._looks = looks
 
     @cached_property
     def features(self) -> Tensor:
         """Features of the un-augmented images after training [n, D]. Do not ask before training ends."""
         return self._looks.features(self.images, self.task.number)
+
+    @cached_property
+    def statistics_features(self) -> Tensor:
+        """What class statistics are taken of [n, D]: `features`, or features of augmented views."""
+        return self.features if self.augmented is None else self.augmented(self.task.number)
 
     @property
     def queries(self) -> Tensor:

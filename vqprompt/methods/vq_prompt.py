@@ -7,7 +7,7 @@ statistics, Soft-Prompt the quantization too.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -17,6 +17,7 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
 from vqprompt.methods.task import TaskInfo
 from vqprompt.prompts import PromptPool, check_blocks
+from vqprompt.recipes import SHARP
 from vqprompt.training.view import View
 
 QUANTIZE = "replace the soft prompt by its nearest pool element"
@@ -26,7 +27,7 @@ class VQOptions(StatisticsOptions):
     pool: int = Field(10, ge=1, description="prompts in a block's pool (N)")
     length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
-    tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 for CUB-200")
+    tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
     normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
     normalize_query: bool = Field(False, description="unit-length query")
     placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
@@ -49,6 +50,14 @@ class VQOptions(StatisticsOptions):
         return length
 
 
+# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c change places.
+RELEASED: dict[str, Any] = {
+    "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": SHARP,
+    "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",
+    "rebalancing": {"lr": 1e-5, "schedule": "released", "variance": "population"},
+}  # fmt: skip
+
+
 class VQPrompt(Method):
     title = "VQ-Prompt"
     year = 2024
@@ -56,10 +65,9 @@ class VQPrompt(Method):
     Options = VQOptions
     uses_query = True
     presets = {
-        # the published code: the two loss weights change places, and the classifier is rebalanced very gently
-        "released": {"vq_weight": 0.1, "commitment_weight": 0.4, "rebalancing": {"lr": 1e-5}},
+        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.py)
         "released-cub": {
-            "tau": 5.0, "vq_weight": 0.1, "commitment_weight": 0.4, "rebalancing": {"lr": 1e-5, "ratio": 2},
+            **RELEASED, "rebalancing": {**RELEASED["rebalancing"], "ratio": 2}, "schedule": "coda", "tau": 5.0,
         },
         "closed-form": CLOSED_FORM,
         "first-task": {**CLOSED_FORM, "learn": "first-task"},

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, pstdev
 from typing import Any, Literal
 
 from vqprompt import result as run_result
@@ -20,9 +20,10 @@ from vqprompt.files import read_json, write_atomically
 from vqprompt.methods import METHODS
 from vqprompt.paper.grids import Grid, backbone_name, combine, data_name, described
 from vqprompt.paper.numbers import NUMBERS, Quoted
+from vqprompt.recipes import in_use
 from vqprompt.result import RunResult
 from vqprompt.runs import config as run_config
-from vqprompt.runs.config import MACHINE_SETTINGS, flatten, read_saved_config, resolve
+from vqprompt.runs.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
 
 NONE = "–"
 OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class"}
@@ -83,11 +84,11 @@ class Row:
         return self.ours(measure)[0]
 
     def ours(self, measure: Measure) -> tuple[float | None, float | None]:
-        """Mean and standard deviation (of a sample, n − 1) over the seeds."""
+        """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std)."""
         values = [value for value in self.values(measure) if value is not None]
         if not values or len(values) < len(self.runs):
             return None, None
-        return mean(values), stdev(values) if len(values) > 1 else None
+        return mean(values), pstdev(values) if len(values) > 1 else None
 
     def paper(self, key: Accuracy) -> tuple[float | None, float | None]:
         return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
@@ -151,18 +152,23 @@ def save_runs(rows: Iterable[Row], path: Path) -> None:
 def differences(config: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Settings in which two runs differ, except the seed and the machine.
 
-    An older run may lack some settings; these are not compared. Settings of rebalancing count only if at least one of
-    the two runs rebalances its classifier.
+    Settings that do nothing in one of the two (numbers of a schedule that it does not have, rebalancing where nothing
+    is rebalanced) are not compared.
     """
-    ours, theirs = flatten(_named(config)), flatten(_named(other))
-    rebalances = "true" in {config.get("options.statistics", "true") for config in (ours, theirs)}
+    ours, theirs = (in_use(flatten(_named(settings))) for settings in (config, other))
     return {
-        key.removeprefix("options."): (ours[key], theirs[key])
+        key.removeprefix("options."): (_short(ours[key]), _short(theirs[key]))
         for key in sorted(ours.keys() & theirs.keys())
-        if key not in (*MACHINE_SETTINGS, "seed")
-        and (rebalances or not key.startswith("options.rebalancing"))
-        and ours[key] != theirs[key]
+        if key not in (*MACHINE_SETTINGS, "seed") and ours[key] != theirs[key]
     }
+
+
+def _short(value: str) -> str:
+    """A number with at most six digits."""
+    try:
+        return f"{float(value):.6g}" if len(value) > 8 else value
+    except ValueError:
+        return value
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:
@@ -200,9 +206,12 @@ def make_rows(grid: Grid, found: Iterable[SavedRun], out: Path | None = None) ->
         if None in variant.values():
             continue
         data = data_name(run.config["data"])
-        # resolved with the run's own data set, whose defaults are no change of settings
-        expected = resolve({**grid.declared(method, variant), "data": data}).model_dump(mode="json")
-        changed = differences(run.config, {**expected, "data": grid.settings["data"]})
+        # the recipe for the run's own data set and backbone: what suits these is no further change of settings
+        declared_here = grid.declared(method, variant)
+        with_own = {**declared_here, "data": data, "backbone": backbone_name(run.config["backbone"])}
+        expected = resolve(with_own, recipe=True).model_dump(mode="json")
+        here = {"data": grid.settings["data"], "backbone": declared_here["backbone"]}
+        changed = differences(completed(run.config), {**expected, **here})
         if out is None:
             fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
         else:

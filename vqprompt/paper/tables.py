@@ -93,7 +93,7 @@ class Table:
     @property
     def notes(self) -> list[str]:
         quoted = f" The paper's numbers: its {self.grid.table}." if any(row.quoted for row in self.rows) else ""
-        notes = ["Mean ± standard deviation over the seeds." + quoted]
+        notes = ["Mean ± standard deviation over the seeds (of these n runs, as the paper's code has it)." + quoted]
         ran = [row for row in self.rows if row.runs]
 
         def whose(rows: list[Row]) -> str:

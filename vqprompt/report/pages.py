@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
-from vqprompt.report import figures
+from vqprompt.report import figures, prompt_use
 from vqprompt.report.formats import UNKNOWN, duration, fixed, percent, short
 from vqprompt.report.render import render
 from vqprompt.result import EpochLosses, PromptUse, RunResult
@@ -150,7 +150,8 @@ def _prompt_use(use: PromptUse | None) -> dict[str, Any] | None:
         )
         chart = Markup(figures.prompt_use_chart(of_tasks, highest or 1, f"use{b}", title))
         blocks.append({"block": block, "in_use": in_use, "total": total, "chart": chart})
-    return {"blocks": blocks, "highest": 100 * highest}
+    tested = {"cells": prompt_use.cells(use), "kept": prompt_use.kept(use)} if use.test else None
+    return {"blocks": blocks, "highest": 100 * highest, "tested": tested}
 
 
 def _task_rows(result: RunResult) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from vqprompt.errors import UserError, explain
 from vqprompt.files import read_json
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Method, StatisticsOptions
+from vqprompt.recipes import find_recipe, recipe_settings
 from vqprompt.training.settings import Training
 
 FILE = "config.json"
@@ -65,12 +66,14 @@ class RunConfig(Training, extra="forbid"):
         return Training(**{name: getattr(self, name) for name in Training.model_fields})
 
 
-def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None) -> RunConfig:
+def resolve(
+    given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None, recipe: bool = False
+) -> RunConfig:
     """Fill in what was not given.
 
-    For each setting the first of these that has it wins: what is given, the preset, the file, the method's defaults,
-    the data set's defaults, the common defaults. Keys are settings of the run or of the method; dots reach into
-    groups (`rebalancing.lr`).
+    For each setting the first of these that has it wins: what is given, the preset, the file, the published recipe (if
+    `recipe`), the method's defaults, the data set's defaults, the common defaults. Keys are settings of the run or of
+    the method; dots reach into groups (`rebalancing.lr`).
     """
     file = file or {}
     method_name = str({**file, **given}.get("method", "vq-prompt"))
@@ -80,8 +83,11 @@ def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, An
     layers = [given]
     if preset is not None:
         layers.append(_find_preset(method_name, method, preset))
-    layers += [file, method.training_defaults]
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
+    published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
+    if preset == "released":  # what the data set decides wins over the preset, which knows none
+        layers.insert(1, published)
+    layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
         layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
     run: dict[str, Any] = {}
@@ -107,6 +113,14 @@ def resolve(given: dict[str, Any], preset: str | None = None, file: dict[str, An
         return RunConfig(**run, options=checked.model_dump())
     except ValidationError as error:
         raise UserError(explain(error, "run settings")) from None
+
+
+def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
+    """The recipe of a run, from what is known of it: its data, backbone and tasks."""
+    data, backbone = (str(known.get(key, RunConfig.model_fields[key].default)) for key in ("data", "backbone"))
+    tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
+    count = len(tasks) if isinstance(tasks, list) else tasks
+    return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
 
 
 def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:
@@ -141,9 +155,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A saved run's settings. Settings that did not exist when it was saved get their defaults."""
+    """A saved run's settings; those that did not exist then as they were then."""
     try:
-        return resolve(config).model_dump(mode="json")
+        options = find_method(str(config.get("method", "vq-prompt"))).complete_options(config.get("options", {}))
+        then = {name: field.get_default() for name, field in Training.model_fields.items()}
+        return resolve({**then, **config, "options": options}).model_dump(mode="json")
     except UserError:
         return config  # it has settings that no longer exist, so it equals no run of today
 

@@ -66,7 +66,8 @@ class RunState(BaseModel):
 
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
     losses: list[EpochLosses] = []
-    prompt_use: list[list[list[int]] | None] = []  # after each task
+    prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
+    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
     task_seconds: list[float] = []
     steps: int = 0
     seconds: float = 0.0  # up to the last save
@@ -100,7 +101,7 @@ class Run:
         """The learner, new or as it was saved, and the stream of tasks."""
         begun = self._restore() if resume and (self.out / INFO).exists() else self._create()
         self.learner.shared_queries = self.shared_queries
-        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress)
+        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress, self.config.stored)
         c = self.config
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class)
         self.stream = Stream(dataset, c.tasks, *images)
@@ -117,7 +118,6 @@ class Run:
         self.learner = Learner(
             c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
         )
-        self.state.rounding = [rounding(self.learner.device)]
         return 0
 
     def _restore(self) -> int:
@@ -132,9 +132,6 @@ class Run:
             self.state = RunState(**saved.info["run"])
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
-        here = rounding(self.learner.device)
-        if here not in self.state.rounding:
-            self.state.rounding.append(here)
         return len(self.learner.history) + (saved.unfinished is not None)
 
     def _refuse_other_images(self, begun: int) -> None:
@@ -158,6 +155,9 @@ class Run:
     def learn_all(self) -> RunResult:
         self.work = Work(self.stream, self.learner, self.config.epochs, self.progress)
         self.tracking.begin(self.config.model_dump(mode="json"))
+        here = rounding(self.learner.device)
+        if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
+            self.state.rounding.append(here)
         with self.tracking:
             for task in self.stream.start_at(len(self.learner.history)):
                 self.learn(task)
@@ -173,6 +173,10 @@ class Run:
     def test(self, task: Task) -> None:
         self.state.accuracy.append(self.learner.accuracies(self.stream.seen(task.number), self.work.report))
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
+        tested = [self.learner.prompt_use(seen.test) for seen in self.stream.seen(task.number)]
+        self.state.test_prompt_use.append(
+            [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
+        )
 
     def save_task(self, task: Task) -> None:
         state = self.state
@@ -250,7 +254,9 @@ class Run:
         if not uses:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
-        return PromptUse(blocks=blocks, counts=uses)
+        tested = self.state.test_prompt_use
+        # a run that an older version began knows the test images of its first tasks for some later ones alone
+        return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
         total, used = len(self.stream.dataset.classes), sum(len(task.classes) for task in self.stream.tasks)

@@ -18,6 +18,11 @@ from vqprompt.errors import UserError
 from vqprompt.statistics.drift import Drift
 
 Covariance = Literal["diagonal", "full", "shared"]
+Variance = Literal["sample", "population"]
+"""Divide the squared residuals by n − 1, or by n."""
+CentroidWeights = Literal["size", "equal"]
+"""How often pseudo-features come from a centroid: as often as images do, or as often as from any other one that holds
+more than one image (HiDe-Prompt and VQ-Prompt as published)."""
 JITTER = 1e-4  # added to every variance, as in the released code
 
 
@@ -30,9 +35,11 @@ class ClassStatistics(nn.Module, ABC):
     spread: Tensor  # what a kind keeps of the covariance, see there
     seen: Tensor  # [1], images behind a shared scatter; other kinds do not use it
 
-    def __init__(self, width: int, centroids: int = 1) -> None:
+    def __init__(
+        self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size"
+    ) -> None:
         super().__init__()
-        self.centroids = centroids
+        self.centroids, self.variance, self.weights = centroids, variance, weights
         self.register_buffer("means", torch.zeros(0, centroids, width))
         self.register_buffer("shares", torch.zeros(0, centroids))
         self.register_buffer("spread", torch.zeros(self._empty_spread(width)))
@@ -87,11 +94,22 @@ class ClassStatistics(nn.Module, ABC):
             mean = belongs @ own / held.clamp(min=1)[:, None]
             row = self._add_spread(own - mean[member], belongs, held)
             means.append(mean[None])
-            shares.append((held / held.sum())[None])
+            shares.append(self._shares(held)[None])
             rows += [] if row is None else [row[None]]
         self.means, self.shares = torch.cat(means), torch.cat(shares)
         if rows:
             self.spread = torch.cat([self.spread, *rows])
+
+    def _shares(self, held: Tensor) -> Tensor:
+        """Weights of a class's centroids, from the images that each holds [k]."""
+        if self.weights == "equal":
+            several = held > 1 if bool((held > 1).any()) else held > 0  # a class of single images must not get lost
+            return several / several.sum()
+        return held / held.sum()
+
+    def _degrees(self, held: Tensor) -> Tensor:
+        """What squared residuals are divided by."""
+        return (held - int(self.variance == "sample")).clamp(min=1)
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
@@ -151,7 +169,7 @@ class DiagonalGaussians(ClassStatistics):
         return (0, self.centroids, width)
 
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return belongs @ rest.square() / (held - 1).clamp(min=1)[:, None] + JITTER
+        return belongs @ rest.square() / self._degrees(held)[:, None] + JITTER
 
     def shared_covariance(self) -> Tensor:
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
@@ -177,7 +195,7 @@ class FullGaussians(ClassStatistics):
         return (0, width, width)
 
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return rest.T @ rest / max(len(rest) - 1, 1)
+        return rest.T @ rest / max(len(rest) - int(self.variance == "sample"), 1)
 
     def shared_covariance(self) -> Tensor:
         return self.spread.mean(0)
@@ -230,9 +248,12 @@ KINDS: dict[Covariance, type[ClassStatistics]] = {
 }
 
 
-def make_statistics(width: int, covariance: Covariance = "diagonal", centroids: int = 1) -> ClassStatistics:
+def make_statistics(
+    width: int, covariance: Covariance = "diagonal", centroids: int = 1, variance: Variance = "sample",
+    weights: CentroidWeights = "size",
+) -> ClassStatistics:  # fmt: skip
     """Empty statistics of features with `width` dimensions."""
-    return KINDS[covariance](width, centroids)
+    return KINDS[covariance](width, centroids, variance, weights)
 
 
 def _root(matrix: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from vqprompt.statistics.gaussians import JITTER, ClassStatistics, Covariance
+from vqprompt.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
 from vqprompt.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
 from vqprompt.training.recorded import Recorded
 from vqprompt.training.settings import OptimizerName
@@ -24,11 +24,21 @@ class Rebalancing(BaseModel, extra="forbid"):
     )
     covariance: Covariance = Field("diagonal", description="diagonal as in the paper, full per class, or one shared")
     centroids: int = Field(1, ge=1, description="Gaussians per class")
+    centroid_weights: CentroidWeights = Field(
+        "size", description="draw from a centroid as often as it holds images, or from all but single images equally"
+    )
+    variance: Variance = Field("sample", description="squared residuals divided by n - 1, or by n (population)")
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
-    lr: float = Field(1e-3, gt=0, description="learning rate, cosine to zero; 1e-5 in the released code")
+    lr: float = Field(1e-3, gt=0, description="learning rate; 1e-5 in the released code")
+    schedule: Literal["epochs", "released"] = Field(
+        "epochs", description="cosine to zero per epoch; released: per step to 1e-6, after a first step at ten times lr"
+    )
     optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
     weight_decay: float = Field(5e-4, ge=0, description="of the classifier")
     ratio: int = Field(4, ge=1, description="pseudo-features per class and epoch, in batches")
+    steps_for: Literal["old", "seen"] = Field(
+        "old", description="one step per epoch for each old class, or for each class seen"
+    )
     steps: int = Field(
         200, ge=1, description="most steps per epoch: without a limit, time grows with the square of the classes"
     )
@@ -62,7 +72,8 @@ def rebalance(
     task_sizes: Sequence[int] | None = None,
 ) -> None:
     """Correct the classifier from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features per
-    class, shuffles them, and takes one step of that many for every OLD class, up to `steps`.
+    class, shuffles them, and takes one step of that many for every OLD class (or every class, by `steps_for`), up to
+    `steps`.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
     """
@@ -89,13 +100,22 @@ def rebalance(
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
         scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
+    classes = old_classes if settings.steps_for == "old" else len(statistics.means)
+    steps = min(classes, settings.steps)
     for epoch in range(settings.epochs):
         set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
         features, labels = statistics.sample(count, generator, scales, roots)
         order = torch.randperm(len(labels), device=device, generator=generator)
-        for chunk in order.split(count)[: min(old_classes, settings.steps)]:
+        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
+            if settings.schedule == "released":
+                set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
             step({"features": features[chunk], "labels": labels[chunk]})
     optimizer.zero_grad(set_to_none=True)
+
+
+def released_rate(lr: float, step: int, steps: int) -> float:
+    """VQ-Prompt's published rate: its scheduler is set up for lr, but the first step still has ten times that."""
+    return 10 * lr if step == 0 else cosine_decay(lr, 1e-6, step - 1, steps)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
-from vqprompt.data.views import central_boxes, random_boxes, render
+from vqprompt.data.views import central_boxes, random_boxes, random_colors, render, window_boxes
 from vqprompt.runtime import derive_seed
 from vqprompt.training.optim import Inputs
 from vqprompt.training.settings import Training
@@ -98,20 +98,27 @@ def epoch_views(
         inputs = {"pixels": pixels, "boxes": boxes.to(device, non_blocking=True)}
         if flips is not None:
             inputs["flips"] = flips.to(device, non_blocking=True)
+        if settings.augment == "crop-color":
+            inputs["colors"] = random_colors(len(index), generator).to(device, non_blocking=True)
         yield index, inputs
 
 
 def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """Boxes to crop, and which images to flip."""
     flips = torch.rand(len(aspect), generator=generator) < 0.5 if settings.augment != "none" else None
-    if settings.augment == "crop":
-        return random_boxes(aspect, generator), flips
+    if settings.augment in ("crop", "crop-color"):
+        return random_boxes(aspect, generator, (settings.crop_area, 1.0)), flips
+    if settings.augment == "window":
+        return window_boxes(len(aspect), generator), flips
     return central_boxes(aspect, settings.test_crop), flips
 
 
 def draw(inputs: Inputs, vit: ViT) -> Tensor:
     """The images of a training view, normalized."""
-    return render(inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled)
+    return render(
+        inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled,
+        inputs.get("colors"),
+    )  # fmt: skip
 
 
 def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:

@@ -1,4 +1,4 @@
-"""The one training loop (paper, section 4.4): AdamW, per-iteration cosine, everything drawn from seeds.
+"""The one training loop (paper, section 4.4): optimizer and schedule by settings, everything drawn from seeds.
 
 All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time. So an epoch
 can be repeated, and a run that was killed continues to the same result as one that was not.
@@ -18,8 +18,9 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.progress import Progress, Report, Stage, ignore
 from vqprompt.runtime import Runtime
 from vqprompt.training.batches import TaskBatches, draw
-from vqprompt.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
+from vqprompt.training.optim import Inputs, Losses, clip_gradients, make_optimizer, set_rates
 from vqprompt.training.recorded import Recorded
+from vqprompt.training.schedules import rate_at
 from vqprompt.training.settings import Training
 from vqprompt.training.view import View
 
@@ -86,8 +87,7 @@ class TrainingLoop:
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
                 for inputs in self.batches.epoch(number):
-                    rate = cosine_decay(self.settings.lr, self.settings.min_lr, step, max(steps - 1, 1))
-                    set_rates(self.optimizer, rate)
+                    set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     losses = recorded(inputs)
                     values.append(torch.stack(list(losses.values())))  # a copy: the next replay overwrites its losses
                     step += 1
@@ -106,5 +106,7 @@ class TrainingLoop:
             view = View(self.vit, lambda: draw(inputs, self.vit), inputs.get("query"), inputs["labels"], self.task)
             losses = self.losses_of(view)
         torch.stack(list(losses.values())).sum().backward()
+        if self.settings.clip:
+            clip_gradients(self.optimizer, self.settings.clip)
         self.optimizer.step()
         return {name: value.detach() for name, value in losses.items()}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vqprompt.training.schedules import Rate, cosine_decay
 from vqprompt.training.settings import OptimizerName
+
+__all__ = ["Inputs", "Losses", "clip_gradients", "cosine_decay", "make_optimizer", "set_rates"]
 
 Inputs = dict[str, Tensor]
 Losses = dict[str, Tensor]
@@ -27,10 +29,11 @@ def make_optimizer(
     return torch.optim.AdamW(prepared, betas=(0.9, 0.999), weight_decay=weight_decay, fused=on_gpu, capturable=on_gpu)
 
 
-def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, rate: float | Rate) -> None:
     """Every group gets the rate times its scale: in device memory, where a recorded step reads it; else as a number."""
     for group in optimizer.param_groups:
-        own, device = rate * group.get("scale", 1.0), group["params"][0].device
+        scale, device = group.get("scale", 1.0), group["params"][0].device
+        own = rate(scale) if callable(rate) else rate * scale
         if device.type != "cuda":
             group["lr"] = own
         elif isinstance(group["lr"], Tensor):
@@ -39,6 +42,10 @@ def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = torch.tensor(own, device=device)
 
 
-def cosine_decay(peak: float, low: float, step: int, steps: int) -> float:
-    """From `peak` at step 0 down to `low` at step `steps`."""
-    return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * step / steps))
+def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> None:
+    """Scale gradients down to a norm. Groups count together, except those that name another part by `clip`."""
+    parts: dict[str, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        parts.setdefault(group.get("clip", ""), []).extend(group["params"])
+    for parameters in parts.values():
+        torch.nn.utils.clip_grad_norm_(parameters, largest)

@@ -42,7 +42,7 @@ class View:
         if self._query is not None:
             return self._query
         with torch.no_grad():
-            return self.vit.encode(self.tokens).float()
+            return self.vit.query(self.tokens).float()
 
     def mirrored(self) -> View:
         """The images mirrored. The query stays: which prompts an image gets does not depend on its direction."""

@@ -1,0 +1,281 @@
+"""From sums to a classifier: a linear discriminant with one covariance for all classes, solved, not trained.
+
+What is notable about this implementation:
+- Shrinkage and temperature are chosen, and accuracy is measured, by leaving out one image at a time: its class mean and
+  the common covariance without it follow from those with it by a rank-one update, so all images cost little more than
+  one solve. No image is read again, and the finished classifier learns from all of them.
+- All of it happens in the basis in which the covariance is diagonal, where any shrinkage is a division.
+- What is searched and tested is bounded (`SEARCHED`, `TESTED`), so that one more class costs the same at any number of
+  classes. All choices depend on what is remembered alone, not on the order in which it came.
+- A class with several modes has a mean for each of them; its score is the log of the average of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vqprompt.model.records import STEP, ClassRecord
+
+TESTED = 2000  # images that are classified to measure accuracy; spread evenly over the classes
+SEARCHED = 200  # classes that take part in choosing the shrinkage
+SHRINKAGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True, eq=False)
+class Discriminant:
+    """Scores of classes: `features @ weights.T + bias` per mode, then the log of the average over a class's modes.
+
+    weights: [M, D]. bias: [M]. owners: [M], the class of each mode, ascending.
+    """
+
+    weights: np.ndarray
+    bias: np.ndarray
+    owners: np.ndarray
+
+    def scores(self, features: np.ndarray) -> np.ndarray:
+        """Features [n, D] to scores [n, classes]."""
+        return of_classes(features.astype(self.weights.dtype, copy=False) @ self.weights.T + self.bias, self.owners)
+
+
+def of_classes(scores: np.ndarray, owners: np.ndarray) -> np.ndarray:
+    """Scores of modes [n, M] to scores of classes [n, C]. owners: [M], ascending."""
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    if len(starts) == len(owners):
+        return scores
+    best = np.maximum.reduceat(scores, starts, axis=1)
+    counts = np.diff(starts, append=len(owners))
+    with np.errstate(invalid="ignore"):  # a class none of whose modes has an image
+        shares = np.add.reduceat(np.exp(scores - np.repeat(best, counts, axis=1)), starts, axis=1)
+    return np.where(np.isfinite(best), best + np.log(np.maximum(shares, 1e-30) / counts), best)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Sums over the modes of all classes: what a classifier is solved from.
+
+    owners: [M]. sums, counts: [M, D], [M], over the images that means are computed from. kept_sums, kept_counts: over
+    the images that the covariance is computed from. gram: [D, D], the sum of their outer products.
+    """
+
+    owners: np.ndarray
+    sums: np.ndarray
+    counts: np.ndarray
+    kept_sums: np.ndarray
+    kept_counts: np.ndarray
+    gram: np.ndarray
+
+    @classmethod
+    def of(cls, records: Sequence[ClassRecord], gram: np.ndarray) -> Groups:
+        """gram: in fixed point, see `gram_of`."""
+        owners, sums, counts, kept_sums, kept_counts = [], [], [], [], []
+        for number, record in enumerate(records):
+            last = int(record.modes.max(initial=0))
+            for mode in range(last + 1):
+                rows = record.kept[record.modes == mode] if last else record.kept
+                kept_sums.append(rows.sum(0, dtype=np.int64))
+                kept_counts.append(len(rows))
+                sums.append(kept_sums[-1] if last else record.total)
+                counts.append(len(rows) if last else record.count)
+                owners.append(number)
+        return cls(
+            np.array(owners), np.array(sums) * STEP, np.array(counts), np.array(kept_sums) * STEP,
+            np.array(kept_counts), gram * STEP**2,
+        )  # fmt: skip
+
+    def covariance(self) -> np.ndarray:
+        """Within the groups [D, D]; the unit matrix where no group has two images."""
+        freedom = int(np.maximum(self.kept_counts - 1, 0).sum())
+        if not freedom:
+            return np.eye(len(self.gram))
+        roots = self.kept_sums / np.sqrt(np.maximum(self.kept_counts, 1))[:, None]
+        return (self.gram - roots.T @ roots) / freedom
+
+    @property
+    def means(self) -> np.ndarray:
+        return self.sums / np.maximum(self.counts, 1)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """The directions in which the covariance within groups is diagonal, and its variances there. freedom: how many
+    differences between images it was computed from."""
+
+    vectors: np.ndarray
+    variances: np.ndarray
+    freedom: int
+
+    @classmethod
+    def of(cls, groups: Groups) -> Basis:
+        variances, vectors = np.linalg.eigh(groups.covariance())
+        freedom = int(np.maximum(groups.kept_counts - 1, 0).sum())
+        return cls(vectors, np.maximum(variances, 0), freedom)
+
+    def shrunk(self, shrinkage: float) -> np.ndarray:
+        """Variances mixed with their average [D]."""
+        level = self.variances.mean()
+        if level <= 0:  # all images alike
+            return np.ones(len(self.variances))
+        return (1 - shrinkage) * self.variances + shrinkage * level
+
+    def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
+        """distance: the average squared distance of images from the mean of their group.
+
+        The mean of few images is itself off by distance / count, and lies that much further from everything. Without a
+        correction, a class of five images would lose to one of a hundred for that reason alone.
+        """
+        means = groups.means @ self.vectors
+        scaled = means / self.shrunk(shrinkage)
+        bias = -0.5 * (scaled * means).sum(1) + 0.5 * distance / np.maximum(groups.counts, 1)
+        return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), groups.owners)
+
+
+# ---------------------------------------------------------------------------------------------- leave one out
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """Images to test with. features: [n, D]. names: uint64 [n]. classes: [n]. groups: [n], the mode of the class."""
+
+    features: np.ndarray
+    names: np.ndarray
+    classes: np.ndarray
+    groups: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def of(cls, records: Sequence[ClassRecord], chosen: Sequence[int], most: int = TESTED) -> Trials:
+        """The first kept images of the chosen classes, equally many of each; none of a class with a single image."""
+        each = max(1, most // max(len(chosen), 1))
+        starts = np.cumsum([0, *(int(r.modes.max(initial=0)) + 1 for r in records)])
+        parts = []
+        for c in chosen:
+            r = records[c]
+            n = min(each, len(r.kept)) if r.count > 1 else 0  # modes have at least SMALLEST images
+            parts.append((r.kept[:n], r.names[:n], np.full(n, c), starts[c] + r.modes[:n]))
+        kept, names, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return cls(kept * STEP, names, classes, groups)
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """What classifiers that have not learned an image say about it.
+
+    scores: [n, groups]. distance: the average squared distance of images from the mean of their group (see
+    `Groups.discriminant`). norms: [n], xᵀ Σ⁻¹ x without x.
+    """
+
+    scores: np.ndarray
+    distance: float
+    norms: np.ndarray
+
+
+class LeaveOneOut:
+    """Each trial image under a classifier that has not learned it, for any shrinkage.
+
+    With r = x - mean, the covariance without x is the one with it less a multiple of r rᵀ, so its inverse is known by
+    Sherman and Morrison's formula. compared: which groups are scored; all of them by default.
+    """
+
+    def __init__(self, groups: Groups, basis: Basis, trials: Trials, compared: np.ndarray | None = None) -> None:
+        self.basis, self.own = basis, trials.groups
+        every = np.arange(len(groups.owners))
+        self.compared = every if compared is None else compared
+        self.column = np.full(len(every), -1)
+        self.column[self.compared] = np.arange(len(self.compared))
+        self.counts, self.kept = groups.counts, groups.kept_counts[trials.groups]
+        kept_means = groups.kept_sums[self.own] / self.kept[:, None]
+        self.x = trials.features @ basis.vectors
+        self.offsets = self.x - kept_means @ basis.vectors
+        self.means = groups.means[self.compared] @ basis.vectors
+        own_counts = groups.counts[self.own]
+        self.without = (self.means[self.column[self.own]] * own_counts[:, None] - self.x) / np.maximum(
+            own_counts - 1, 1
+        )[:, None]  # the mean of its group without it
+
+    def at(self, shrinkage: float) -> LeftOut:
+        freedom = max(self.basis.freedom - 1, 1)
+        variances = self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)
+        share = (1 - shrinkage) * self.kept / np.maximum(self.kept - 1, 1) / freedom  # of r rᵀ in the covariance
+        q = self.offsets / variances
+        far = (q * self.offsets).sum(1)
+        growth = share / np.maximum(1 - share * far, 1e-9)
+        along = (q * self.x).sum(1)
+        crossed = q @ self.means.T  # [n, G]
+        scaled = self.means / variances
+        scores = self.x @ scaled.T + (growth * along)[:, None] * crossed
+        scores -= 0.5 * ((scaled * self.means).sum(1) + growth[:, None] * crossed**2)
+        # how far images lie from the mean of their group when it has not learned them, without the error of the mean
+        outside = ((far + growth * far**2) * self.kept / np.maximum(self.kept - 1, 1))[self.kept > 1]
+        distance = float(outside.mean()) if len(outside) else 0.0
+        scores += 0.5 * distance / np.maximum(self.counts[self.compared], 1)
+        # its own group, whose mean loses it too
+        count = self.counts[self.own]
+        solved = self.without / variances + (growth * (q * self.without).sum(1))[:, None] * q
+        mine = (solved * (self.x - 0.5 * self.without)).sum(1) + 0.5 * distance / np.maximum(count - 1, 1)
+        scores[np.arange(len(count)), self.column[self.own]] = np.where(count > 1, mine, -np.inf)
+        norms = (self.x**2 / variances).sum(1) + growth * along**2
+        return LeftOut(scores, distance, norms)
+
+
+def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basis) -> float:
+    """The shrinkage under which images that were left out are recognized best."""
+    chosen = np.unique(np.linspace(0, len(records) - 1, min(len(records), SEARCHED)).astype(int))
+    trials = Trials.of(records, chosen, SEARCHED * 5)
+    if len(chosen) < 2 or not len(trials) or groups.kept_counts.max() < 2:
+        return 0.5  # nothing to choose by
+    place = np.full(len(records), -1)
+    place[chosen] = np.arange(len(chosen))
+    compared = np.flatnonzero(place[groups.owners] >= 0)
+    owners, classes = place[groups.owners[compared]], place[trials.classes]
+    left_out = LeaveOneOut(groups, basis, trials, compared)
+    losses = []
+    for shrinkage in SHRINKAGES:
+        scores = of_classes(left_out.at(shrinkage).scores, owners)
+        losses.append(brier(scores, classes, best_temperature(scores, classes, rounds=9)))
+    return SHRINKAGES[int(np.argmin(losses))]
+
+
+def log_likelihood(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:
+    """Average log-probability of the true classes; the largest score of each row is 0."""
+    scaled = scores / scores.dtype.type(temperature)
+    return float((scaled[np.arange(len(classes)), classes] - np.log(np.exp(scaled).sum(1))).mean())
+
+
+def brier(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:
+    """Average squared error of the probabilities; counts what is right and how sure, and lone outliers hardly."""
+    shares = probabilities(scores, temperature)
+    shares[np.arange(len(classes)), classes] -= 1
+    return float((shares**2).sum(1).mean())
+
+
+def probabilities(scores: np.ndarray, temperature: float) -> np.ndarray:
+    scaled = scores.astype(np.float64) / temperature
+    shares = np.exp(scaled - scaled.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def best_temperature(scores: np.ndarray, classes: np.ndarray, rounds: int = 20) -> float:
+    """The temperature that makes the true classes most likely. Golden section on its logarithm."""
+    scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
+    low, high, ratio = np.log(0.05), np.log(1000.0), (5**0.5 - 1) / 2
+
+    def loss(t: float) -> float:
+        return -log_likelihood(scores, classes, float(np.exp(t)))
+
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    loss_a, loss_b = loss(a), loss(b)
+    for _ in range(rounds):
+        if loss_a < loss_b:
+            high, b, loss_b = b, a, loss_a
+            a = high - ratio * (high - low)
+            loss_a = loss(a)
+        else:
+            low, a, loss_a = a, b, loss_b
+            b = low + ratio * (high - low)
+            loss_b = loss(b)
+    return float(np.exp((low + high) / 2))

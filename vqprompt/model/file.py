@@ -1,0 +1,314 @@
+"""A model's file: safetensors, with its description as JSON inside.
+
+What is notable about this implementation:
+- One file holds everything: the classes, the solved classifier, the history, and the versions before, for `undo`.
+  Versions share what they have in common: a version is a list of classes, each of them a row in the file's tables.
+- It is written beside the old one, synced and renamed over it: a reader, or a process killed at any moment, meets the
+  old file or the new one. A checksum covers the description and every tensor.
+- One process at a time teaches: it holds a lock beside the file, which the system lets go of however the process ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_tensors
+from safetensors.numpy import save as pack_tensors
+
+from vqprompt.errors import UserError
+from vqprompt.model.closed_form import Discriminant
+from vqprompt.model.records import ClassRecord
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+FORMAT = "vqprompt-model"
+VERSION = 1
+VERSIONS_KEPT = 10  # older versions, for undo
+BYTES_KEPT = 64 << 20  # of what only older versions hold
+WAY_OUT = "restore it from a copy, or make it anew with vqprompt learn"
+
+
+class ModelError(UserError):
+    """A model file that is missing, damaged, foreign, or in use."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The network that a model's features come from. name: of `vqprompt backbones`, or where its file was."""
+
+    name: str
+    fingerprint: str
+    size: int
+    crop: float
+    width: int
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a model knows at one moment.
+
+    classes: sorted by name. solved: scores of classes, in that order; None while there is no class. facts: what was
+    found out about it (shrinkage, temperature, thresholds, accuracy), as JSON. history: one entry per teaching, oldest
+    first.
+    """
+
+    classes: dict[str, ClassRecord] = field(default_factory=dict)
+    history: tuple[dict[str, Any], ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    solved: Discriminant | None = None
+    spread: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A whole file. gram: [D, D] in fixed point, over the classes of `content`. past: older contents, newest last; only
+    their classes, history and facts are kept, the rest is computed again."""
+
+    backbone: Backbone
+    content: Content
+    gram: np.ndarray
+    past: tuple[Content, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------------------------------- pack
+
+
+def pack(stored: Stored) -> bytes:
+    records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
+    versions = []
+    for content in (*_within_limits(stored), stored.content):
+        places = {name: records.setdefault(id(r), (len(records), r))[0] for name, r in content.classes.items()}
+        versions.append({"classes": places, "history": list(content.history), "facts": content.facts})
+    rows = [record for _, record in records.values()]
+    width = stored.backbone.width
+    tensors = {
+        "names": np.concatenate([r.names for r in rows]) if rows else np.zeros(0, np.uint64),
+        "totals": np.stack([r.total for r in rows]) if rows else np.zeros((0, width), np.int64),
+        "kept": np.concatenate([r.kept for r in rows]) if rows else np.zeros((0, width), np.int16),
+        "modes": np.concatenate([r.modes for r in rows]) if rows else np.zeros(0, np.uint8),
+        "gram": stored.gram[np.triu_indices(width)],
+    }
+    if stored.content.solved is not None:
+        solved = stored.content.solved
+        tensors |= {"weights": solved.weights, "bias": solved.bias, "owners": solved.owners.astype(np.int32)}
+    if stored.content.spread is not None:
+        tensors["spread"] = stored.content.spread
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    description = json.dumps(
+        {
+            "backbone": vars(stored.backbone),
+            "settings": stored.settings,
+            "records": [{"images": len(r.names), "kept": len(r.kept)} for r in rows],
+            "versions": versions,  # the last one is the model, those before are for undo
+        },
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+    metadata = {"format": FORMAT, "version": str(VERSION), "model": description}
+    return pack_tensors(tensors, metadata={**metadata, "checksum": checksum(metadata, tensors)})
+
+
+def checksum(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
+    """SHA-256 over the description and every tensor: name, type, shape and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for key in ("format", "version", "model"):
+        digest.update(f"{key}\0{metadata[key]}\0".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
+
+
+def _within_limits(stored: Stored) -> list[Content]:
+    """The newest older versions that the limits leave room for, oldest first."""
+    kept: list[Content] = []
+    counted = {id(r) for r in stored.content.classes.values()}
+    total = 0
+    for content in reversed(stored.past[-VERSIONS_KEPT:]):
+        own = {id(r): r.nbytes for r in content.classes.values() if id(r) not in counted}
+        total += sum(own.values())
+        if total > BYTES_KEPT:
+            break
+        counted |= own.keys()
+        kept.insert(0, content)
+    return kept
+
+
+# ---------------------------------------------------------------------------------------------- parse
+
+
+def parse(data: bytes, path: Path) -> Stored:
+    metadata = _metadata(data, path)
+    try:
+        tensors = parse_tensors(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"{path}: damaged ({error}); {WAY_OUT}") from None
+    if checksum(metadata, tensors) != metadata["checksum"]:
+        raise ModelError(f"{path}: damaged, its checksum does not match its content; {WAY_OUT}")
+    described = json.loads(metadata["model"])
+    return _assemble(described, tensors)
+
+
+def _metadata(data: bytes, path: Path) -> dict[str, str]:
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        metadata = header["__metadata__"]
+        form, version = metadata["format"], int(metadata["version"])
+    except (ValueError, KeyError, TypeError, RecursionError, MemoryError):
+        whole = len(data) > 8 and data[8:9] == b"{"
+        raise ModelError(
+            f"{path}: a damaged model, or no model of vqprompt at all; {WAY_OUT}" if whole else
+            f"{path}: not a model of vqprompt; give a file that vqprompt learn made"
+        ) from None  # fmt: skip
+    if form != FORMAT:
+        raise ModelError(f"{path}: not a model of vqprompt (it says {form!r}); give a file that vqprompt learn made")
+    if version != VERSION:
+        raise ModelError(
+            f"{path}: a model of format {version}, and this vqprompt reads format {VERSION}; "
+            + ("install a newer vqprompt" if version > VERSION else "make it anew with vqprompt learn")
+        )
+    if not {"model", "checksum"} <= metadata.keys():
+        raise ModelError(f"{path}: damaged, its description is missing; {WAY_OUT}")
+    return metadata
+
+
+def _assemble(described: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stored:
+    backbone = Backbone(**described["backbone"])
+    images = np.cumsum([0, *(r["images"] for r in described["records"])])
+    kept = np.cumsum([0, *(r["kept"] for r in described["records"])])
+    records = [
+        ClassRecord(
+            tensors["names"][images[i] : images[i + 1]], tensors["totals"][i], tensors["kept"][kept[i] : kept[i + 1]],
+            tensors["modes"][kept[i] : kept[i + 1]],
+        )
+        for i in range(len(described["records"]))
+    ]  # fmt: skip
+    contents = [
+        Content({name: records[i] for name, i in v["classes"].items()}, tuple(v["history"]), v["facts"])
+        for v in described["versions"]
+    ]
+    last = contents[-1]
+    solved = None
+    if "weights" in tensors:
+        solved = Discriminant(tensors["weights"], tensors["bias"], tensors["owners"])
+    gram = np.zeros((backbone.width, backbone.width))
+    gram[np.triu_indices(backbone.width)] = tensors["gram"]
+    gram += np.triu(gram, 1).T
+    content = Content(last.classes, last.history, last.facts, solved, tensors.get("spread"))
+    return Stored(backbone, content, gram, tuple(contents[:-1]), described["settings"])
+
+
+# ---------------------------------------------------------------------------------------------- on disk
+
+
+def is_model_file(path: Path) -> bool:
+    """Whether a path is a file that starts like a model; says nothing about whether it is whole."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError:
+        return False
+    return path.suffix == ".vqp" or (len(start) == 9 and start[8:] == b"{")
+
+
+def read(path: Path) -> tuple[Stored, str]:
+    """A file's content and what tells it from any other: the SHA-256 of its bytes."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such model; make one with vqprompt learn {path} FOLDER") from None
+    except IsADirectoryError:
+        raise ModelError(f"{path}: a folder, not a model; a model is one file, such as garden.vqp") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return parse(data, path), hashlib.sha256(data).hexdigest()
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def write(path: Path, stored: Stored) -> str:
+    """Written whole or not at all. Returns what `read` would call it."""
+    data = pack(stored)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in path.parent.glob(f".{path.name}.*.partial"):  # of one that was killed; the lock is ours
+        stale.unlink(missing_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written ({error.strerror or error}); the model is as it was") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):  # not every file system can
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time changes a model."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = _open_lock(lock)
+    except BlockingIOError:
+        raise ModelError(f"{path}: another process is teaching this model; wait until it is done") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written here ({error.strerror or error}); choose another place") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.unlink(missing_ok=True)
+        file.close()
+
+
+def _open_lock(lock: Path) -> Any:
+    while True:
+        file = lock.open("w")
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_ino == lock.stat().st_ino:  # else the one before us deleted it just now
+                return file
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError:  # a file system without locks
+            return file
+        file.close()

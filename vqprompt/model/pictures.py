@@ -1,0 +1,243 @@
+"""Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
+metadata, or Python lists.
+
+Nothing is decoded here. Every file is read once to name it by its content, so that the same picture in two classes, or
+one that was learned before, is found before any work is done.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vqprompt.data.decode import IMAGE_SUFFIXES
+from vqprompt.data.source import Source, hidden
+from vqprompt.errors import ImageError, UserError
+
+TABLES = (".csv", ".tsv", ".jsonl")
+METADATA = ("metadata.csv", "metadata.jsonl")
+PATH_COLUMNS = ("file_name", "path", "file", "filename", "image", "image_path")
+LABEL_COLUMNS = ("label", "class", "class_name", "category", "name", "species")
+UNKNOWN = "unknown"
+LONGEST_NAME = 200
+
+ImageLike = str | Path | Image.Image | np.ndarray
+Given = bytes | Image.Image | np.ndarray
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image to learn. where: for messages. open: its bytes, or the image itself."""
+
+    where: str
+    label: str
+    open: Callable[[], Given]
+
+
+def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
+    """Pictures of any source, and notes about how it was read.
+
+    source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a label for each, or one
+    for all.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        if isinstance(labels, str):
+            return _all_of_one_class(path, labels), []
+        if labels is not None:
+            raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
+        return _from_path(path)
+    images = (
+        [source]
+        if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+        else [*source]
+    )
+    if images and (labels is None or isinstance(labels, str)) and all(isinstance(i, str | Path) for i in images):
+        if labels is not None or not any(Path(i).suffix.lower() in IMAGE_SUFFIXES for i in images):  # several sources
+            found = [find_pictures(i, labels) for i in images]
+            return [p for part, _ in found for p in part], [note for _, notes in found for note in notes]
+    if labels is None:
+        raise UserError("a list of images needs labels: learn(images, labels), one name for each image or one for all")
+    names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]
+    if len(names) != len(images):
+        raise UserError(f"{len(images)} images but {len(names)} labels; give one name for each image, or one for all")
+    return [_given(image, name, i) for i, (image, name) in enumerate(zip(images, names, strict=True))], []
+
+
+def _given(image: ImageLike, label: str, number: int) -> Picture:
+    if isinstance(image, str | Path):
+        return Picture(str(image), label, _reader(Path(image).expanduser()))
+    if not isinstance(image, Image.Image | np.ndarray):
+        raise UserError(f"image {number + 1}: give a path, a Pillow image or a uint8 array, not {type(image).__name__}")
+    return Picture(f"image {number + 1}", label, lambda: image)
+
+
+def _reader(path: Path) -> Callable[[], bytes]:
+    def read() -> bytes:
+        if not path.is_file():
+            raise ImageError(f"{path}: no such image file; check the path")
+        return path.read_bytes()
+
+    return read
+
+
+# ---------------------------------------------------------------------------------------------- folders, archives
+
+
+def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
+    if not path.exists():
+        raise ImageError(f"{path}: no such folder; give the folder that holds one folder per class")
+    if path.is_file() and path.suffix.lower() in TABLES:
+        return _from_table(path, path.parent), []
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+        raise ImageError(f"{path}: which class is it? Say so with --as NAME, or put it into a folder of that name")
+    if path.is_dir():
+        if tables := [path / name for name in METADATA if (path / name).is_file()]:
+            return _from_table(tables[0], path), [f"classes from {tables[0].name}"]
+        parts = [path / part for part in ("train", "test", "validation") if (path / part).is_dir()]
+        if parts and all(any((p / name).is_file() for name in METADATA) for p in parts) and parts[0].name == "train":
+            table = next(parts[0] / name for name in METADATA if (parts[0] / name).is_file())
+            return _from_table(table, parts[0]), [f"classes from train/{table.name}"]
+        names = {p.name for p in path.iterdir() if p.is_dir()}
+        if "train" in names and "test" not in names and any(p.is_dir() for p in (path / "train").iterdir()):
+            path = path / "train"
+        if not any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir()):
+            raise ImageError(
+                f"{path}: a folder without classes; put the images of each class into a folder of its name, "
+                f"or say which class they all are with --as NAME"
+            )
+    source = Source(path)
+    notes = []
+    entries = [e for e in source.entries if e.split != "test"]
+    if len(entries) < len(source.entries):
+        notes.append(
+            f"learned from train/ alone; the {len(source.entries) - len(entries)} images of test/ were left out"
+        )
+    if source.ignored:
+        notes.append(f"{len(source.ignored)} files that are not images were left out ({source.ignored[0]} …)")
+    return [
+        Picture(str(path / e.path) if path.is_dir() else f"{path}: {e.path}", e.label, lambda e=e: source.read(e))  # type: ignore[misc]
+        for e in entries
+    ], notes
+
+
+def _all_of_one_class(path: Path, label: str) -> list[Picture]:
+    if path.is_file():
+        return [Picture(str(path), label, _reader(path))]
+    if not path.is_dir():
+        raise ImageError(f"{path}: no such file or folder")
+    files = sorted(
+        f for f in path.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and not hidden(f.relative_to(path).as_posix())
+    )
+    if not files:
+        raise ImageError(f"{path}: no image in this folder; images end in {' '.join(sorted(IMAGE_SUFFIXES))}")
+    return [Picture(str(f), label, _reader(f)) for f in files]
+
+
+# ---------------------------------------------------------------------------------------------- tables
+
+
+def _from_table(table: Path, folder: Path) -> list[Picture]:
+    rows = list(_rows(table))
+    if not rows:
+        raise ImageError(f"{table}: no lines in it; give one line per image, with its path and its class")
+    columns = list(rows[0][1])
+    path_column, label_column = (_column(table, columns, wanted) for wanted in (PATH_COLUMNS, LABEL_COLUMNS))
+    pictures = []
+    for line, row in rows:
+        name, label = row.get(path_column), row.get(label_column)
+        if not name or label is None or str(label).strip() == "":
+            raise ImageError(f"{table}, line {line}: {path_column} or {label_column} is empty; fill it or take it out")
+        where = Path(str(name)).expanduser()
+        place = where if where.is_absolute() else folder / where
+        if not place.is_file():
+            raise ImageError(f"{table}, line {line}: {name}: no such image file (paths are relative to {folder})")
+        pictures.append(Picture(str(place), str(label), _reader(place)))
+    return pictures
+
+
+def _column(table: Path, columns: Sequence[str], wanted: Sequence[str]) -> str:
+    by_name = {str(c).strip().lower(): c for c in columns}
+    found = next((by_name[w] for w in wanted if w in by_name), None)
+    if found is None:
+        raise ImageError(
+            f"{table}: no column {' or '.join(wanted[:2])}; it has {', '.join(map(repr, columns))}. "
+            "Give one line per image, with the columns path and label"
+        )
+    return found
+
+
+def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        text = table.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImageError(f"{table}: cannot be read as UTF-8 text ({error})") from None
+    if table.suffix.lower() == ".jsonl":
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ImageError(f"{table}, line {number}: not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise ImageError(f'{table}, line {number}: give an object such as {{"path": "a.jpg", "label": "cat"}}')
+            yield number, row
+        return
+    first = text.partition("\n")[0]
+    separator = max("\t;,", key=first.count)
+    reader = csv.DictReader(text.splitlines(), delimiter=separator)
+    for row in reader:
+        yield reader.line_num, {k: v for k, v in row.items() if k is not None}
+
+
+# ---------------------------------------------------------------------------------------------- names
+
+
+def name_of(content: Given) -> int:
+    """Names a picture by what is in it: the first 8 bytes of a SHA-256 of its file, or of its pixels."""
+    if isinstance(content, bytes):
+        digest = hashlib.sha256(content)
+    else:
+        pixels = np.asarray(content)
+        digest = hashlib.sha256(f"{pixels.dtype}{pixels.shape}".encode() + np.ascontiguousarray(pixels).tobytes())
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def clean_name(label: str) -> str:
+    """A class name as it is kept; refuses what cannot be one."""
+    name = unicodedata.normalize("NFC", label).strip()
+    if not name or not name.isprintable() or len(name) > LONGEST_NAME:
+        raise UserError(f"{label!r} cannot be the name of a class; give 1 to {LONGEST_NAME} printable characters")
+    if name.casefold() == UNKNOWN:
+        raise UserError(
+            f"{label!r} cannot be the name of a class: it is what predict answers for what it does not know"
+        )
+    return name
+
+
+def spelling(name: str) -> str:
+    """Equal for names that differ in case, accents' encoding, spaces, hyphens and underscores only."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(c for c in folded if c not in " -_")
+
+
+def check_spelling(known: Iterable[str], new: Iterable[str]) -> None:
+    """Refuse class names that differ in spelling alone, among the new ones or from those that exist."""
+    seen = {spelling(name): (name, "the model knows") for name in known}
+    for name in sorted(set(new)):
+        other, who = seen.setdefault(spelling(name), (name, "there is also"))
+        if other != name:
+            raise UserError(
+                f"the class {name!r} is spelled differently from {other!r}, which {who}; "
+                f"rename one of them if they are the same class, or give it a name that differs in more than spelling"
+            )

@@ -1,0 +1,92 @@
+"""What is remembered of a class: counts, sums, and the features of some of its images.
+
+What is notable about this implementation:
+- Features are rounded to multiples of 1/1024 and kept as integers. Sums of integers do not depend on the order in which
+  they are added, so any order and any number of teachings gives the same bits, and what is taken away again leaves no
+  trace.
+- Every image leaves behind its name (the first 8 bytes of a SHA-256 of its content) and its part in the sum. The
+  features themselves are kept for at most `KEPT` images per class: those with the smallest names. That choice depends on
+  the set of images alone, not on when they came. The kept features are what the common covariance, the cross-validation
+  and the modes of a class are computed from; the mean of a class is computed from all its images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vqprompt.model.modes import find_modes
+
+STEP = 1 / 1024
+KEPT = 256  # features per class; at 384 dimensions a class takes at most 0.2 MB
+
+
+def to_fixed_point(features: np.ndarray) -> np.ndarray:
+    """Features as int16 multiples of `STEP`; what lies beyond ±32 is cut off there."""
+    return np.clip(np.rint(np.asarray(features, np.float64) / STEP), -32768, 32767).astype(np.int16)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassRecord:
+    """One class.
+
+    names: uint64 [n], sorted: which images it was taught. total: int64 [D], the sum of their features. kept: int16
+    [k, D], the features of the first k names. modes: uint8 [k], the mode of the class that each of them belongs to (all
+    0 where there is one).
+    """
+
+    names: np.ndarray
+    total: np.ndarray
+    kept: np.ndarray
+    modes: np.ndarray
+
+    @classmethod
+    def of(cls, names: np.ndarray, features: np.ndarray) -> ClassRecord:
+        """Of new images: names [n] without repetition, fixed-point features [n, D]."""
+        order = np.argsort(names, kind="stable")
+        return cls._make(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT])
+
+    @classmethod
+    def _make(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray) -> ClassRecord:
+        return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP))
+
+    def merged(self, other: ClassRecord) -> ClassRecord:
+        """Both together; no image may be in both."""
+        names = np.concatenate([self.names, other.names])
+        order = np.argsort(names, kind="stable")
+        first = [r.names[: len(r.kept)] for r in (self, other)]
+        best = np.argsort(np.concatenate(first), kind="stable")[:KEPT]
+        kept = np.concatenate([self.kept, other.kept])[best]
+        return self._make(names[order], self.total + other.total, kept)
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def nbytes(self) -> int:
+        return self.names.nbytes + self.total.nbytes + self.kept.nbytes + self.modes.nbytes
+
+    @property
+    def features(self) -> np.ndarray:
+        """The kept features [k, D], in double precision."""
+        return self.kept.astype(np.float64) * STEP
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Of all images [D]."""
+        return self.total.astype(np.float64) * (STEP / self.count)
+
+    def same_as(self, other: ClassRecord) -> bool:
+        return (
+            np.array_equal(self.names, other.names)
+            and np.array_equal(self.total, other.total)
+            and np.array_equal(self.kept, other.kept)
+        )
+
+
+def gram_of(record: ClassRecord) -> np.ndarray:
+    """The sum of the outer products of the kept features [D, D]: whole numbers below 2^53, so it is exact."""
+    kept = record.kept.astype(np.float64)
+    return kept.T @ kept
