@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given as any_of
 from hypothesis import strategies as st
 
 from vqprompt.errors import UserError
@@ -225,10 +225,10 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(
-    st.sampled_from(sorted(METHODS)),
-    st.dictionaries(st.sampled_from([*RunConfig.model_fields, "tau", "pool", "rebalancing.lr"]) | st.text(), JSON_VALUES),
-)
+KEYS = st.sampled_from([*RunConfig.model_fields, "tau", "pool", "rebalancing.lr"]) | st.text()
+
+
+@any_of(st.sampled_from(sorted(METHODS)), st.dictionaries(KEYS, JSON_VALUES))
 def test_any_settings_are_a_config_or_refused_in_words(method, settings):
     try:
         found = resolve({"method": method, **settings})

@@ -163,7 +163,7 @@ def save_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] |
     from safetensors.torch import save_file
 
     with replacing(path) as partial:
-        room = _partial_path(path)  # safetensors writes to a file of its own name first; whoever is killed leaves it there
+        room = _partial_path(path)  # safetensors makes a temporary file beside its target, and a kill leaves it
         room.mkdir()
         try:
             save_file(tensors, room / "tensors", metadata=metadata)

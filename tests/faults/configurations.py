@@ -58,8 +58,9 @@ def _value(rng: random.Random, depth: int = 0) -> Any:
 
 
 TASKS: tuple[Any, ...] = (
-    0, -1, 1, 3, 6, 7, 10**9, [], [0, 6], [3, 3], [-1, 7], [10**12], [[]], [["class 0"], ["class 0"]], [["class 0", ""]],
-    [["class 0"], []], [["nobody"]], [[" "]], [[1]], "3", True, 2.5, [["class 0"], 3], [True, 2], [HUGE],
+    0, -1, 1, 3, 6, 7, 10**9, [], [0, 6], [3, 3], [-1, 7], [10**12], [[]], [["class 0"], ["class 0"]],
+    [["class 0", ""]], [["class 0"], []], [["nobody"]], [[" "]], [[1]], "3", True, 2.5, [["class 0"], 3],
+    [True, 2], [HUGE],
 )  # fmt: skip
 
 

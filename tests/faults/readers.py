@@ -1,4 +1,4 @@
-"""Processes that read a model while others save it: every read is a whole one, no save fails, nothing is left behind."""
+"""Processes read a model while others save it: every read is a whole one, no save fails, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from faults.tiny import start, wait
 from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
 
 
-def _slowly(rng: random.Random) -> None:
-    """Wait a moment before some steps on disk, so that processes overtake each other."""
+def _slowly(rng: random.Random, work: Callable[[], None]) -> None:
+    """Do `work`, and wait a moment before some steps on disk, so that processes overtake each other."""
     for name in ("replace", "unlink", "open", "stat"):
         plain: Callable[..., Any] = getattr(os, name)
 
@@ -27,6 +28,7 @@ def _slowly(rng: random.Random) -> None:
 
         setattr(os, name, waiting)
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no power is lost here, and it takes long
+    work()
 
 
 def _save(folder: Path, number: int, size: int) -> None:
@@ -49,22 +51,14 @@ def _reader(folder: Path, reads: int) -> None:
 def try_readers(rng: random.Random, folder: Path) -> str:
     """One or two savers and one or two readers of one folder."""
     torch.set_num_threads(1)
-    out, errors = folder / "model", folder / "errors"
+    out = folder / "model"
     _save(out, 0, 3)
     sizes = [rng.choice((1, 100, 20_000)) for _ in range(3)]
-    work: list[Callable[[], None]] = []
-    for saver in range(rng.randint(1, 2)):
-        work.append(lambda first=1000 * (saver + 1), n=rng.randint(2, 6): _saver(out, first, n, sizes))  # type: ignore[misc]
-    for _ in range(rng.randint(1, 2)):
-        work.append(lambda n=rng.randint(3, 10): _reader(out, n))  # type: ignore[misc]
+    work = [partial(_saver, out, 1000 * number, rng.randint(2, 6), sizes) for number in range(1, rng.randint(2, 3))]
+    work += [partial(_reader, out, rng.randint(3, 10)) for _ in range(rng.randint(1, 2))]
     children = []
     for number, do in enumerate(work):
-
-        def slowly(own: random.Random = random.Random(rng.random()), do: Callable[[], None] = do) -> None:
-            _slowly(own)
-            do()
-
-        children.append(start(slowly, errors.with_name(f"errors {number}")))
+        children.append(start(partial(_slowly, random.Random(rng.random()), do), folder / f"errors {number}"))
     statuses = [wait(child) for child in children]
     if any(statuses):
         said = [path.read_text()[-1500:] for path in sorted(folder.glob("errors *"))]

@@ -58,7 +58,8 @@ def scene() -> Path:
 def config(method: str) -> RunConfig:
     brief = {} if method in ("lwf", "moving-prompts") else {"rebalancing.epochs": 1}
     return resolve(
-        {**brief, "data": str(scene() / "images"), "backbone": str(scene() / "tiny.safetensors"), "method": method, "size": 28,
+        {**brief, "data": str(scene() / "images"),
+         "backbone": str(scene() / "tiny.safetensors"), "method": method, "size": 28,
          "tasks": TASKS, "epochs": EPOCHS, "batch_size": 5, "seed": 1,
          "augment": "none", "device": "cpu"}
     )  # fmt: skip
@@ -84,7 +85,8 @@ def start(work: Callable[[], None], errors: Path | None = None) -> int:
             descriptor = os.open(errors or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, 2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.stderr, sys.stdout = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True), open(1, "w")
+            sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0), write_through=True)
+            sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0), write_through=True)
             work()
             status = 0
         except UserError as error:
