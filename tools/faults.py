@@ -10,6 +10,7 @@ python tools/faults.py --kind images --count 10000 --seed 7  # a long one of one
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -29,11 +30,14 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="number of the first fault, to repeat one")
     parser.add_argument("--workers", type=int, default=2, help="processes at the same time (default: %(default)s)")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the table of what was tried up to then
     counts = []
     for kind in KINDS if given.kind == "all" else [given.kind]:
         began, count = time.monotonic(), given.count or (LONG if given.long else SHORT)[kind]
         counts.append(run(kind, count, given.seed, given.start, given.workers))
         print(f"{kind}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        if counts[-1].stopped:
+            break
     print(table(counts))
     for count in counts:
         for bad in count.bad[:20]:

@@ -7,14 +7,16 @@ on after it. Every try has its own generator, seeded by (seed, kind, number), so
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import resource
 import shutil
 import tempfile
+import threading
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,6 +46,7 @@ class Count:
     kind: str
     tried: int = 0
     bad: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def handled(self) -> int:
@@ -51,22 +54,29 @@ class Count:
 
 
 def run(kind: str, count: int, seed: int, start: int = 0, workers: int = 1) -> Count:
-    """Try `count` faults of one kind, from number `start` on."""
+    """Try `count` faults of one kind, from number `start` on. Ctrl-C ends it with what was tried up to then."""
     bounds = [start + count * part // workers for part in range(workers + 1)]
+    stopped = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
-        parts = list(pool.map(lambda a, b: _run_part(kind, b - a, seed, a), bounds, bounds[1:]))
-    return Count(kind, sum(part.tried for part in parts), [bad for part in parts for bad in part.bad])
+        working = [pool.submit(_run_part, kind, b - a, seed, a, stopped) for a, b in itertools.pairwise(bounds)]
+        try:
+            wait(working)
+        except KeyboardInterrupt:
+            stopped.set()
+        parts = [part.result() for part in working]
+    bad = [bad for part in parts for bad in part.bad]
+    return Count(kind, sum(part.tried for part in parts), bad, stopped.is_set())
 
 
-def _run_part(kind: str, count: int, seed: int, start: int) -> Count:
+def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.Event) -> Count:
     result, number = Count(kind), start
     context = multiprocessing.get_context("fork")
-    while number < start + count:
+    while number < start + count and not stopped.is_set():
         ours, theirs = context.Pipe(duplex=False)
         child = context.Process(target=_work, args=(theirs, kind, number, start + count, seed), daemon=True)
         child.start()
         theirs.close()
-        while number < start + count:
+        while number < start + count and not stopped.is_set():
             try:
                 outcome = ours.recv() if ours.poll(HANG) else f"bad: no answer after {HANG:g} seconds"
             except EOFError:
