@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from drawings import drawings
+
 from vqprompt import Model
 from vqprompt.model.calibration import calibration_error, solve
 from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
