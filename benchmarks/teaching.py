@@ -117,8 +117,9 @@ def one_more_class(home: Path) -> dict[str, float]:
     """Everything but the forward passes: records, solving, measuring, writing."""
     from vqprompt.model import file as files
     from vqprompt.model.file import Backbone, Content, Stored
-    from vqprompt.model.model import Model, _solved
+    from vqprompt.model.model import Model
     from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+    from vqprompt.model.solving import solved
 
     rng = np.random.default_rng(0)
     width = 768
@@ -134,7 +135,7 @@ def one_more_class(home: Path) -> dict[str, float]:
         records = {f"class {i:04}": record(i) for i in range(classes)}
         gram = sum(gram_of(r) for r in records.values())
         event = ({"date": "2026-01-01", "what": "learned", "classes": {}, "images": 0},)
-        stored = Stored(Backbone("vit-s14", "x", 224, 0.875, width), _solved(Content(records, event), gram), gram)
+        stored = Stored(Backbone("vit-s14", "x", 224, 0.875, width), solved(Content(records, event), gram), gram)
         path = home / f"{classes}.vqp"
         files.write(path, stored)
         times = []

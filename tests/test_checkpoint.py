@@ -6,10 +6,14 @@ import multiprocessing
 import os
 import pickle
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vqprompt.data.images import Images
@@ -156,8 +160,53 @@ class TestChecksum:
         info = json.loads((tmp_path / "checkpoint.json").read_text())
         del info["checksum"]
         (tmp_path / "checkpoint.json").write_text(json.dumps(info))
+        with pytest.raises(CheckpointError, match="damaged"):
+            read_checkpoint(tmp_path)
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info | {"version": 1}))
         with pytest.warns(UserWarning, match="written by an older vqprompt"):
             assert read_checkpoint(tmp_path)[1]["which"] == "old"
+
+    @given(st.data())
+    def test_no_change_of_the_text_changes_what_is_read(self, data):
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            write_checkpoint(folder, {"a": torch.arange(3.0)}, {"classes": ["ä", "b"], "tau": 1.5, "history": [[1, 2]]})
+            text = (folder / "checkpoint.json").read_bytes()
+            at = data.draw(st.integers(0, len(text) - 1))
+            length, new = data.draw(st.integers(0, 4)), data.draw(st.binary(max_size=4))
+            before = read_checkpoint(folder)[1]
+            (folder / "checkpoint.json").write_bytes(text[:at] + new + text[at + length :])
+            try:
+                assert read_checkpoint(folder)[1] == before
+            except CheckpointError as error:
+                assert str(folder) in str(error)
+
+
+class TestLeftBehind:
+    def test_a_kill_inside_safetensors(self, tmp_path, monkeypatch):
+        """It writes to a temporary file of its own, beside its target."""
+
+        def killed(tensors, path, metadata=None):
+            (Path(path).parent / ".tmpAbC123").write_bytes(b"half")
+            raise Killed
+
+        write_checkpoint(tmp_path, OLD, {"which": "old"})
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr("safetensors.torch.save_file", killed)
+            patch.setattr("shutil.rmtree", lambda *given, **named: None)  # the killed one tidies nothing up
+            patch.setattr(os, "getpid", lambda: 2**22 + 1)  # no process has this number
+            write_checkpoint(tmp_path, NEW, {"which": "new"})
+        assert list(tmp_path.glob(".*/.tmp*")), "the test does what it says"
+        checkpoint.tidy(tmp_path)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-1.safetensors"]
+
+    def test_a_kill_before_the_old_tensors_are_deleted(self, tmp_path):
+        for i in range(2):
+            write_checkpoint(tmp_path, {"i": torch.tensor(i)}, {})
+        (tmp_path / "state-1.safetensors").write_bytes(b"old")
+        (tmp_path / ".saving").touch()
+        checkpoint.tidy(tmp_path)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-2.safetensors"]
 
 
 def save_again_and_again(folder, times, name):
@@ -231,10 +280,10 @@ class TestRefusals:
         (folder / "checkpoint.json").write_text(text)
         self.refused(folder, "not a vqprompt checkpoint")
 
-    @pytest.mark.parametrize("version", [0, 2, "1"])
+    @pytest.mark.parametrize("version", [0, 3, "1"])
     def test_another_version(self, folder, version):
         edit(folder, version=version)
-        self.refused(folder, f"checkpoint version {version}, this vqprompt reads 1")
+        self.refused(folder, f"checkpoint version {version}, this vqprompt reads 2")
 
     def test_tensors_that_are_not_safetensors(self, folder):
         state = folder / "state-1.safetensors"
@@ -269,6 +318,26 @@ class TestLoadTensors:
 
 @pytest.mark.bits
 class TestLearner:
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [("training", 3), ("training", {"batch_size": 5.1}), ("options", []), ("classes", "ab"), ("size", 10**9),
+         ("planned_tasks", 10**9), ("tasks", [[0, 0, "2"]]), ("unfinished", {"task": [2, 6, 10**9]}), ("seed", None)],
+    )  # fmt: skip
+    def test_a_forged_value_is_refused_in_words(self, learner, tmp_path, key, value):
+        learner.save(tmp_path)
+        info = json.loads((tmp_path / "checkpoint.json").read_text()) | {key: value}
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info | {"checksum": checkpoint.checksum(info)}))
+        with pytest.raises(CheckpointError, match=key):
+            load(tmp_path)
+
+    def test_more_classes_than_the_classifier_has(self, learner, tmp_path):
+        learner.save(tmp_path)
+        info = json.loads((tmp_path / "checkpoint.json").read_text())
+        info["classes"], info["tasks"] = info["classes"][:-1], [[0, 0, 3], [1, 3, 2]]
+        (tmp_path / "checkpoint.json").write_text(json.dumps(info | {"checksum": checkpoint.checksum(info)}))
+        with pytest.raises(CheckpointError, match="5 classes, but a classifier of 6"):
+            load(tmp_path)
+
     def test_round_trip(self, learner, tmp_path):
         learner.save(tmp_path, note="mine")
         again = load(tmp_path)

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given as any_of
+from hypothesis import strategies as st
 
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
@@ -214,3 +216,23 @@ def test_every_setting_of_a_run_reaches_the_loop():
     training = config.training
     assert training.model_dump().items() <= config.model_dump().items()
     assert (training.epochs, training.optimizer, training.augment) == (7, "sgd", "flip")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(16**5000),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+KEYS = st.sampled_from([*RunConfig.model_fields, "tau", "pool", "rebalancing.lr"]) | st.text()
+
+
+@any_of(st.sampled_from(sorted(METHODS)), st.dictionaries(KEYS, JSON_VALUES))
+def test_any_settings_are_a_config_or_refused_in_words(method, settings):
+    try:
+        found = resolve({"method": method, **settings})
+    except UserError as error:
+        assert 0 < len(str(error)) < 100_000
+    else:
+        assert resolve(json.loads(found.model_dump_json())) == found

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawings import drawings, write_drawings
 from PIL import Image
 
-from drawings import drawings, write_drawings
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point

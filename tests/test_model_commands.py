@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from drawings import write_drawings
 from PIL import Image
 
-from drawings import write_drawings
 from vqprompt import Model
 
 

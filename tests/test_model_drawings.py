@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from drawings import drawings
+
 from vqprompt import Model
 from vqprompt.model.calibration import calibration_error, solve
 from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
@@ -40,13 +40,13 @@ def records_of(features: np.ndarray) -> list[ClassRecord]:
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
     from vqprompt.model.file import Backbone, Content, Stored
-    from vqprompt.model.model import _solved
+    from vqprompt.model.solving import solved
 
     ordered = {name: records[name] for name in sorted(records)}
     gram = sum(gram_of(r) for r in ordered.values())
     model = Model()
     width = len(gram)
-    model._stored = Stored(Backbone("none", "", SIZE, 0.875, width), _solved(Content(ordered), gram), gram)
+    model._stored = Stored(Backbone("none", "", SIZE, 0.875, width), solved(Content(ordered), gram), gram)
     return model
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import command_environment
+from drawings import write_drawings
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from conftest import command_environment
-from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.model import file as files
@@ -89,6 +89,7 @@ def test_foreign_files_and_versions_get_a_clear_word(path, tmp_path):
 
 def test_another_backbone_is_refused(path, drawn, tmp_path):
     from conftest import make_vit
+
     from vqprompt.backbones.load import save_backbone
 
     save_backbone(make_vit(), tmp_path / "other.safetensors")

@@ -10,9 +10,18 @@ def explain(error: ValidationError, what: str) -> str:
     lines = []
     for e in error.errors():
         name = ".".join(str(part) for part in e["loc"])
-        given = "" if e["type"] == "extra_forbidden" else f" (given: {e['input']!r})"
+        given = "" if e["type"] == "extra_forbidden" else f" (given: {shown(e['input'])})"
         lines.append(f"{name}: {'no such setting' if e['type'] == 'extra_forbidden' else e['msg']}{given}")
     return f"{what}: " + "; ".join(lines)
+
+
+def shown(value: object, limit: int = 200) -> str:
+    """A value as a message quotes it: not longer than a line or two, whatever was given."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; a list in a list in a list …
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def printable(text: str) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import socket
 import stat
 import time
@@ -75,7 +76,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     with writing(path):
         _make_folder(path.parent)
-        partial = path.with_name(f".{path.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial")
+        partial = _partial_path(path)
         try:
             yield partial
             with open(partial, "rb+") as file:
@@ -86,6 +87,10 @@ def replacing(path: Path) -> Iterator[Path]:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
             delete_abandoned(path.parent, path.name)
+
+
+def _partial_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial")
 
 
 @contextmanager
@@ -117,7 +122,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def delete_abandoned(folder: Path, name: str | None = None) -> None:
-    """Delete partial files (of one file, or of all in a folder) whose process was killed."""
+    """Delete partial files and folders (of one file, or of all in a folder) whose process was killed."""
     with suppress(OSError):
         for partial in folder.glob(f".{_escaped(name)}.*.partial" if name is not None else "*.partial*"):
             host, number = [*partial.name.split(".")[-4:], "", ""][:2]
@@ -126,7 +131,9 @@ def delete_abandoned(folder: Path, name: str | None = None) -> None:
                     abandoned = not _is_running(int(number))
                 else:
                     abandoned = time.time() - partial.stat().st_mtime > A_DAY
-                if abandoned:
+                if abandoned and partial.is_dir():
+                    shutil.rmtree(partial, ignore_errors=True)
+                elif abandoned:
                     partial.unlink(missing_ok=True)
 
 
@@ -156,13 +163,18 @@ def save_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] |
     from safetensors.torch import save_file
 
     with replacing(path) as partial:
+        room = _partial_path(path)  # safetensors makes a temporary file beside its target, and a kill leaves it
+        room.mkdir()
         try:
-            save_file(tensors, partial, metadata=metadata)
-        except SafetensorError as error:  # it puts the number of a system error only into the text
+            save_file(tensors, room / "tensors", metadata=metadata)
+            os.replace(room / "tensors", partial)
+        except SafetensorError as error:  # its errors of the system carry the number in their text
             for number in CANNOT_WRITE:
                 if f"os error {number})" in str(error):
                     raise OSError(number, os.strerror(number)) from error
             raise
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------- lock

@@ -13,14 +13,31 @@ from pathlib import Path
 
 from faults.archives import try_archive
 from faults.caches import try_cache
+from faults.checkpoints import try_checkpoint
+from faults.configurations import try_configuration
+from faults.disk import try_disk
 from faults.images import try_image
+from faults.kills import try_kill
+from faults.readers import try_readers
 from faults.weights import try_weights
 
 Fault = Callable[[random.Random, Path], str]
 
 KINDS: dict[str, Fault] = {
+    "kills": try_kill,
+    "checkpoints": try_checkpoint,
+    "readers": try_readers,
+    "configurations": try_configuration,
+    "disk": try_disk,
     "images": try_image,
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
 }
+
+# How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
+SHORT = {
+    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "archives": 60,
+    "caches": 25, "weights": 60,
+}  # fmt: skip
+LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000}

@@ -7,13 +7,16 @@ on after it. Every try has its own generator, seeded by (seed, kind, number), so
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import resource
 import shutil
 import tempfile
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,8 +24,19 @@ from pathlib import Path
 from faults import KINDS
 from vqprompt.errors import UserError
 
-HANG = 20.0  # seconds
+HANG = 60.0  # seconds
 MEMORY = 1000  # MB that one try may take above what the child began with
+
+
+class Chance(random.Random):
+    """A seeded generator that knows the number of its try, for kinds that go through something in turn."""
+
+    def __new__(cls, seed: str, number: int) -> Chance:
+        return super().__new__(cls, seed)
+
+    def __init__(self, seed: str, number: int) -> None:
+        super().__init__(seed)
+        self.number = number
 
 
 @dataclass
@@ -32,24 +46,39 @@ class Count:
     kind: str
     tried: int = 0
     bad: list[str] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def handled(self) -> int:
         return self.tried - len(self.bad)
 
 
-def run(kind: str, count: int, seed: int, start: int = 0) -> Count:
-    """Try `count` faults of one kind, from number `start` on."""
+def run(kind: str, count: int, seed: int, start: int = 0, workers: int = 1) -> Count:
+    """Try `count` faults of one kind, from number `start` on. Ctrl-C ends it with what was tried up to then."""
+    bounds = [start + count * part // workers for part in range(workers + 1)]
+    stopped = threading.Event()
+    with ThreadPoolExecutor(workers) as pool:
+        working = [pool.submit(_run_part, kind, b - a, seed, a, stopped) for a, b in itertools.pairwise(bounds)]
+        try:
+            wait(working)
+        except KeyboardInterrupt:
+            stopped.set()
+        parts = [part.result() for part in working]
+    bad = [bad for part in parts for bad in part.bad]
+    return Count(kind, sum(part.tried for part in parts), bad, stopped.is_set())
+
+
+def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.Event) -> Count:
     result, number = Count(kind), start
     context = multiprocessing.get_context("fork")
-    while number < start + count:
+    while number < start + count and not stopped.is_set():
         ours, theirs = context.Pipe(duplex=False)
         child = context.Process(target=_work, args=(theirs, kind, number, start + count, seed), daemon=True)
         child.start()
         theirs.close()
-        while number < start + count:
+        while number < start + count and not stopped.is_set():
             try:
-                outcome = ours.recv() if ours.poll(HANG) else "bad: no answer after 20 seconds"
+                outcome = ours.recv() if ours.poll(HANG) else f"bad: no answer after {HANG:g} seconds"
             except EOFError:
                 child.join()
                 outcome = f"bad: the process died with status {child.exitcode}"
@@ -89,7 +118,7 @@ def _silence() -> None:
 
 def _try(kind: str, number: int, seed: int, folder: Path) -> str:
     try:
-        return KINDS[kind](random.Random(f"{seed}:{kind}:{number}"), folder)
+        return KINDS[kind](Chance(f"{seed}:{kind}:{number}", number), folder)
     except UserError as error:
         return "handled" if str(error) else "bad: an error without words"
     except BaseException:

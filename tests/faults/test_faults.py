@@ -1,4 +1,4 @@
-"""A few seconds of the campaign; `python tools/faults.py` runs all of it."""
+"""Two minutes of the campaign; `python tools/faults.py --long` runs all of it."""
 
 import sys
 import time
@@ -8,14 +8,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from faults import KINDS
+from faults import KINDS, LONG, SHORT
 from faults.runner import Count, run, table
 
 
-@pytest.mark.parametrize(("kind", "count"), [("images", 150), ("archives", 60), ("caches", 25), ("weights", 60)])
+@pytest.mark.parametrize(("kind", "count"), SHORT.items())
 def test_a_small_campaign(kind, count):
     found = run(kind, count, seed=1)
     assert found.tried == count and not found.bad, "\n".join(found.bad[:3])
+
+
+def test_the_long_campaign_is_long():
+    assert KINDS.keys() == SHORT.keys() == LONG.keys()
+    assert LONG["kills"] >= 1000 and LONG["images"] >= 10_000 and min(LONG.values()) >= 1000
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from vqprompt.backbones.load import backbone_path, fingerprint, load_backbone
 from vqprompt.backbones.vit import ViT
-from vqprompt.errors import UserError, explain
+from vqprompt.errors import CheckpointError, UserError, explain
 from vqprompt.learner.state import SavedState
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Method
@@ -61,12 +61,17 @@ def build_method(
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
     """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
     info = state.info
-    options = find_method(info["method"]).complete_options(info["options"])
-    built = build_method(
-        state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
-        info["seed"], runtime, info["training"].get("normalize", "backbone"),
-    )  # fmt: skip
-    state.check_weights(built.weights, built.fingerprint)
-    with seeded(0):  # new rows are drawn, and then replaced by what was saved
-        state.fill(built.method)
+    try:
+        options = find_method(info["method"]).complete_options(info["options"])
+        built = build_method(
+            state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
+            info["seed"], runtime, info["training"].get("normalize", "backbone"),
+        )  # fmt: skip
+        state.check_weights(built.weights, built.fingerprint)
+        with seeded(0):  # new rows are drawn, and then replaced by what was saved
+            state.fill(built.method)
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"{state.folder}: does not fit its method ({error}); restore it or start over") from None
     return built

@@ -26,7 +26,8 @@ from vqprompt.errors import CheckpointError
 from vqprompt.files import delete_abandoned, fcntl, open_regular, save_tensors, sha256_of, write_atomically, writing
 
 FORMAT = "vqprompt-checkpoint"
-VERSION = 1
+VERSION = 2
+WITHOUT_CHECKSUM = 1  # an older version, whose JSON has none
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
 SAVING = ".saving"  # locked by the process that is writing
@@ -49,10 +50,20 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
         except BaseException:
             target.unlink(missing_ok=True)  # the old checkpoint stays; nothing names the new tensors
             raise
-        for stale in folder.glob("state-*.safetensors"):
-            if stale != target:
-                stale.unlink(missing_ok=True)
-        delete_abandoned(folder)
+        _delete_all_but(folder, target.name)
+
+
+def tidy(folder: Path) -> None:
+    """Delete what a writer that was killed left behind."""
+    with _one_writer(folder):
+        _delete_all_but(folder, _read_info(folder)["tensors"])
+
+
+def _delete_all_but(folder: Path, current: str) -> None:
+    for stale in folder.glob("state-*.safetensors"):
+        if stale.name != current:
+            stale.unlink(missing_ok=True)
+    delete_abandoned(folder)
 
 
 def checksum(info: dict[str, Any]) -> str:
@@ -66,13 +77,14 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         info = _read_info(folder)
         try:
             return _read_tensors(folder, info), info
-        except (CheckpointError, FileNotFoundError) as error:
-            if _read_info(folder) == info:  # it was not replaced meanwhile: it really is damaged
+        except (CheckpointError, OSError) as error:
+            if _read_info(folder) == info:  # nobody replaced it: it really is damaged
                 if isinstance(error, CheckpointError):
                     raise
-                state = folder / info["tensors"]
+                gone = isinstance(error, FileNotFoundError)
+                reason = "are missing" if gone else f"cannot be read ({error.strerror or error})"
                 raise CheckpointError(
-                    f"{state}: the checkpoint's tensors are missing; restore the file or start over"
+                    f"{folder / info['tensors']}: the checkpoint's tensors {reason}; restore the file or start over"
                 ) from None
         time.sleep(0.001 * attempt)
     raise CheckpointError(f"{folder}: another process keeps saving here; try again when it is done")
@@ -91,13 +103,12 @@ def _read_info(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: not a checkpoint, or damaged ({error}); restore it or start over") from None
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
-    if info.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path}: checkpoint version {info.get('version')}, this vqprompt reads {VERSION}; update it"
-        )
-    if CHECKSUM not in info:
+    version = info.get("version")
+    if version not in (WITHOUT_CHECKSUM, VERSION) or not isinstance(version, int):
+        raise CheckpointError(f"{path}: checkpoint version {version}, this vqprompt reads {VERSION}; update it")
+    if CHECKSUM not in info and version == WITHOUT_CHECKSUM:
         warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=4)
-    elif info[CHECKSUM] != checksum(info):
+    elif info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
     info["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
     return info
@@ -113,7 +124,7 @@ def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
     try:
         # copied into memory that torch aligns: how a matrix product rounds depends on the alignment
         return {name: t.clone() for name, t in load(data).items()}
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
 
 
@@ -134,10 +145,18 @@ def _one_writer(folder: Path) -> Iterator[None]:
                 except OSError:  # a file system without locks
                     pass
                 else:
-                    if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                    if not _is_at(path, file.fileno()):
                         continue  # the writer before us deleted the file that we waited for
             try:
                 yield
             finally:
                 path.unlink(missing_ok=True)
             return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False

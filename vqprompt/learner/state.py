@@ -7,24 +7,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from vqprompt.backbones.registry import BACKBONES
 from vqprompt.backbones.vit import ViT
-from vqprompt.errors import CheckpointError
+from vqprompt.errors import CheckpointError, explain
 from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
 from vqprompt.methods.base import Method
 from vqprompt.methods.task import TaskInfo
+from vqprompt.training.settings import Training
 
-FIELDS = (
-    "backbone", "fingerprint", "method", "options", "size", "planned_tasks", "seed", "training", "classes", "tasks",
-    "images_seen", "seconds_training", "unfinished",
-)  # fmt: skip
 METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"
+
+
+Three = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]  # the numbers of a TaskInfo
+Count = Annotated[int, Field(ge=0)]
+
+
+class Unfinished(BaseModel, extra="allow", strict=True):
+    """What the JSON says about a half-learned task."""
+
+    task: Three
+    classes: list[str]
+    groups: list[dict[str, Any]]
+    scalars: dict[str, Any]
+    epoch: Count
+
+
+class Said(BaseModel, extra="allow", strict=True):
+    """What the JSON says at least; a writer may keep more in it."""
+
+    backbone: str
+    fingerprint: str
+    method: str
+    options: dict[str, Any]
+    size: int = Field(ge=1, le=1 << 16)
+    planned_tasks: int = Field(ge=1, le=1_000_000)
+    seed: int
+    training: Training
+    classes: list[str]
+    tasks: list[Three]
+    images_seen: Count
+    seconds_training: float
+    unfinished: Unfinished | None
 
 
 @dataclass
@@ -40,7 +71,7 @@ class HalfLearned:
 @dataclass
 class SavedState:
     folder: Path
-    info: dict[str, Any]  # FIELDS, and anything else that the writer added
+    info: dict[str, Any]  # as in `Said`
     tensors: dict[str, Tensor]
     unfinished: HalfLearned | None = None
     history: list[TaskInfo] = field(default_factory=list)
@@ -48,12 +79,16 @@ class SavedState:
     @classmethod
     def read(cls, folder: Path) -> SavedState:
         tensors, info = read_checkpoint(folder)
-        if missing := [key for key in FIELDS if key not in info]:
+        if missing := [key for key in Said.model_fields if key not in info]:
             raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
+        try:
+            Said(**info)
+        except ValidationError as error:
+            raise CheckpointError(explain(error, f"{folder}: the checkpoint is damaged")) from None
         if not _counts_agree(info):
             raise CheckpointError(f"{folder}: its classes and tasks contradict each other; restore it or start over")
         state = cls(folder, info, tensors, history=[TaskInfo(*numbers) for numbers in info["tasks"]])
-        if info["unfinished"]:
+        if info["unfinished"] is not None:
             state.unfinished = _unpack(info["unfinished"], tensors)
         return state
 
@@ -86,19 +121,24 @@ class SavedState:
         method.to(method.head.weight.device)
         own = {name.removeprefix(METHOD): t for name, t in self.tensors.items() if name.startswith(METHOD)}
         load_tensors(method, own, saved_names(method), str(self.folder))
+        if len(method.head.weight) != method.head.out_features:
+            raise CheckpointError(
+                f"{self.folder}: {method.head.out_features} classes, but a classifier of {len(method.head.weight)}; "
+                "restore it or start over"
+            )
         method.loaded()
         method.eval()
 
 
 def _counts_agree(info: dict[str, Any]) -> bool:
-    """Whether the tasks have as many classes as there are names, and no name comes twice."""
-    try:
-        tasks, classes = [TaskInfo(*numbers) for numbers in info["tasks"]], info["classes"]
-        starts = [sum(t.new_classes for t in tasks[:n]) for n in range(len(tasks))]
-        numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
-        return numbered and sum(t.new_classes for t in tasks) == len(classes) == len(set(classes))
-    except (TypeError, ValueError, KeyError):
-        return False
+    """Whether the classes are those of the tasks, each name once."""
+    half = info["unfinished"]
+    tasks = [TaskInfo(*numbers) for numbers in (*info["tasks"], *([half["task"]] if half else []))]
+    classes = [*info["classes"], *(half["classes"] if half else [])]
+    starts = [0, *accumulate(task.new_classes for task in tasks)]
+    numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
+    learned = len(info["classes"]) == starts[len(info["tasks"])]
+    return numbered and learned and starts[-1] == len(classes) == len(set(classes))
 
 
 def write_state(

@@ -15,7 +15,7 @@ from vqprompt.data.stream import Stream, Task
 from vqprompt.datasets import open_dataset, parse_data
 from vqprompt.errors import CheckpointError, UserError, explain
 from vqprompt.files import lock_folder, write_atomically
-from vqprompt.learner.checkpoint import INFO
+from vqprompt.learner.checkpoint import INFO, tidy
 from vqprompt.learner.learner import Learner
 from vqprompt.learner.state import SavedState
 from vqprompt.progress import Progress, Report, Stage, ignore
@@ -123,6 +123,7 @@ class Run:
     def _restore(self) -> int:
         """Returns how many tasks were begun."""
         saved = SavedState.read(self.out)
+        tidy(self.out)
         if "run" not in saved.info:
             raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
         runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
