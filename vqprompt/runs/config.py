@@ -24,6 +24,7 @@ from vqprompt.recipes import find_recipe, recipe_settings
 from vqprompt.training.settings import Training
 
 FILE = "config.json"
+DEEPEST = 20  # lists and groups in each other, in any setting
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 # Settings that say on which machine and how a run is computed. Two runs that differ only in these are the same run.
@@ -76,7 +77,7 @@ def resolve(
     the method; dots reach into groups (`rebalancing.lr`).
     """
     file = file or {}
-    _refuse_huge_numbers({**file, **given})
+    _refuse_absurd({**file, **given})
     method_name = str({**file, **given}.get("method", "vq-prompt"))
     if file.get("method", method_name) != method_name:  # the file's options are another method's: leave them out
         file = {key: value for key, value in file.items() if key != "options"}
@@ -124,17 +125,19 @@ def published_settings(method: str, known: dict[str, Any], preset: str | None = 
     return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
 
 
-def _refuse_huge_numbers(settings: dict[str, Any]) -> None:
-    """Numbers beyond 64 bits fit in no setting, and Python does not even print those of thousands of digits."""
+def _refuse_absurd(settings: dict[str, Any]) -> None:
+    """Numbers beyond 64 bits fit in no setting, and Python does not even print those of thousands of digits. The same
+    goes for lists in lists in lists."""
     for key, value in settings.items():
-        inner = [value]
+        inner = [(value, 0)]
         while inner:
-            one = inner.pop()
+            one, depth = inner.pop()
             if isinstance(one, int) and one.bit_length() > 63:
-                raise UserError(
-                    f"{_shorten(key)}: a number of {one.bit_length()} bits is too large; give a smaller one"
-                )
-            inner += one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+                raise UserError(f"{_shorten(key)}: a number of {one.bit_length()} bits is too large")
+            if depth > DEEPEST:
+                raise UserError(f"{_shorten(key)}: nested more than {DEEPEST} deep; give a simpler value")
+            below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+            inner += [(value, depth + 1) for value in below]
 
 
 def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:
