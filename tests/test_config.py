@@ -236,3 +236,13 @@ def test_any_settings_are_a_config_or_refused_in_words(method, settings):
         assert 0 < len(str(error)) < 100_000
     else:
         assert resolve(json.loads(found.model_dump_json())) == found
+
+
+@pytest.mark.parametrize("key", ["method", "data", "options", "tasks", "blocks", "pool", "rebalancing"])
+def test_numbers_and_nesting_that_python_cannot_print_are_refused(key):
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    for value, words in ((1 << 20_000, "20001 bits is too large"), (deep, "nested more than 20 deep")):
+        with pytest.raises(UserError, match=f"{key}: .*{words}"):
+            resolve({key: value})

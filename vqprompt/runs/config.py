@@ -132,7 +132,7 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
         inner = [(value, 0)]
         while inner:
             one, depth = inner.pop()
-            if isinstance(one, int) and one.bit_length() > 63:
+            if isinstance(one, int) and one.bit_length() > 64:
                 raise UserError(f"{_shorten(key)}: a number of {one.bit_length()} bits is too large")
             if depth > DEEPEST:
                 raise UserError(f"{_shorten(key)}: nested more than {DEEPEST} deep; give a simpler value")
