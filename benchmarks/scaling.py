@@ -40,7 +40,7 @@ FITTED, LAST = 1.15, 1.3  # exponents clearly above 1: of the line through all p
 
 @dataclass(frozen=True)
 class Plan:
-    """What a machine can do in a minute or two. Rebalancing: pseudo-features a step as by default, 128 × 4."""
+    """What a machine can do in a minute or two. Rebalancing: pseudo-features per step as by default, 128 × 4."""
 
     vit: ViTConfig
     batch: int
@@ -48,10 +48,10 @@ class Plan:
     rounds: int
     warmup: int  # untimed rounds: they compile, where there is a compiler
     classes: Sequence[int]  # seen before the task that is timed
-    new_task: tuple[int, int]  # its classes, images a class
+    new_task: tuple[int, int]  # its classes, images per class
     images: Sequence[int]
     tasks: Sequence[int]
-    whole: tuple[int, int, int]  # what the tasks divide: classes, images and test images a class
+    whole: tuple[int, int, int]  # what the tasks divide: classes, images per class and test images per class
     pools: Sequence[int]
     sizes: Sequence[int]
     some: int  # images where their number does not matter
@@ -252,7 +252,7 @@ class Bench:
 
         held = (
             f"one more task of {new} classes and {new * each} images; {plan.rebalancing.ratio * plan.batch} "
-            f"pseudo-features a step, rebalancing epochs: {plan.rebalancing.epochs}"
+            f"pseudo-features per step, rebalancing epochs: {plan.rebalancing.epochs}"
         )
         return Axis("Classes seen", "class", "classes", list(plan.classes), held, self.grow(plan.classes, measure))
 
@@ -317,7 +317,7 @@ class Bench:
 
 
 def bytes_per_class(width: int) -> dict[str, int]:
-    """What stays of a class, whatever the number of its images: measured on statistics of random features."""
+    """What is kept per class, however many images it had: measured on statistics of random features."""
     found = {}
     for covariance in ("diagonal", "full", "shared"):
         remembered = make_statistics(width, covariance)
@@ -335,7 +335,7 @@ def main() -> None:
     plan = PLANS[device.type]
     v = plan.vit
     print(hardware(device))
-    print(f"ViT of width {v.width}, depth {v.depth}, patch {v.patch}, {v.image_size} px where not said otherwise; "
+    print(f"ViT of width {v.width}, depth {v.depth}, patch {v.patch}, {v.image_size} px unless stated otherwise; "
           f"batch {plan.batch}; median of {plan.rounds}")  # fmt: skip
     found: dict[str, Any] = {"hardware": hardware(device), "vit": v.__dict__, "batch": plan.batch, "axes": {}}
     with tempfile.TemporaryDirectory() as folder:
@@ -352,7 +352,7 @@ def main() -> None:
         print(f"  {width:<8}" + "".join(f"{value:>16,}" for value in row.values()))
     found["seconds"] = time.perf_counter() - started
     found["other_programs_share"] = others = others_share(before)
-    print(f"\n{math.ceil(found['seconds'])} s; other programs took {others:.0%} of the CPUs meanwhile")
+    print(f"\n{math.ceil(found['seconds'])} s; other programs took {others:.0%} of the CPUs at the same time")
     write_json(args.json, found)
 
 

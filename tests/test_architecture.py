@@ -23,15 +23,17 @@ LAYERS = [
     {"training"},
     {"statistics"},
     {"prompts"},
+    {"recipes"},
     {"methods"},
     {"learner"},
+    {"model"},
     {"result"},
     {"runs.config"},
     {"report"},
     {"runs"},
     {"paper"},
     {"commands"},
-    {"vqprompt", "__main__"},  # the names that users import, and `python -m vqprompt`
+    {"vqprompt", "__main__", "vit"},  # names that users import, `python -m vqprompt`, and the old home of the ViT
 ]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

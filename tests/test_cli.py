@@ -145,7 +145,7 @@ class TestRefusals:
     def test_out_that_holds_a_learner(self, command, no_training, tmp_path):
         (tmp_path / "checkpoint.json").write_text("{}")
         status, _, err = command("run", "--out", tmp_path)
-        assert status == 2 and "holds a learner that is not a run's" in err
+        assert status == 2 and "holds a learner that does not belong to a run" in err
 
     def test_out_that_is_a_file(self, command, no_training, tmp_path):
         (tmp_path / "out").write_text("")

@@ -293,7 +293,7 @@ class TestPickles:
     )  # fmt: skip
     def test_other_data_is_refused(self, tmp_path, value):
         write(write_cifar_python(tmp_path) / "cifar-100-python" / "test", python2_pickle(value))
-        refused(f"cifar100={tmp_path}", "test is no part of CIFAR-100: it lacks pixels")
+        refused(f"cifar100={tmp_path}", "test is not part of CIFAR-100: it lacks pixels")
 
     def test_labels_out_of_range(self, tmp_path):
         batch = {"data": np.zeros((1, 3072), np.uint8), "fine_labels": [100]}
@@ -397,7 +397,7 @@ class TestCub200:
     def test_tables_that_disagree(self, tmp_path):
         table = write_cub(tmp_path) / "CUB_200_2011" / "train_test_split.txt"
         table.write_text(table.read_text().replace("24 ", "25 "))
-        refused(f"cub200={tmp_path}", "do not speak of the same images")
+        refused(f"cub200={tmp_path}", "do not list the same images")
         table.write_text("1 1\nnonsense\n")
         refused(f"cub200={tmp_path}", "train_test_split.txt, line 2: 'nonsense' is not")
 

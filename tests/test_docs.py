@@ -9,6 +9,8 @@ import torch
 
 from vqprompt import Learner, Stream
 from vqprompt.methods import METHODS
+from vqprompt.paper.grids import find_grid
+from vqprompt.paper.tables import make_table
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
 
@@ -52,6 +54,19 @@ class TestResults:
         assert shown == self.tool["draw"](self.page).keys()
         for name in shown:
             assert "<svg" in (ROOT / "docs" / "figures" / name).read_text(encoding="utf-8")
+
+
+def test_the_results_of_moving_memories_are_as_measured():
+    page = (ROOT / "docs" / "beyond.md").read_text(encoding="utf-8")
+    section = page.partition("## Results")[2].partition("\n## ")[0]
+    shown = [tuple(cells[1:]) for cells in list(table_rows(section, 5).values())[2:]]
+    measured = set()
+    for row in make_table(find_grid("cub200"), ROOT / "results" / "cub200-beyond.json", from_bench=False).rows:
+        numbers = [row.ours("faa"), row.ours("caa"), row.ours("forgetting")]
+        cells = [f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in numbers]
+        measured.add((*cells, ", ".join(map(str, row.seeds))))
+    assert len(shown) == 9
+    assert set(shown) < measured
 
 
 @pytest.fixture(scope="module")

@@ -421,5 +421,5 @@ def test_older_means_are_drawn_closer_to_zero(monkeypatch):
 def test_bic_s_memory_must_hold_an_image_of_every_class():
     learner, stream = make_learner("bic", exemplars=3), iter(make_stream())
     learner.learn(next(stream))
-    with pytest.raises(UserError, match="exemplars=3 cannot hold an image of each of 4 classes"):
+    with pytest.raises(UserError, match="exemplars=3 cannot hold one image of each of 4 classes"):
         learner.learn(next(stream))

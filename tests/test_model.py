@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawings import drawings, write_drawings
 from PIL import Image
 
-from drawings import drawings, write_drawings
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
@@ -154,7 +154,7 @@ def test_renaming_changes_the_name_alone(folders, taught):
     assert np.abs(model.predict_proba(images) - before.predict_proba(images)[:, order]).max() < 1e-6
     assert next(c for c in model.show()["classes"] if c["name"] == "Saguaro")["taught"]
     for taken in ("apple", "Bicycle", " car "):
-        with pytest.raises(UserError, match="apple|bicycle|car"):
+        with pytest.raises(UserError, match=r"apple|bicycle|car"):
             model.rename("Saguaro", taken)
     with pytest.raises(UserError, match="did you mean 'apple'"):
         model.rename("Apple", "pear")

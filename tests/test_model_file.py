@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import command_environment
+from drawings import write_drawings
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.conftest import command_environment
-from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.model import file as files
@@ -88,7 +88,8 @@ def test_foreign_files_and_versions_get_a_clear_word(path, tmp_path):
 
 
 def test_another_backbone_is_refused(path, drawn, tmp_path):
-    from tests.conftest import make_vit
+    from conftest import make_vit
+
     from vqprompt.backbones.load import save_backbone
 
     save_backbone(make_vit(), tmp_path / "other.safetensors")
@@ -140,7 +141,8 @@ from vqprompt.model import file as files
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses
-content = dataclasses.replace(stored.content, history=(*stored.content.history, {"date": "2030-01-01", "what": "x" * 100}))
+history = (*stored.content.history, {"date": "2030-01-01", "what": "x" * 100})
+content = dataclasses.replace(stored.content, history=history)
 new = dataclasses.replace(stored, content=content)
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

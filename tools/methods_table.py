@@ -4,7 +4,8 @@
 
 Prompting parameters are counted on ViT-B/16 with 10 tasks. The bytes kept per class, and the number of passes of
 an image through the backbone, are measured while two small tasks are learned with crops, on a shallow ViT with random
-weights: neither depends on depth, weights or data.
+weights: neither depends on depth, weights or data. RanPAC keeps one number per class and random feature; it is measured
+with few of them and scaled up, because solving for ten thousand takes minutes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from vqprompt.backbones.vit import Block, ViT, ViTConfig
 from vqprompt.learner.learner import Learner
 from vqprompt.methods import METHODS
+from vqprompt.methods.base import TaskInfo
+from vqprompt.progress import Progress, Stage
 from vqprompt.training.settings import Training
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -26,22 +29,31 @@ from common import noise_stream
 
 HEADINGS = ("method", "parameters", "kept, D = 384", "kept, D = 768", "passes")
 VIT_B16 = ViTConfig(width=768, depth=12, heads=12, patch=16)
-QUICK = {"length": 2, "rebalancing": {"epochs": 1, "ratio": 1}, "identity_rebalancing": {"epochs": 1, "ratio": 1}}
+QUICK = {
+    "length": 2,
+    "projection": 40,
+    "rebalancing": {"epochs": 1, "ratio": 1},
+    "identity_rebalancing": {"epochs": 1, "ratio": 1},
+}
 
 
 def parameters(name: str, tasks: int = 10) -> int:
     with torch.device("meta"):  # shapes are enough to count
-        return METHODS[name](ViT(VIT_B16), METHODS[name].Options(), tasks).parameter_counts()["prompting"]
+        method = METHODS[name](ViT(VIT_B16), METHODS[name].Options(), tasks)
+        for task in range(tasks):  # some methods add parameters with every task
+            method.grow(TaskInfo(task, old_classes=task, new_classes=1))
+        return method.parameter_counts()["prompting"]
 
 
 def learn(name: str, width: int) -> tuple[Learner, str]:
-    """A learner of two tasks, and the passes per image while it trained the second: all, and in brackets those with a
-    gradient."""
+    """A learner of two tasks, and the passes per image in the last task that it trained in: all, and in brackets those
+    with a gradient."""
     vit = ViT(ViTConfig(width=width, depth=5, heads=width // 64, patch=14, image_size=14))
     options = {key: value for key, value in QUICK.items() if key in METHODS[name].Options.model_fields}
     training = Training(epochs=1, batch_size=4, augment="crop")
     learner = Learner(vit, name, tasks=2, training=training, device="cpu", compile="off", **options)
     count: Counter[str] = Counter()
+    measured = "0 (0)"  # of a method that never trains
 
     def watch(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
         if isinstance(module, Block) and learner.method.training:
@@ -52,16 +64,25 @@ def learn(name: str, width: int) -> tuple[Learner, str]:
     tasks = [4] if METHODS[name].joint else [2, 2]  # classes per task
     for task in noise_stream(tasks, [2] * len(tasks), test=1, side=16):
         count.clear()
-        learner.learn(task, lambda images, what: count.update({what: images}))
+        learner.learn(task, lambda event: count.update(_images(event)))
+        if count["images"]:
+            passes, gradient = (count[key] / vit.config.depth / count["images"] for key in ("passes", "with gradient"))
+            measured = f"{passes:g} ({gradient:g})"
     hook.remove()
-    passes, gradient = (count[key] / vit.config.depth / count["learning"] for key in ("passes", "with gradient"))
-    return learner, f"{passes:g} ({gradient:g})"
+    return learner, measured
+
+
+def _images(event: Progress) -> dict[str, int]:
+    """How many images training shows: the total that every event of it says, counted once."""
+    last = event.stage is Stage.LEARNING and event.done == event.total
+    return {"images": int(event.total)} if last else {}
 
 
 def kept(learner: Learner) -> str:
     if learner.method.exemplar_count():
         return f"{learner.method.options.exemplars:,} images in total"
-    return f"{learner.method.bytes_per_class():,} B"
+    few, all_features = (getattr(o, "projection", 1) for o in (learner.method.options, type(learner.method).Options()))
+    return f"{learner.method.bytes_per_class() * all_features // few:,} B"
 
 
 def row(name: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Errors that a user can fix: each message names what was given, what was wanted and the way out."""
+"""Errors that a user can fix: each message names what was given, what was expected and the way out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 
 def explain(error: ValidationError, what: str) -> str:
-    """A pydantic error as one line: for each field its name, what was given and what was wanted."""
+    """A pydantic error as one line: for each field its name, what was given and what was expected."""
     lines = []
     for e in error.errors():
         name = ".".join(str(part) for part in e["loc"])
@@ -40,7 +40,7 @@ def _escape(character: str) -> str:
 
 
 class UserError(ValueError):
-    """Shown on the command line as its message alone, without a traceback."""
+    """Shown on the command line as a message, without a traceback."""
 
 
 class ImageError(UserError):
@@ -48,12 +48,12 @@ class ImageError(UserError):
 
 
 class WriteError(UserError, OSError):
-    """A file that cannot be written: the disk is full, or the folder is not ours to write to."""
+    """A file that cannot be written: the disk is full, or we may not write to the folder."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, half-written, foreign or made for something else."""
+    """A checkpoint that is missing, damaged, not ours, or made for something else."""
 
 
 class PastImagesError(UserError):
-    """Training images of a task that is not being learned now were asked for."""
+    """Training images were read of a task that is not being learned now."""

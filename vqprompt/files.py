@@ -107,8 +107,8 @@ def writing(path: Path) -> Iterator[None]:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError:  # some places, such as /proc, take no folders
-        raise OSError(errno.EACCES, "this place takes no folders") from None
+    except FileNotFoundError:  # in some places, such as /proc, no folders can be made
+        raise OSError(errno.EACCES, "no folder can be made here") from None
 
 
 def _sync_folder(folder: Path) -> None:
@@ -202,7 +202,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 lock.unlink(missing_ok=True)
-                folder.rmdir()  # fails, and is meant to, if there is something in it
+                folder.rmdir()  # fails, as intended, if it is not empty
 
 
 # ---------------------------------------------------------------------------------------------- read
@@ -252,7 +252,7 @@ def read_json(path: Path) -> Any:
 MARK = b"vqp-sum1"  # a sealed file ends with this mark, the length of its content and the checksum
 FOOTER = len(MARK) + 8 + 32
 PIECE = 16 << 20  # bytes that one thread hashes at a time
-READ = 256 << 10  # bytes per read: little enough to stay in the processor's cache
+READ = 256 << 10  # bytes per read: few enough to stay in the processor's cache
 _verified: dict[tuple[Any, ...], int] = {}
 
 
@@ -301,7 +301,7 @@ def seal(path: Path, name: str) -> None:
 def sealed_length(path: Path) -> int | None:
     """The length of a sealed file's content if its checksum is right, else None. Checked once per process.
 
-    A file that is missing gives None in silence; one that is damaged gives a warning, because it will be made again.
+    A missing file gives None silently; a damaged one also gives a warning, because it will be made again.
     """
     try:
         with open_regular(path) as file:
@@ -321,7 +321,7 @@ def sealed_length(path: Path) -> int | None:
     except OSError as error:
         warnings.warn(f"{path}: the cached file cannot be read ({error}) and is made again", stacklevel=3)
         return None
-    if not old:  # a file of an earlier version has no checksum; it is made again without a word
+    if not old:  # a file of an earlier version has no checksum; it is made again silently
         warnings.warn(f"{path}: the cached file is damaged (wrong checksum) and is made again", stacklevel=3)
     return None
 

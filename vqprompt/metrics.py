@@ -1,4 +1,4 @@
-"""What is measured: the accuracy matrix A_ij and the numbers read off it (the paper's appendix).
+"""The accuracy matrix A_ij and the numbers that are computed from it (the paper's appendix).
 
 `accuracy[i][j]` is the accuracy (in percent) on task i after learning task j; None where j < i, before task i was seen.
 """
@@ -48,6 +48,6 @@ def forgetting_per_task(accuracy: Matrix) -> list[float]:
 
 
 def forgetting(accuracy: Matrix) -> float:
-    """Mean of `forgetting_per_task`; 0 for a single task, which nothing came after."""
+    """Mean of `forgetting_per_task`; 0 for a single task, because nothing came after it."""
     drops = forgetting_per_task(accuracy)
     return sum(drops) / len(drops) if drops else 0.0

@@ -1,4 +1,4 @@
-"""What long work reports while it goes on: one event type for every layer, from decoding an image to a whole run."""
+"""Progress of long work: one event type for every layer, from decoding an image to a whole run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stage(StrEnum):
 class Progress:
     """`done` of `total` units of work; a total of 0 means that it is not known.
 
-    A stage reports its own work. A run reports the work of all its tasks, and says which task it is at.
+    A stage reports its own work. A run reports the work of all its tasks, and the current task.
     """
 
     stage: Stage
@@ -41,8 +41,8 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-"""Who wants to know about progress."""
+"""A function that receives progress events."""
 
 
 def ignore(event: Progress) -> None:
-    """For callers who do not."""
+    """For callers who do not want progress events."""

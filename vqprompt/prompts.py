@@ -1,6 +1,6 @@
 """Soft selection, quantization, straight-through gradient and the two VQ losses (paper, sections 4.1 and 4.2).
 
-Below them, what the other prompting methods share: selection by cosine, and parts that learn in one task only.
+Below them is what other prompting methods share: selection by cosine, and parts that learn only in one task.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def pick(prompts: Tensor, choice: Tensor) -> Tensor:
 
 
 def train_only(parts: Iterable[nn.Module | nn.Parameter], number: int) -> None:
-    """Of parts that belong to one task each, let that of this task learn. The optimizer never gets the others, so
-    neither momentum nor weight decay moves them."""
+    """Each part belongs to one task: let only the part of this task learn. The optimizer never gets the others, so
+    neither momentum nor weight decay changes them."""
     for i, part in enumerate(parts):
         part.requires_grad_(i == number)

@@ -259,7 +259,7 @@ def _images(method: str, data: str, backbone: str) -> list[Part]:
         shown = Part(
             {"normalize": "none"}, f"{home.get(method, f'{code}, dataloaders/utils.py')}: pixels in [0, 1] as they are"
         )
-    if data == "cifar100":  # its images have 32 px: nothing to be kept
+    if data == "cifar100":  # its images have 32 px, so a larger store keeps nothing more
         return [shown]
     return [shown, Part({"stored": SHARP}, "everyone crops from the original image; kept at twice the size")]
 
@@ -268,7 +268,7 @@ def _images(method: str, data: str, backbone: str) -> list[Part]:
 
 
 def describe_recipe(method: str, data: str, backbone: str | None = None, tasks: int | None = None) -> list[str]:
-    """A recipe in lines: `setting = value, …   source`."""
+    """A recipe as lines of `setting = value, …   source`."""
     backbone = backbone or ("vit-b16-in21k" if data == "cub200" else "vit-b16-in1k")
     tasks = tasks or {"vtab": 5, "imagenet-a": 20}.get(data, 10)
     parts = find_recipe(method, data, backbone, tasks)
@@ -295,8 +295,8 @@ SCHEDULE_SETTINGS = {
 
 
 def in_use(flat: dict[str, str]) -> dict[str, str]:
-    """Of a run's settings by dotted name, those that do something: no numbers of a schedule that it does not have, no
-    statistics where it keeps none."""
+    """The settings of a run, by dotted name, that have an effect: without those of a schedule that it does not use, and
+    without those of statistics if it keeps none."""
     used = SCHEDULE_SETTINGS.get(flat.get("schedule", "cosine"), ())
     idle = {key for keys in SCHEDULE_SETTINGS.values() for key in keys if key not in used}
     if not flat.get("augment", "crop").startswith("crop"):

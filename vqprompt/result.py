@@ -79,7 +79,7 @@ class RunResult(Record):
     validation: float = 0.0
     notes: list[str] = []
     hardware: str = ""
-    rounding: list[dict[str, str | int]] = Field([], description="every machine that worked on it: what decides bits")
+    rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
 
     @property
     def trainable(self) -> int:

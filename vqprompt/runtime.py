@@ -62,7 +62,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.ones(1, device=device).item()  # the device must hold values: "meta" only has shapes
+        torch.ones(1, device=device).item()  # the device must hold values; "meta" has only shapes
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
             f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
@@ -88,8 +88,8 @@ _before: tuple[int, bool] = (0, False)  # PyTorch's settings before the first of
 
 @contextmanager
 def repeatable_kernels(device: torch.device, wanted: bool = True) -> Iterator[None]:
-    """Inside, CUDA uses only kernels that give the same bits every time, and refuses operations that have none. (CPUs
-    have no other kind.) It matters for attention and its gradient: cuDNN's may add in any order.
+    """Inside the block, CUDA uses only kernels that give the same bits every time, and refuses operations without such
+    a kernel. (CPUs have no other kind.) It matters for attention and its gradient: cuDNN may add in any order.
 
     PyTorch has one such setting per process, so the first thread that enters sets it and the last one that leaves
     restores it.
@@ -103,7 +103,7 @@ def repeatable_kernels(device: torch.device, wanted: bool = True) -> Iterator[No
         if not _inside:
             _before = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
             torch.set_deterministic_debug_mode("error")
-            more.fill_uninitialized_memory = False  # a help for debugging, and slow
+            more.fill_uninitialized_memory = False  # it helps debugging, but is slow
         _inside += 1
     try:
         yield
@@ -146,14 +146,14 @@ class seeded:
 
 
 def hardware(device: torch.device) -> str:
-    """For people: what a run's times were measured on."""
+    """The hardware that a run's times were measured on, for people to read."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def cpu_name() -> str:
-    """The processor's model, where the system tells: math libraries choose their kernels by it."""
+    """The processor's model, if the system tells it: math libraries choose their kernels by it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -162,7 +162,8 @@ def cpu_name() -> str:
 
 
 def rounding(device: torch.device) -> dict[str, str | int]:
-    """Everything that decides the last bits of a result besides seeds: two runs agree to the bit if this is equal."""
+    """Everything besides settings and seeds that decides the last bits of a result. Runs for which this is equal agree
+    to the bit."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
     return {

@@ -28,7 +28,8 @@ def load_backbone(
 ) -> ViT:
     """A frozen float32 ViT from a BACKBONES name or a weights file, for square images of `size` px if given.
 
-    config_overrides: ViTConfig fields that a file cannot tell (heads, eps, mean, std). progress: told of a download.
+    config_overrides: ViTConfig fields that a file does not say (heads, eps, mean, std). progress: gets the progress of
+    a download.
     """
     known = BACKBONES.get(str(name_or_path))
     path = locate(known, progress) if known else Path(name_or_path)

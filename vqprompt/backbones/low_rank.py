@@ -1,4 +1,4 @@
-"""A backbone whose weights change by low-rank matrices alone (LoRA, Hu et al. 2022): W + U V, with U and V learned.
+"""A backbone whose weights change only by low-rank matrices (LoRA, Hu et al. 2022): W + U V, with U and V learned.
 
 The change of a ViT-S at rank 16 is a twentieth of the network, so a model that keeps only the change is small.
 """
@@ -34,7 +34,7 @@ class LowRankLinear(nn.Module):
 
 
 def linear_layers(vit: ViT) -> list[nn.Linear]:
-    """Those that can get a low-rank change: of attention and MLP, in every block."""
+    """The layers that can get a low-rank change: those of attention and MLP, in every block."""
     blocks: Any = vit.blocks
     return [layer for b in blocks for layer in (b.attn.qkv, b.attn.proj, b.mlp.fc1, b.mlp.fc2)]
 

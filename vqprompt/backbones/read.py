@@ -92,7 +92,7 @@ def unwrap(loaded: Any) -> State:
         depth += 1
         if depth > MAX_NESTING:
             raise WeightsError(
-                f"its dictionaries lie in each other more than {MAX_NESTING} deep or in a circle; "
+                f"its dictionaries are nested more than {MAX_NESTING} deep or in a circle; "
                 "save model.state_dict() alone"
             )
         loaded = inner

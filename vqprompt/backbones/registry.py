@@ -92,7 +92,7 @@ def locate(backbone: Backbone, progress: Report = ignore) -> Path:
         raise WeightsError(how_to_get(backbone, "that takes `pip install huggingface_hub`")) from error
     try:
         path = Path(hf_hub_download(backbone.repo, backbone.file))
-    except Exception as error:  # whatever the transport raises, the way out is the same
+    except Exception as error:  # any error of the transport has the same way out
         raise WeightsError(how_to_get(backbone, _first_line(error))) from error
     check_hub_digest(path)
     return path

@@ -2,7 +2,7 @@
 
 What is notable about this implementation:
 - any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
-- the last block computes the class token alone, since its other outputs are not used (exact, and 1/12 less work)
+- the last block computes only the class token, because its other outputs are not used (exact, and 1/12 less work)
 - one fused attention call with or without prompts, one matrix product for q, k and v
 - parameters carry timm's names, so the common checkpoints need little translation (see layouts.py)
 """
@@ -202,8 +202,8 @@ class ViT(nn.Module):
         adapters: Sequence[Adapter] | None = None,
         class_tokens: int = 1,
     ) -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: join those
-        of the last so many blocks, the last one first [B, class_tokens · D]."""
+        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: the
+        number of last blocks whose class tokens are joined, the last block first [B, class_tokens · D]."""
         found = self._through_blocks(tokens, prompts, placement, adapters, class_tokens)
         return self.norm(found)[:, :class_tokens].flatten(1)
 

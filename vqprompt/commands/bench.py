@@ -91,8 +91,8 @@ def run(
     figure: Draw = False,
     track: Track = None,
 ) -> None:
-    """Do the runs of a table and print it. Finished runs are skipped and interrupted ones resumed: to go on, give the
-    same command again.
+    """Do the runs of a table and print it. Finished runs are skipped and interrupted ones resumed: to continue, give
+    the same command again.
 
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """

@@ -23,7 +23,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def explains_interruption(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """A command that explains itself after Ctrl-C. (Without this, Typer would end it without a word.)"""
+    """A command that explains itself after Ctrl-C. (Without this, Typer would end it silently.)"""
 
     @functools.wraps(command)
     def explained(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:

@@ -116,9 +116,9 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     lines = [
         "",
         f"{len(found['classes'])} classes, {found['images']} images",
-        f"accuracy {_percent(found['accuracy'])} on images it had not learned (left out one at a time, all classes alike)",
+        f"accuracy {_percent(found['accuracy'])} on images it had not learned (each left out in turn)",
         f"percentages are off by {_percent((found['calibration_error'] or [None])[-1])} on average",
-        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; {found['can_undo']} versions to go back to",
+        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; undo goes back {found['can_undo']} steps",
         "",
     ]
     for event in found["history"]:

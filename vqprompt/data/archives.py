@@ -30,7 +30,7 @@ class Files:
     """The files of one folder or archive.
 
     sizes: bytes of each file, by path, in a fixed order. folders: paths of the folders (an archive may not name them).
-    skipped: what is there and is not read, such as a second way to a folder. key: SHA-256 of an archive's content.
+    skipped: what is not read, such as a second link to the same folder. key: SHA-256 of an archive's content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class Files:
 
 
 def hidden(path: str) -> bool:
-    """Whether a path is one of those that systems leave behind, not people."""
+    """Whether a path is one that operating systems create, not people (such as .DS_Store)."""
     return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
 
 

@@ -30,7 +30,7 @@ IMAGE_SUFFIXES = frozenset(
 )
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
 LARGE = 8_000_000  # pixels from which an image is worked on in strips
-ONE_AT_A_TIME = 25_000_000  # pixels from which only one image is decoded at a time, whatever the number of threads
+ONE_AT_A_TIME = 25_000_000  # pixels from which only one image is decoded at a time, for any number of threads
 STRIP = 2_000_000  # pixels per strip
 
 _large_images = threading.Lock()
@@ -125,8 +125,8 @@ def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Imag
         raise ImageError(f"{name}: it has no pixels ({width}×{height}); replace the file or take it out")
     progressive = bool(image.info.get("progressive") or image.info.get("progression"))  # holds all coefficients
     check_pixels(name, width, height, (JPEG_FACTOR / 2 if progressive else JPEG_FACTOR) if jpeg else 1.0)
-    alone: AbstractContextManager[object] = _large_images if width * height > ONE_AT_A_TIME else nullcontext()
-    with alone:
+    one_at_a_time: AbstractContextManager[object] = _large_images if width * height > ONE_AT_A_TIME else nullcontext()
+    with one_at_a_time:
         if jpeg and side is not None and min(width, height) >= 4 * side:
             image.draft(image.mode, (2 * side, 2 * side))
         small = _in_strips(image, side) if side is not None else image
@@ -155,7 +155,7 @@ def _in_strips(image: Image.Image, side: int) -> Image.Image:
 
 
 def _exif(image: Image.Image) -> bytes | None:
-    """The orientation alone, as EXIF bytes."""
+    """Only the orientation, as EXIF bytes."""
     with suppress(Exception):  # damaged EXIF: the image stays as it is
         orientation = image.getexif().get(0x0112)
         if orientation in range(2, 9):

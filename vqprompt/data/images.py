@@ -1,4 +1,4 @@
-"""Some images of one or several stores, with labels; everything that reads pixels reads them here."""
+"""Labelled images of one or several stores. Everything that reads pixels reads them through this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Guard = Callable[[], None]
 
 
 class Images:
-    """Rows of a store, with labels. Joined images (`concatenate`) have rows of several stores and can do the same."""
+    """Rows of a store, with labels. Joined images (`concatenate`) have rows of several stores and work the same way."""
 
     def __init__(self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Guard | None = None) -> None:
         self._parts = [_Part(store, np.asarray(rows), guard)]
@@ -32,7 +32,7 @@ class Images:
 
     @staticmethod
     def concatenate(parts: Sequence[Images]) -> Images:
-        """Several sets as one: the test sets of the tasks so far, or a task's own images and a memory of old ones."""
+        """Join several sets, such as the test sets of the tasks so far, or a task's images and a memory of old ones."""
         return Images._of([own for part in parts for own in part._parts], torch.cat([part.labels for part in parts]))
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Images:
 
     @property
     def key(self) -> str:
-        """Identifies exactly these pixels in this order: the key under which things computed from them are kept."""
+        """Identifies exactly these pixels in this order. Results computed from them are kept under this key."""
         keys = [hashlib.sha256(p.store.identity.encode() + p.rows.tobytes()).hexdigest()[:24] for p in self._parts]
         return keys[0] if len(keys) == 1 else hashlib.sha256("".join(keys).encode()).hexdigest()[:24]
 
@@ -60,7 +60,7 @@ class Images:
         return all(part.store.fingerprint for part in self._parts)
 
     def digest(self) -> str:
-        """16 hex digits of the content, wherever it is stored. It reads the middle row of each image, to be quick."""
+        """16 hex digits of the content, wherever it is stored. Only the middle row of each image is read."""
         whole = hashlib.sha256()
         for part in self._parts:
             pixels = part.store.pixels
@@ -143,7 +143,7 @@ class _Part:
 
 
 def _merged(parts: Sequence[_Part]) -> list[_Part]:
-    """One part, if all are of one store: such images are read in one go."""
+    """Join parts of the same store, so that their images are read together."""
     if all(part.store is parts[0].store for part in parts) and len(parts) > 1:
         guards = list(dict.fromkeys(part.guard for part in parts if part.guard is not None))
 

@@ -100,8 +100,8 @@ class Source:
 
 
 def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:
-    """The folder around everything, which many archives have, and some have two. It is not called train or test, and
-    it holds no image itself."""
+    """The outer folder that many archives have (some have two). It is not called train or test, and holds no image
+    itself."""
     prefix = ""
     while True:
         inside = [p[len(prefix) :] for p in images]

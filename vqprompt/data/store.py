@@ -2,8 +2,8 @@
 
 The store is one memory-mapped array [N, C, S, S] of whole images squashed to a square, with each image's true aspect
 ratio beside it (views.py undoes the squashing when it crops). It lies in the cache folder under a key made from the
-SHA-256 of the content, need not fit in memory, and is written whole or not at all. It is checked before it is used.
-Decoding every image once, before anything is learned, is also what finds the broken ones.
+SHA-256 of the content, may be larger than memory, and is written whole or not at all. It is checked before it is used.
+Because every image is decoded before anything is learned, broken images are found early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vqprompt.errors import ImageError, WriteError
 from vqprompt.files import cache_folder, delete_abandoned, load_array, replacing, save_array, seal, warn_no_cache
 from vqprompt.progress import Progress, Report, Stage, ignore
 
-STORED_MARGIN = 8 / 7  # stored images are larger than the ViT's by this factor, to leave something to crop
+STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
 
 
 def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
@@ -87,7 +87,7 @@ def build_store(source: ImageSource, side: int, progress: Report = ignore) -> St
 
 
 def _load(target: Path, aspects: Path, count: int, side: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Pixels and aspect ratios, if both are there, whole and of the right shape."""
+    """Pixels and aspect ratios, if both files are complete and have the right shape."""
     aspect = load_array(aspects)
     pixels = load_array(target, mapped=True) if aspect is not None else None
     if pixels is None or aspect is None:
@@ -112,7 +112,7 @@ def _decode_to_cache(source: ImageSource, side: int, target: Path, aspects: Path
 
 
 def _reserve(path: Path) -> None:
-    """Take the space on disk now: writing to a mapped file on a full disk would kill the process."""
+    """Reserve the space on disk now: writing to a mapped file on a full disk would kill the process."""
     if hasattr(os, "posix_fallocate"):
         with open(path, "rb+") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

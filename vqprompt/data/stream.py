@@ -36,7 +36,7 @@ class Dataset:
 
 
 def check_names(name: str, classes: Sequence[str]) -> None:
-    """Every class needs a name, and one of its own."""
+    """Every class needs its own name."""
     if not len(classes):
         raise ImageError(f"{name}: no classes; it needs at least one")
     if wrong := [c for c in classes if not isinstance(c, str)]:
@@ -71,7 +71,7 @@ class Stream:
     """Tasks in order: `for task in stream: learner.learn(task)`.
 
     tasks: how many (of sizes as equal as possible), or the number of classes per task, or the class names per task.
-    seed: 0 keeps the natural class order, others shuffle it; also seeds the validation split.
+    seed: 0 keeps the natural class order, others shuffle it. It also decides the validation split.
     validation: fraction of the training images per class that replaces the test images, to tune settings on.
     train_per_class, test_per_class: use only this many images per class, the first ones.
     """
@@ -108,7 +108,7 @@ class Stream:
         self._open = None
 
     def seen(self, number: int) -> list[Task]:
-        """The tasks up to and including `number`: those to test on once it is learned."""
+        """The tasks up to and including `number`, to test on after it was learned."""
         return self.tasks[: number + 1]
 
     def _task(self, number: int, names: list[str], train_rows: list[np.ndarray], test_rows: list[np.ndarray]) -> Task:

@@ -34,7 +34,7 @@ def is_tar(path: Path) -> bool:
             tarfile.TarInfo.frombuf(plain.read(BLOCK), "utf-8", "surrogateescape")
     except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
         return True  # an empty one
-    except Exception:  # whatever a decompressor makes of it
+    except Exception:  # a decompressor may raise any error
         return False
     return True
 
@@ -81,7 +81,7 @@ class TarFiles(Files):
         self.folders = sorted(name for name, m in members.items() if m.isdir())
 
     def _check_end(self, end: int) -> None:
-        """A tar ends with blocks of zeros. `tarfile` also stops, without a word, at a header that is damaged."""
+        """A tar ends with blocks of zeros. `tarfile` also stops, silently, at a damaged header."""
         if self._length - end < BLOCK:
             raise tarfile.ReadError("it has no end mark, so a part of it is missing")
         self._file.seek(end)

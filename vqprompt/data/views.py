@@ -111,7 +111,7 @@ def _turn_hue(images: Tensor, turn: Tensor) -> Tensor:
 
 
 def _resampling(low: Tensor, high: Tensor, source: int, target: int) -> Tensor:
-    """Rows of weights [B, target, source] that read `target` pixels off the interval low..high of `source` pixels."""
+    """Rows of weights [B, target, source] that resample the interval low..high of `source` pixels to `target` ones."""
     steps = (torch.arange(target, device=low.device) + 0.5) / target
     centers = (low[:, None] + steps * (high - low)[:, None]) * source - 0.5
     support = ((high - low).abs() * source / target).clamp(min=1)
@@ -145,7 +145,7 @@ def _draw(
 
 @lru_cache
 def _compiled_draw() -> Callable[..., Tensor]:
-    return torch.compile(_draw, dynamic=False)  # not before it is needed: importing the compiler takes seconds
+    return torch.compile(_draw, dynamic=False)  # only when needed, because importing the compiler takes seconds
 
 
 def render(

@@ -1,4 +1,4 @@
-"""Data sets by name, or by path. To add one: write its file, name it here."""
+"""Data sets by name or by path. To add one, write its file and add it to DATASETS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vqprompt.files import exists
 from vqprompt.progress import Report, ignore
 
 Opener = Callable[[str | None, int, int, Report], Dataset]
-"""(path that the user gave or None, side of the stored squares in px, seed of a split it makes, progress)."""
+"""Parameters: the path that the user gave or None, the side of the stored squares in px, the seed for a split, and
+progress."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _read(files: Files, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]
             good = False
         if not good:
             raise ImageError(
-                f"{path}: {name} is no part of CIFAR-100: it lacks pixels (data) or labels (fine_labels); get it again"
+                f"{path}: {name} is not part of CIFAR-100: it lacks pixels (data) or labels (fine_labels); get it again"
             )
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(CLASSES):
         raise ImageError(f"{path}: {name} has labels beyond 0 … {len(CLASSES) - 1}; get it again")

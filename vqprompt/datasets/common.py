@@ -50,7 +50,7 @@ class Origin:
 
     files: tuple[Remote, ...] = ()
     hub: str | None = None
-    by_hand: str = ""  # what to tell a user when there is nothing to download automatically
+    by_hand: str = ""  # instructions for the user if nothing can be downloaded automatically
 
 
 @dataclass
@@ -115,7 +115,7 @@ def _from_hub(repository: str, folder: Path) -> bool:
         from huggingface_hub import snapshot_download
 
         snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=folder)
-    except Exception:  # any error of the transport; the user is told the error of the first download
+    except Exception:  # any error of the transport; the message names the error of the first download
         return False
     return True
 
@@ -166,7 +166,7 @@ def make_dataset(
     expected: Expected | None = None,
     groups: tuple[tuple[str, ...], ...] | None = None,
 ) -> Dataset:
-    """Check a listing, split it if it has no split of its own (by `seed`), and decode it."""
+    """Check a listing, split it (by `seed`) if it has no split, and decode it."""
     check_names(str(listing.path), listing.classes)
     position = {label: i for i, label in enumerate(listing.classes)}
     labels = np.array([position[e.label] for e in listing.entries])

@@ -71,7 +71,7 @@ def _official(files: Files, folder: str) -> Listing:
         raise ImageError(f"{files.path}: {shorten(missing)} missing beside the other tables; get the archive again")
     images, labels, splits, classes = (_table(files, prefix + name) for name in TABLES)
     if not images.keys() == labels.keys() == splits.keys() or not set(labels.values()) <= classes.keys():
-        raise ImageError(f"{files.path}: {', '.join(TABLES)} do not speak of the same images; get the archive again")
+        raise ImageError(f"{files.path}: {', '.join(TABLES)} do not list the same images; get the archive again")
     paths = {number: f"{prefix}images/{name}" for number, name in images.items()}
     lost = [path for path in paths.values() if path not in files.names]
     if lost:

@@ -10,5 +10,5 @@ from vqprompt.progress import Report, ignore
 
 
 def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:
-    """seed: decides which images of each class are held out, if the source has no split of its own."""
+    """seed: decides which images of each class are held out, if the source has no split."""
     return make_dataset(str(path), list_images(Path(path).expanduser()), side, seed, progress)

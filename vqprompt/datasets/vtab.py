@@ -30,7 +30,7 @@ def open_vtab(source: str | None, side: int, seed: int, progress: Report = ignor
         )
     classes = sorted(listing.classes, key=natural)
     domain = {name: DOMAINS[i * len(DOMAINS) // len(classes)] for i, name in enumerate(classes)}
-    full = {name: f"{domain[name]}/{name}" for name in classes}  # a number alone says little to a reader
+    full = {name: f"{domain[name]}/{name}" for name in classes}  # numbers do not tell a reader much
     listing.entries = [replace(entry, label=full[entry.label]) for entry in listing.entries]
     listing.classes = [full[name] for name in classes]
     groups = tuple(tuple(full[name] for name in classes if domain[name] == d) for d in DOMAINS)

@@ -28,7 +28,7 @@ NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and stand
 @dataclass(frozen=True)
 class Built:
     method: Method
-    backbone: str  # a name, or where the weights file is
+    backbone: str  # a name, or the path of a weights file
     weights: str  # fingerprint of the backbone's weights as they are in their file
     fingerprint: str  # the same after resizing to the image size, which rounds differently on different processors
 
@@ -59,8 +59,7 @@ def build_method(
 
 
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
-    """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if not where they
-    were."""
+    """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
     info = state.info
     try:
         options = find_method(info["method"]).complete_options(info["options"])

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors in safetensors, the rest in JSON, and never a moment without a whole one on disk.
+"""Checkpoints: tensors in safetensors, the rest in JSON. From the first save on, a whole one is always on disk.
 
 The tensor file is written first under a new name; `checkpoint.json`, which names it with its size and checksum, is then
 replaced in one step. A process that is killed in between leaves the previous checkpoint as it was. A reader that finds
@@ -31,7 +31,7 @@ WITHOUT_CHECKSUM = 1  # an older version, whose JSON has none
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
 SAVING = ".saving"  # locked by the process that is writing
-ATTEMPTS = 100  # of a reader that writers overtake
+ATTEMPTS = 100  # how often a reader tries again when a writer was faster
 
 
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _delete_all_but(folder: Path, current: str) -> None:
 
 
 def checksum(info: dict[str, Any]) -> str:
-    """SHA-256 of everything a checkpoint says, in a form that does not depend on spaces or order."""
+    """SHA-256 of all fields of a checkpoint. It does not depend on spaces or on the order of the fields."""
     said = {key: value for key, value in info.items() if key != CHECKSUM}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -87,7 +87,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                     f"{folder / info['tensors']}: the checkpoint's tensors {reason}; restore the file or start over"
                 ) from None
         time.sleep(0.001 * attempt)
-    raise CheckpointError(f"{folder}: another process saves here all the time; read it when that process is done")
+    raise CheckpointError(f"{folder}: another process keeps saving here; try again when it is done")
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
     if not data or hashlib.sha256(data).hexdigest() != info.get("sha256"):
         raise CheckpointError(f"{state}: damaged or half-written (checksum differs); restore the file or start over")
     try:
-        # memory of their own, aligned as torch does it: products of matrices round by where these lie
+        # copied into memory that torch aligns: how a matrix product rounds depends on the alignment
         return {name: t.clone() for name, t in load(data).items()}
     except (SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None

@@ -25,7 +25,7 @@ BATCH_ELSEWHERE = 64
 
 
 class Evaluator:
-    """Computes over clean views of images, in order, in batches of one size.
+    """Computes on clean views of images, in order, in batches of one size.
 
     test_crop: see `Training`. known: a cache of queries; without one, queries are computed where they are needed.
     """
@@ -36,7 +36,8 @@ class Evaluator:
 
     @contextmanager
     def reporting(self, progress: Report) -> Iterator[None]:
-        """Tell `progress` about the work inside, and nobody afterwards, however it ends."""
+        """Send the progress of the work inside this block to `progress`. It stops at the end of the block, also after
+        an error."""
         self.progress = progress
         try:
             yield
@@ -45,7 +46,7 @@ class Evaluator:
 
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Features [n, D]. task: the number of their task, if they are its training images."""
-        return self._over(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
+        return self._with_queries(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
 
     @torch.no_grad()
     def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> Tensor:
@@ -63,11 +64,13 @@ class Evaluator:
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
-        return self._over(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
+        return self._with_queries(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
 
     def guesses(self, images: Images, queries: Tensor | None = None) -> Tensor:
         """The best class of each image [n]; scores are never held for more than one batch."""
-        return self._over(images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries)
+        return self._with_queries(
+            images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries
+        )
 
     def queries(self, images: Images) -> Tensor:
         """Features without prompts [n, D]."""
@@ -77,7 +80,7 @@ class Evaluator:
         """Queries, computed now, of the images as they are or mirrored."""
         return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, ignore)
 
-    def _over(
+    def _with_queries(
         self,
         images: Images,
         compute: Callable[[View], Tensor],
@@ -85,6 +88,7 @@ class Evaluator:
         task: int | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
+        """Compute, with the queries that the cache knows or that are given."""
         if queries is None and self.known is not None and self.method.uses_query:
             queries = self.known.of(images)
         return self._compute(images, compute, stage, self.progress, task, queries)
@@ -114,7 +118,7 @@ class Evaluator:
         """Indices of all images, in order; on CUDA, the last image may come several times."""
         device = self.runtime.device
         size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(count)
-        if device.type == "cuda":  # compiled code wants few shapes: fill up with the last image, to a power of two
+        if device.type == "cuda":  # compiled code needs few shapes: fill the last batch up with the last image
             size = min(size, 1 << (len(order) - 1).bit_length())
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
         return order.split(size)
@@ -122,8 +126,8 @@ class Evaluator:
 
 @contextmanager
 def evaluation_mode(method: Method) -> Iterator[None]:
-    """In the middle of training, a method goes back to training afterwards. One that does not train is left alone, so
-    that several threads can use it."""
+    """Evaluate inside the block. A method that is being trained returns to training mode afterwards. One that is not
+    is left as it is, so that several threads can use it."""
     if not method.training:
         yield
         return

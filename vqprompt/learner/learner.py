@@ -44,7 +44,7 @@ class Learner:
     backbone: a name (`vqprompt backbones`), a weights file, or a ViT. method: a name (`vqprompt methods`).
     size: image size in px, the backbone's own by default. tasks: how many are planned, for methods that divide a pool.
     training: settings of the loop. device: "auto", "cpu", "cuda", … precision: "auto", "fp32", "bf16".
-    compile: "auto" (on CUDA), "on", "off". deterministic: on CUDA, only kernels that repeat themselves.
+    compile: "auto" (on CUDA), "on", "off". deterministic: on CUDA, use only kernels that give the same bits every time.
     options: the method's own settings.
     """
 
@@ -74,12 +74,12 @@ class Learner:
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
         self.known_queries = QueryCache(self.evaluator, built.fingerprint)
         self.evaluator.known = self.known_queries
-        self.shared_queries: Path | None = None  # a folder where runs keep queries of augmented views for each other
+        self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
         self.classes: list[str] = []
         self.history: list[TaskInfo] = []
         self.images_seen, self.seconds_training = 0, 0.0
-        self._learning: list[str] = []  # classes that `learn` is at; they stay here if it is interrupted
-        self._unfinished: HalfLearned | None = None  # between two epochs: what to save, or to go on from
+        self._learning: list[str] = []  # classes being learned now; they stay here if learning is interrupted
+        self._unfinished: HalfLearned | None = None  # between two epochs: what to save, or to continue from
 
     @property
     def vit(self) -> ViT:
@@ -98,10 +98,10 @@ class Learner:
         on_epoch: OnEpoch | None = None,
         checkpoint: Callable[[], None] | None = None,
     ) -> None:
-        """Learn a task's classes from its training images; afterwards they are not needed any more.
+        """Learn a task's classes from its training images. Afterwards the images are not needed any more.
 
-        on_epoch: called with each epoch's losses. checkpoint: called after an epoch, when `self` can be saved in the
-        middle of the task.
+        on_epoch: called with each epoch's losses. checkpoint: called between two epochs, when the learner can be saved
+        in the middle of the task.
         """
         info = self._check(task)
         seed = derive_seed(self.seed, "task", info.number)
@@ -121,7 +121,7 @@ class Learner:
         task.train.check()
         known = sorted(set(task.classes) & set(self.classes))
         if known:
-            raise UserError(f"the class {known[0]!r} was learned before; tasks must have classes of their own")
+            raise UserError(f"the class {known[0]!r} was learned before; a task must bring new classes")
         if self.method.joint and self.history:
             raise UserError(
                 f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "
@@ -136,10 +136,10 @@ class Learner:
         return info
 
     def _open_task(self, task: Task, info: TaskInfo, seed: int, half: HalfLearned | None) -> TaskData:
-        """Start the task, or take up one that is half learned."""
+        """Start the task, or continue one that is half learned."""
         before = None if half is None else half.features_before
         if half is None:
-            if self.method.needs_features_before:  # as the statistics of old classes know them: before the start
+            if self.method.needs_features_before:  # now, because the statistics of old classes belong to these
                 before = self.evaluator.features(task.train)
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
@@ -227,7 +227,8 @@ class Learner:
         return [100 * int(part.sum()) / len(part) for part in right.split([len(t.test) for t in tasks])]
 
     def features(self, images: Images, task: int | None = None) -> Tensor:
-        """Clean features [n, D] with what has been learned so far. task: theirs, if they are its training images."""
+        """Clean features [n, D] with what has been learned so far. task: the number of their task, if they are its
+        training images."""
         return self.evaluator.features(images, task)
 
     def logits(self, images: Images) -> Tensor:
@@ -254,8 +255,8 @@ class Learner:
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
-        looking = Evaluator(self.method, self.runtime, self.settings.test_crop)  # nothing about these images is kept
-        return predict_proba(looking, self.classes, pictures, self.settings.stored)
+        without_cache = Evaluator(self.method, self.runtime, self.settings.test_crop)
+        return predict_proba(without_cache, self.classes, pictures, self.settings.stored)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
@@ -269,7 +270,7 @@ class Learner:
     # ------------------------------------------------------------------ save and load
 
     def save(self, folder: str | Path, **extra: Any) -> None:
-        """Write everything learned; a frozen backbone is named, not copied. `extra` goes into the JSON beside it."""
+        """Write everything learned. A frozen backbone is named, not copied. `extra` is added to the JSON file."""
         self._refuse_if_interrupted()
         if "run" not in extra and (Path(folder) / "config.json").exists():
             raise UserError(f"{folder}: holds a run, which could not be resumed any more; save to another folder")
@@ -296,7 +297,7 @@ class Learner:
         cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
         deterministic: bool = True, backbone: str | Path | ViT | None = None,
     ) -> Learner:  # fmt: skip
-        """What `save` wrote. backbone: where the weights are now, if not where they were."""
+        """What `save` wrote. backbone: where the weights are now, if they have moved."""
         return cls.from_state(
             SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic), backbone
         )

@@ -24,7 +24,7 @@ from vqprompt.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
-OPENED_AT_ONCE = 256  # pictures whose pixels are in memory, already shrunk to what the network needs
+OPENED_AT_ONCE = 256  # pictures in memory at the same time, already shrunk
 
 
 class Predictor:
@@ -37,7 +37,7 @@ class Predictor:
     def __init__(
         self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED_MARGIN
     ) -> None:
-        """method: nobody else may change it. test_crop, stored: see `Training`."""
+        """method: the predictor's own copy; nothing else may change it. test_crop, stored: see `Training`."""
         self.classes, self._stored = tuple(classes), stored
         self._evaluator = Evaluator(method.eval(), runtime, test_crop)
 
@@ -46,10 +46,10 @@ class Predictor:
         cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
         deterministic: bool = True, backbone: str | Path | ViT | None = None,
     ) -> Predictor:  # fmt: skip
-        """What `Learner.save` or a run wrote. backbone: where the weights are now, if not where they were."""
+        """What `Learner.save` or a run wrote. backbone: where the weights are now, if they have moved."""
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
-        built.method.end_task()  # what only training needs
+        built.method.end_task()  # drops what only training needs
         training = Training(**state.info["training"])
         return cls(built.method, state.info["classes"], runtime, training.test_crop, training.stored)
 

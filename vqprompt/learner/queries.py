@@ -35,14 +35,14 @@ class QueryCache:
         self._of_the_task: list[str] = []  # keys of the open task's training images
 
     def start_task(self, images: Images) -> None:
-        """The training images of the task before will not be asked for again: free their memory."""
+        """Free the memory of the previous task's training images; they are not needed again."""
         for key in self._of_the_task:
             self.kept.pop(key, None)
         self._of_the_task = [self.key(images, mirrored) for mirrored in (False, True)]
 
     def of(self, images: Images, mirrored: bool = False) -> Tensor:
         """Queries [n, D]: from memory, else from disk, else computed now."""
-        images.check()  # that queries are known does not open a closed task
+        images.check()  # known queries do not make a closed task readable
         if self.evaluator.method.tunes_backbone:
             raise RuntimeError("the queries of a backbone that learns do not stay the same")
         key = self.key(images, mirrored)
@@ -59,7 +59,7 @@ class QueryCache:
         return self.kept[key]
 
     def key(self, images: Images, mirrored: bool) -> str:
-        """Everything that decides a query."""
+        """Everything that a query depends on, as one text."""
         vit, runtime = self.evaluator.method.vit, self.evaluator.runtime
         return json.dumps([self.backbone, images.key, vit.config.image_size, self.evaluator.test_crop, mirrored,
                            vit.config.mean, vit.config.std, vit.raw_queries,
@@ -68,9 +68,9 @@ class QueryCache:
     def for_training(
         self, images: Images, settings: Training, seed: int, shared: Path | None = None
     ) -> KnownQueries | None:
-        """Queries of training views that are known, or need to be computed only once. shared: a folder for those of
+        """Queries of training views that are known, or are computed only once. shared: a folder for the queries of
         augmented views."""
-        self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # with a method's exemplars
+        self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # also of exemplars
         if settings.augment in ("flip", "none"):
             return PlainQueries(self.of(images), self.of(images, mirrored=True) if settings.augment == "flip" else None)
         if shared is not None and images.named:
@@ -79,7 +79,7 @@ class QueryCache:
 
 
 class PlainQueries:
-    """Of images that are not augmented, or only mirrored."""
+    """Queries of images that are not augmented, or only mirrored."""
 
     def __init__(self, plain: Tensor, mirrored: Tensor | None) -> None:
         self.plain, self.mirrored = plain, mirrored
@@ -95,8 +95,8 @@ class PlainQueries:
 
 
 class SharedQueries:
-    """Of augmented views, an epoch at a time, kept in a folder: a third of a training step's work, and the same for
-    every method."""
+    """Queries of augmented views, kept in a folder, one file per epoch. They are a third of a training step's work, and
+    the same for every method."""
 
     def __init__(self, cache: QueryCache, images: Images, settings: Training, seed: int, folder: Path) -> None:
         self.cache, self.images, self.settings, self.seed, self.folder = cache, images, settings, seed, folder
@@ -115,7 +115,7 @@ class SharedQueries:
         else:  # no other run has computed them yet
             views = epoch_views(self.images, batches, s, self.seed, epoch, device)
             found = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
-            with suppress(OSError):  # the disk is full, or the folder was cleared: then they are not shared
+            with suppress(OSError):  # the disk is full, or the folder was deleted: then nothing is shared
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(self.folder).free > SPARE_DISK:
                     save_array(file, found.cpu().numpy())

@@ -1,6 +1,6 @@
 """A learner on disk: which backbone, method and settings, what was learned, and a task that is half learned.
 
-`SavedState` is what a checkpoint says, checked; building a learner or a predictor from it is theirs to do.
+`SavedState` is the checked content of a checkpoint. Learners and predictors are built from it elsewhere (build.py).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class SavedState:
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{folder}: the checkpoint is damaged")) from None
         if not _counts_agree(info):
-            raise CheckpointError(f"{folder}: its classes and tasks do not add up; restore it or start over")
+            raise CheckpointError(f"{folder}: its classes and tasks contradict each other; restore it or start over")
         state = cls(folder, info, tensors, history=[TaskInfo(*numbers) for numbers in info["tasks"]])
         if info["unfinished"] is not None:
             state.unfinished = _unpack(info["unfinished"], tensors)
@@ -155,7 +155,7 @@ def write_state(
 
 
 def saved_names(method: Method) -> set[str]:
-    """Tensors that belong to what was learned; a frozen backbone's do not."""
+    """Names of the tensors that were learned; those of a frozen backbone are not among them."""
     return {name for name in method.state_dict() if method.saved(name)}
 
 
@@ -195,7 +195,7 @@ def _unpack(info: dict[str, Any], tensors: dict[str, Tensor]) -> HalfLearned:
     loop = {
         "epoch": info["epoch"],
         "optimizer": {"state": state, "param_groups": info["groups"]},
-        "images_seen": info.get("images_seen", 0),  # older checkpoints do not say
+        "images_seen": info.get("images_seen", 0),  # older checkpoints do not have it
         "seconds": info.get("seconds", 0.0),
     }
     return HalfLearned(TaskInfo(*info["task"]), info["classes"], loop, tensors.get(FEATURES_BEFORE))
@@ -203,7 +203,8 @@ def _unpack(info: dict[str, Any], tensors: dict[str, Tensor]) -> HalfLearned:
 
 @torch.no_grad()
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
-    """Put saved tensors in place. Shapes follow the checkpoint: heads and statistics grow as classes come."""
+    """Copy saved tensors into a module. Shapes follow the checkpoint, because heads and statistics grow with the
+    classes."""
     missing, strange = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
     if missing or strange:
         raise CheckpointError(

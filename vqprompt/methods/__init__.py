@@ -1,4 +1,4 @@
-"""Methods by name. To add one: write its file, name it here (docs/methods.md walks through it)."""
+"""Methods by name. To add one, write its file and add it to METHODS; docs/methods.md has an example."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What every method shares. A method overrides only what is particular to it.
 
 Life of a task: `check_task` (refuse what cannot be learned) → `start_task` (grow, freeze, initialize) →
-`prepare_training` (with the task's images at hand) → the loop calls `losses` on views of the images and steps the
+`prepare_training` (the task's images are available) → the loop calls `losses` on views of the images and steps the
 parameters of `parameter_groups` → `finish_task` (statistics, merging) → `end_task` (drop what only training needs) →
 `logits` at any time. When a checkpoint is loaded, only `grow` is called for the tasks learned before.
 """
@@ -33,7 +33,7 @@ class Options(BaseModel, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _keep_defaults_of_groups(cls, given: Any) -> Any:
-        """Of a group such as `rebalancing` some settings may be given; the others keep this method's defaults."""
+        """If only some settings of a group such as `rebalancing` are given, the others keep this method's defaults."""
         if not isinstance(given, dict):
             return given
         return given | {
@@ -61,7 +61,7 @@ CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covari
 
 
 class Head(nn.Linear):
-    """The linear classifier. It grows; rows that exist keep their values."""
+    """The linear classifier. When it grows, existing rows keep their values."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 0)
@@ -84,13 +84,13 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
-    before: ClassVar[dict[str, Any]] = {}  # how the method was before it had these options; old runs stay like that
+    before: ClassVar[dict[str, Any]] = {}  # option values for runs that were saved without these options
     tunes_backbone: ClassVar[bool] = False
-    uses_query: ClassVar[bool] = False  # looks at `View.query`: queries that are known are passed in
-    prompts_stay: ClassVar[bool] = False  # prompts are tokens: the sequence gets longer from block to block
+    uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
-    only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that predictions do not need
+    only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
@@ -114,7 +114,7 @@ class Method(nn.Module):
 
     @property
     def feature_width(self) -> int:
-        """Dimensions of the features that the classifier and the statistics get."""
+        """Number of dimensions of the features, for the classifier and the statistics."""
         return self.vit.config.width
 
     def check_task(self, task: TaskInfo) -> None:
@@ -142,10 +142,10 @@ class Method(nn.Module):
         return moves and self.statistics is not None and len(self.statistics.means) > 0
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Groups for the optimizer; `scale` multiplies the learning rate. None: there is nothing to train."""
+        """Groups for the optimizer; `scale` multiplies the learning rate. An empty list: there is nothing to train."""
         own = [p for p in self.prompting_parameters() if p.requires_grad]
         if not own and not self.tunes_backbone and self._solved:
-            return []  # the classifier is solved for afterwards, so training it first is of no use
+            return []  # the classifier is solved for afterwards, so training it would be useless
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
             groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
@@ -168,7 +168,7 @@ class Method(nn.Module):
         return losses
 
     def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
-        """Cross-entropy. Masked, it sees the new classes alone: −inf for the old ones, so no gradient reaches them."""
+        """Cross-entropy. With `masks_old_logits`, only over the new classes, so no gradient reaches the old ones."""
         if labels is None:
             raise RuntimeError("a loss needs labels, and only views in training have them")
         if self.masks_old_logits:
@@ -179,19 +179,19 @@ class Method(nn.Module):
         return self.head(self.features(view)[0])
 
     def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
-        """The images and head positions to train on: the task's own; a method that rehearses adds its exemplars."""
+        """The images to train on and their positions in the head. A method that rehearses adds its exemplars."""
         return data.images, data.labels
 
     def exemplar_count(self) -> int:
-        """Old images that are kept, for methods that rehearse."""
+        """How many old images are kept, for methods that rehearse."""
         return 0
 
     def end_epoch(self, epoch: int) -> None:
-        """After each epoch; what is done here must not depend on anything that a checkpoint does not hold."""
+        """After each epoch. It may depend only on what a checkpoint holds, so that a resumed task does the same."""
 
     def finish_task(self, data: TaskData) -> None:
-        """After the last epoch; the task's images cannot be read any more once it returns. A method that keeps
-        statistics takes them now and corrects its classifier with them."""
+        """After the last epoch. It is the last chance to read the task's images. A method that keeps statistics takes
+        them now, and corrects its classifier with them."""
         if self.statistics is not None:
             if data.features_before is not None:
                 self.statistics.move(self.drift(data))
@@ -208,30 +208,30 @@ class Method(nn.Module):
         self.former = None
 
     def saved(self, name: str) -> bool:
-        """Whether a tensor of the state dict belongs to what was learned; a frozen backbone's does not."""
+        """Whether a tensor of the state dict goes into a checkpoint. Those of a frozen backbone do not."""
         return self.tunes_backbone or not name.startswith(("vit.", "former.vit."))
 
     def loaded(self) -> None:
-        """After a checkpoint was loaded: derive what is not saved from what is."""
+        """Called after a checkpoint was loaded, to restore what is not saved itself."""
 
     def choices(self, query: Tensor) -> Tensor | None:
-        """Which prompt each image gets in each prompted block [B, M], for methods that choose; the report shows it."""
+        """Which prompt each image gets in each prompted block [B, M], for methods that choose. The report shows it."""
         return None
 
     @property
     def choosable(self) -> int:
-        """How many prompts a block has to choose from, for methods that choose."""
+        """Number of prompts per block to choose from, for methods that choose."""
         return 0
 
     def bytes_per_class(self) -> int:
-        """Memory kept for each class learned, besides its row in a classifier."""
+        """Bytes kept per class, besides its row in a classifier."""
         return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
 
     # ------------------------------------------------------------------ shared services
 
     @classmethod
     def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Options as an older run saved them; those that did not exist then, as the method was then."""
+        """Options that an older run saved. Options that did not exist then get the values of `before`."""
         completed = copy.deepcopy(saved)
         for name, value in cls.before.items():
             *groups, last = name.split(".")
@@ -242,7 +242,7 @@ class Method(nn.Module):
         return completed
 
     def classifiers(self) -> list[nn.Linear]:
-        """What learns but does not prompt: the head, and any other classifier of the method's."""
+        """The head, and other classifiers if the method has some. They do not count as prompting parameters."""
         return [self.head]
 
     def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
@@ -250,7 +250,7 @@ class Method(nn.Module):
         return ((name, m) for name, m in self.named_children() if not any(m is other for other in others))
 
     def prompting_parameters(self) -> list[nn.Parameter]:
-        """The method's own parameters: not the backbone's, not a classifier's."""
+        """The method's own parameters, without those of the backbone and of classifiers."""
         return [*self.parameters(recurse=False), *(p for _, module in self.own_modules() for p in module.parameters())]
 
     def parameter_counts(self) -> dict[str, int]:
@@ -266,10 +266,10 @@ class Method(nn.Module):
         return self.statistics is not None and self.options.rebalancing.how == "closed-form"
 
     def new_statistics(self, settings: Rebalancing | None) -> ClassStatistics | None:
-        """Empty statistics for these settings; none where the method has no such settings or turned them off."""
+        """Empty statistics for these settings. None if the method has no such settings, or if they are turned off."""
         if settings is None or not getattr(self.options, "statistics", True):
             return None
-        # a classifier that is solved for needs the classes' own means
+        # a classifier that is solved for needs the means of whole classes
         weights = "size" if settings.how == "closed-form" else settings.centroid_weights
         return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
 
@@ -277,7 +277,8 @@ class Method(nn.Module):
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: Tensor,
         data: TaskData,
     ) -> None:  # fmt: skip
-        """Add the new classes' statistics; from the second task on, correct a classifier with those of all classes."""
+        """Add statistics of the new classes. From the second task on, correct a classifier with those of all
+        classes."""
         statistics.add(features, data.labels)
         old_classes = data.task.old_classes
         if old_classes or settings.how == "closed-form":
@@ -285,7 +286,7 @@ class Method(nn.Module):
 
     @torch.no_grad()
     def former_features(self, view: View) -> Tensor:
-        """What this method made of the view before the task."""
+        """The features that this method gave for the view before the task."""
         assert self.former is not None
         return self.former.features(view.through(self.former.vit))[0]
 
@@ -293,10 +294,10 @@ class Method(nn.Module):
         return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
 
     def frozen_copy(self) -> Method:
-        """This method as it is now, for features and logits alone. A frozen backbone is shared, not copied.
+        """A copy of this method as it is now, for features and logits only. A frozen backbone is shared, not copied.
 
-        Use it under `no_grad`. Its parameters still say whether they require gradients: PyTorch multiplies matrices in
-        another way where they do, and the copy has to agree with the original to the bit.
+        Use it under `no_grad`. Its parameters keep `requires_grad`: PyTorch multiplies matrices in another way where it
+        is set, and the copy has to agree with the original to the bit.
         """
         vit = self.vit.frozen_copy().requires_grad_(True) if self.tunes_backbone else self.vit
         left_out = {id(getattr(self, name)): None for name in self.only_for_learning}

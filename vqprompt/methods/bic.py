@@ -1,8 +1,8 @@
 """BiC, bias correction (Wu et al. 2019): rehearsal and distillation, then two numbers undo the bias to new classes.
 
 A memory of fixed size holds images of all classes learned, the same number of each. Stage 1 tunes the network on it and
-on the new images, held to its former self. Stage 2 fits α, β on a small balanced set that was kept out of stage 1:
-the new classes' logits become α z + β. Every task keeps the pair it was given.
+on the new images, distilled from the network before the task. Stage 2 fits α, β on a small balanced set that was kept
+out of stage 1: the logits of the new classes become α z + β. Every task keeps its pair.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from vqprompt.training.view import View
 
 
 class BiCOptions(TuningOptions):
-    exemplars: int = Field(2000, ge=1, description="images kept in all, shared equally by the classes learned")
+    exemplars: int = Field(2000, ge=1, description="images kept in total, divided equally among the classes")
     selection: Literal["herding", "random"] = Field("herding", description="which images of a class are kept")
-    held_out: float = Field(0.1, gt=0, lt=1, description="share of the exemplars that fits the correction instead")
+    held_out: float = Field(0.1, gt=0, lt=1, description="share of the exemplars that fits the correction")
     temperature: float = Field(2.0, gt=0, description="softens both sides of the distillation")
     correction_decay: float = Field(0.01, ge=0, description="pull of the correction towards none (α=1, β=0)")
 
@@ -52,7 +52,7 @@ class BiC(LwF):
     def check_task(self, task: TaskInfo) -> None:
         if self.options.exemplars < task.all_classes:
             kept = f"exemplars={self.options.exemplars}"
-            raise UserError(f"{kept} cannot hold an image of each of {task.all_classes} classes; allow more")
+            raise UserError(f"{kept} cannot hold one image of each of {task.all_classes} classes; allow more")
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
@@ -67,7 +67,7 @@ class BiC(LwF):
         return len(self.memory)
 
     def bytes_per_class(self) -> int:
-        """The images kept, shared among the classes: the more classes, the fewer of each."""
+        """All kept images, divided by the number of classes: the more classes, the fewer images of each."""
         return sum(t.nbytes for t in (*self.memory.buffers(), self.correction)) // max(self.task.all_classes, 1)
 
     # ------------------------------------------------------------------ stage 1: rehearse
@@ -79,11 +79,11 @@ class BiC(LwF):
         old, old_labels = self.memory.images(), self.memory.labels
         counts = torch.bincount(torch.cat([old_labels, labels]).cpu())
         each = max(1, int(self.options.held_out * counts[: self.task.old_classes].min()))
-        each = min(each, int(counts.min()) - 1)  # every class must be left something to learn from
-        parts = [(some, known, *split(known, each)) for some, known in ((old, old_labels), (images, labels))]
-        shown = Images.concatenate([some.take(keep) for some, _, keep, _ in parts])
+        each = min(each, int(counts.min()) - 1)  # every class keeps at least one image to learn from
+        parts = [(group, known, *split(known, each)) for group, known in ((old, old_labels), (images, labels))]
+        shown = Images.concatenate([group.take(keep) for group, _, keep, _ in parts])
         if each:
-            held = Images.concatenate([some.take(out) for some, _, _, out in parts])
+            held = Images.concatenate([group.take(out) for group, _, _, out in parts])
             self.held_out = held, torch.cat([known[out.to(known.device)] for _, known, _, out in parts])
         return shown, torch.cat([known[keep.to(known.device)] for _, known, keep, _ in parts])
 
@@ -92,7 +92,7 @@ class BiC(LwF):
         task = self.task_loss(logits, view.labels)
         if self.teacher is None:
             return {"task": task}
-        old = self.task.old_classes / self.task.all_classes  # λ: the more there is to lose, the more it counts
+        old = self.task.old_classes / self.task.all_classes  # λ: more old classes, more distillation
         return {"task": (1 - old) * task, "distillation": old * self.distillation(logits, view)}
 
     def logits(self, view: View) -> Tensor:
@@ -131,7 +131,7 @@ class BiC(LwF):
 
 
 class Exemplars(nn.Module):
-    """Kept images, class by class, the most telling first. Buffers, so they save themselves."""
+    """Kept images, class by class, the most representative first. As buffers, they are saved with the method."""
 
     pixels: Tensor  # uint8 [n, C, S, S]
     aspect: Tensor  # [n]
@@ -162,7 +162,7 @@ class Exemplars(nn.Module):
 
 
 def split(labels: Tensor, each: int) -> tuple[Tensor, Tensor]:
-    """Positions to keep, and `each` of every class to hold out: drawn, but always alike, so a task can be resumed."""
+    """Positions to keep, and `each` of every class to hold out: random, but repeatable, so a task can be resumed."""
     labels = labels.cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(len(labels)))
     out = [order[labels[order] == label][:each] for label in labels.unique()]
@@ -172,7 +172,7 @@ def split(labels: Tensor, each: int) -> tuple[Tensor, Tensor]:
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """Which features [n, D], in which order, keep the mean of those chosen closest to the class's (iCaRL's herding)."""
+    """Choose features [n, D] one by one, so that their mean stays closest to the class's mean (iCaRL's herding)."""
     features = F.normalize(features.float(), dim=-1)
     mean, total = features.mean(0), torch.zeros_like(features[0])
     taken, chosen = torch.zeros(len(features), device=features.device), []
@@ -188,8 +188,8 @@ def herd(features: Tensor, count: int) -> Tensor:
 def fit_correction(logits: Tensor, labels: Tensor, old_classes: int, decay: float) -> Tensor:
     """The α, β for the new classes' logits that serve a balanced set [n, C] best.
 
-    The loss is convex in two numbers: solved, not trained for epochs. decay: towards no correction, lest they grow
-    without end where a small set can be told apart without a mistake.
+    The loss is convex in two numbers, so it is solved and not trained for epochs. decay: pulls towards no correction.
+    Without it the numbers would grow without bound if a small set is classified without a mistake.
     """
     logits, identity = logits.double(), torch.tensor([1.0, 0.0], dtype=torch.double, device=logits.device)
     pair = identity.clone().requires_grad_()

@@ -1,7 +1,7 @@
 """CODA-Prompt (Smith et al. 2023): a prompt is a weighted sum of components, each with a key and an attention vector.
 
-Every task gets its share of the components, orthogonal to all earlier ones when it starts; the earlier ones stay in the
-sum but do not change any more.
+Every task gets an equal part of the components. They start orthogonal to all earlier ones. Earlier components stay in
+the sum but do not change any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vqprompt.training.view import View
 
 
 class CodaOptions(StatisticsOptions):
-    pool: int = Field(100, ge=1, description="components in a block (N), divided among the planned tasks")
+    pool: int = Field(100, ge=1, description="components per block (N), divided among the planned tasks")
     length: int = Field(8, ge=2, multiple_of=2, description="length of a component: half for keys, half for values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     orthogonality_weight: float = Field(
@@ -44,7 +44,7 @@ class Components(nn.Module):
 class CodaPrompt(Method):
     title = "CODA-P"
     year = 2023
-    summary = "a weighted sum of components: new ones a task, old ones frozen"
+    summary = "a weighted sum of components: new ones per task, old ones frozen"
     Options = CodaOptions
     training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
@@ -90,7 +90,7 @@ class CodaPrompt(Method):
 def attended_cosine(query: Tensor, attention: Tensor, keys: Tensor) -> Tensor:
     """cos(q ⊙ A_n, K_n) for queries [B, D], attention vectors and keys [M, N, D]: [B, M, N].
 
-    As products of matrices: <q ⊙ A, K> = <q, A ⊙ K> and |q ⊙ A|² = <q², A²>, so that no [B, M, N, D] comes up.
+    Computed as matrix products, <q ⊙ A, K> = <q, A ⊙ K> and |q ⊙ A|² = <q², A²>, without a tensor [B, M, N, D].
     """
     product = torch.einsum("bd,mnd->bmn", query, attention * keys)
     squared = torch.einsum("bd,mnd->bmn", query.square(), attention.square()) * keys.square().sum(-1)
@@ -105,7 +105,7 @@ def nonorthogonality(rows: Tensor) -> Tensor:
 
 def orthogonal_rows(rows: Tensor, count: int) -> Tensor:
     """New values for the last `count` of each block's rows [M, N, K]: random of length 1, orthogonal to the other
-    rows and to each other (Gram–Schmidt). Where a space has no such directions left, just random of length 1."""
+    rows and to each other (Gram–Schmidt). If the space has no orthogonal directions left, random of length 1."""
     random = torch.randn(len(rows), count, rows.shape[2])
     if rows.shape[1] > rows.shape[2]:
         return F.normalize(random, dim=-1)

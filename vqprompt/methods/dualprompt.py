@@ -1,7 +1,7 @@
 """DualPrompt (Wang et al. 2022): a general prompt that all tasks share, and an expert prompt for each task.
 
-In training the task's own expert is used and its key pulled to the queries; at test each block takes the expert whose
-key is nearest. Experts of earlier tasks do not change.
+In training the task's own expert is used, and its key is pulled to the queries. At test time each block takes the
+expert whose key is nearest. Experts of earlier tasks do not change.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from vqprompt.training.view import View
 class DualPromptOptions(BaseOptions):
     general_length: int = Field(6, ge=2, multiple_of=2, description="length of the general prompt")
     general_blocks: list[int] = Field([0, 1], description="attention blocks that get the general prompt")
-    pool: int | None = Field(None, ge=1, description="experts to begin with; null: one for each planned task")
+    pool: int | None = Field(None, ge=1, description="experts at the start; null: one per planned task")
     length: int = Field(20, ge=2, multiple_of=2, description="length of an expert: half for keys, half for values")
     blocks: list[int] = Field([2, 3, 4], description="attention blocks that get an expert")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls the task's key to the queries")
     unlearned_experts: bool = Field(
-        False, description="at test, match the keys of tasks to come as well, as the released code does"
+        False, description="at test time, match the keys of future tasks as well, as the released code does"
     )
     prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
 
@@ -36,7 +36,7 @@ class DualPromptOptions(BaseOptions):
 class DualPrompt(Method):
     title = "DualPrompt"
     year = 2022
-    summary = "a general prompt in blocks 0–1, one expert a task in blocks 2–4"
+    summary = "a general prompt in blocks 0–1, one expert per task in blocks 2–4"
     Options = DualPromptOptions
     training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True

@@ -1,9 +1,9 @@
 """EASE (Zhou et al., CVPR 2024): a subspace per task.
 
-Every task learns adapters of its own, and old ones stay. A class has a mean in every subspace: real ones where its
-images were at hand, and synthesized ones in subspaces that came later, as mixtures of the new classes' means by how
-similar the classes are in the old class's own subspace. Scores are cosines, summed over subspaces; a class's own
-subspace counts fully, the others a little.
+Every task learns its own adapters, and old ones stay. Each set of adapters gives a subspace, and a class has a mean in
+every subspace. In subspaces that came after the class its images are missing, so the mean is synthesized: a mixture of
+the new classes' means, weighted by how similar these classes are to the old one in its own subspace. Scores are
+cosines, summed over subspaces; a class's own subspace counts fully, the others a little.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EASE(Method):
         train_only(self.adapters, task.number)
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
-        """In training those of the task's own adapters [B, D]; afterwards those of all subspaces, joined [B, T·D]."""
+        """In training, with the task's own adapters [B, D]; afterwards in all subspaces, joined [B, T·D]."""
         used = [self.adapters[self.task.number]] if view.labels is not None else self.adapters
         seen = [self.vit.encode(view.tokens, adapters=a.by_block()).float() for a in used]  # type: ignore[operator,union-attr]
         return torch.cat(seen, dim=1), {}

@@ -1,8 +1,8 @@
 """EvoPrompt (Kurniawan et al., AAAI 2024): a small network makes the prompt from the image, and evolves with the tasks.
 
 Each block has a two-layer network that turns the query into tokens. The network that learns a task (working memory)
-starts from the one so far (reference memory); afterwards the two are aligned, unit by unit, and merged, each unit by
-how much it contributed. New rows of the classifier start as compositions of old ones.
+starts from the one so far (reference memory). Afterwards the two are aligned, unit by unit, and merged; units that
+contributed more count more. New rows of the classifier start as compositions of old ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EvoOptions(BaseOptions):
 
 
 class PromptMemory(nn.Module):
-    """A bias-free network D → H → L_p·D for each of M blocks, and the same one before the task as its reference."""
+    """A bias-free network D → H → L_p·D for each of M blocks, and a copy from before the task as its reference."""
 
     reference_down: Tensor  # [M, H, D]
     reference_up: Tensor  # [M, L_p·D, H]
@@ -62,7 +62,7 @@ class PromptMemory(nn.Module):
         return self.units(query)[1].unflatten(-1, (self.length, -1))
 
     def units(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """What hidden units [B, M, H] and outputs [B, M, L_p·D] say to a query."""
+        """Activities of the hidden units [B, M, H] and the outputs [B, M, L_p·D] for queries [B, D]."""
         hidden = torch.einsum("bd,mhd->bmh", query, self.down).relu()
         return hidden, torch.einsum("bmh,moh->bmo", hidden, self.up)
 
@@ -80,8 +80,8 @@ class PromptMemory(nn.Module):
 
     @torch.no_grad()
     def align(self, outputs: bool = True) -> tuple[Tensor, Tensor]:
-        """Put hidden units, and if so asked outputs, in the order of the reference's that they are most like. Returns
-        the orders [M, H] and [M, L_p·D]."""
+        """Reorder hidden units, and outputs too if `outputs`, so that each is where the most similar one in the
+        reference is. Returns the orders [M, H] and [M, L_p·D]."""
         hidden_order = torch.stack([match(a, b) for a, b in zip(self.down, self.reference_down, strict=True)])
         self.down.copy_(self.down.gather(1, hidden_order[..., None].expand_as(self.down)))
         self.up.copy_(self.up.gather(2, hidden_order[:, None].expand_as(self.up)))
@@ -93,8 +93,8 @@ class PromptMemory(nn.Module):
 
     @torch.no_grad()
     def merge(self, hidden: Tensor, outputs: Tensor, rate: float) -> None:
-        """reference + ω (working − reference), where ω = rate (1 + c − g) for each unit: c is what it contributed to
-        this task [M, H], [M, L_p·D], g the most it did before, each scaled to [0, 1] within its block."""
+        """reference + ω (working − reference), where ω = rate (1 + c − g) for each unit: c is its contribution to this
+        task [M, H], [M, L_p·D], g its largest contribution before, each scaled to [0, 1] within its block."""
         down = rate * (1 + unit_range(hidden) - unit_range(self.hidden_credit))[..., None]
         up = rate * (1 + unit_range(outputs) - unit_range(self.output_credit))[..., None]
         self.down.copy_(self.reference_down + down * (self.down - self.reference_down))
@@ -167,8 +167,8 @@ class EvoPrompt(Method):
 
 
 def match(rows: Tensor, others: Tensor) -> Tensor:
-    """The order in which rows [n, K] are most like the others [n, K], by the sum of cosines: optimal transport where
-    every row weighs the same."""
+    """The order of rows [n, K] in which they are most similar to the others [n, K], by the sum of cosines: optimal
+    transport with equal weights."""
     cosines = F.normalize(others, dim=1) @ F.normalize(rows, dim=1).T
     return torch.as_tensor(linear_sum_assignment(cosines.cpu().numpy(), maximize=True)[1], device=rows.device)
 

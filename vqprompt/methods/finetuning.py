@@ -17,7 +17,7 @@ class LinearProbe(Method):
     title = "Linear"
     year = 2022
     summary = "a linear classifier on frozen features, old logits masked"
-    Options: ClassVar[Any] = StatisticsOptions  # what the statistics are worth by themselves, too
+    Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
     presets = {"closed-form": CLOSED_FORM}
     uses_query = True
 
@@ -31,12 +31,12 @@ class TuningOptions(BaseOptions):
         1.0,
         gt=0,
         le=1,
-        description="a block's rate, relative to the next one's: below 1, the first ones learn slowly",
+        description="a block's rate, relative to the next block's; below 1, the first blocks learn slowly",
     )
 
 
 class FineTuningOptions(TuningOptions, StatisticsOptions):
-    """Of methods that tune the backbone and can keep class statistics."""
+    """For methods that tune the backbone and can keep class statistics."""
 
 
 class FT(Method):
@@ -52,12 +52,12 @@ class FT(Method):
 class FTPlusPlus(FT):
     title = "FT++"
     year = 2023
-    summary = "fine-tuning that leaves the logits of old classes alone"
+    summary = "fine-tuning that does not train the logits of old classes"
     masks_old_logits = True
 
 
 class Joint(FT):
     title = "Joint"
     year = 1989
-    summary = "fine-tuning on all classes at once: what there is to be had"
+    summary = "fine-tuning on all classes at once: an upper bound"
     joint = True

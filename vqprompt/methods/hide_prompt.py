@@ -1,8 +1,8 @@
-"""HiDe-Prompt (Wang et al., NeurIPS 2023): a prompt for each task, and a second classifier that tells which to use.
+"""HiDe-Prompt (Wang et al., NeurIPS 2023): one prompt per task, and a second classifier that decides which one to use.
 
-Three parts, each optimized for itself: within-task prediction (the task's prompt and the head), task-identity inference
-(a classifier of features without prompts; the class it sees names the task), and task-adaptive prediction (both
-classifiers are put right from statistics of their own features). A contrastive term keeps features apart.
+Three parts, each optimized separately: within-task prediction (the task's prompt and the head), task-identity inference
+(a classifier of features without prompts; the class that it predicts tells the task), and task-adaptive prediction
+(both classifiers are corrected with statistics of their own features). A contrastive term keeps features apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vqprompt.training.view import View
 
 
 class Replay(Rebalancing):
-    """The authors' habits: ten Gaussians per class that count equally, thirty epochs, SGD."""
+    """The authors' settings: ten Gaussians per class that count equally, thirty epochs, SGD."""
 
     centroids: int = Field(10, ge=1, description="Gaussians per class")
     centroid_weights: CentroidWeights = Field(
@@ -81,11 +81,11 @@ class IdentityHead(Head):
 class HidePrompt(Method):
     title = "HiDe-Prompt"
     year = 2023
-    summary = "a prompt a task, picked by a prompt-free classifier; statistics"
+    summary = "one prompt per task, picked by a second classifier; statistics"
     Options = HideOptions
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
-    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # CUB-200, as are the options' defaults
+    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
     before: ClassVar = {
         f"{part}.{key}": value
         for part in ("rebalancing", "identity_rebalancing")
@@ -129,11 +129,11 @@ class HidePrompt(Method):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         identity = {"params": list(self.identity.parameters()), "scale": self.options.identity_lr_scale}
-        identity["clip"] = "identity"  # published as a stage of its own, so its gradient does not count with the others
+        identity["clip"] = "identity"  # a separate stage in the publication, so its gradient is clipped separately
         return [*super().parameter_groups(), identity]
 
     def losses(self, view: View) -> Losses:
-        """The task-identity classifier learns beside the prompt, from the same images; no gradient is shared."""
+        """The task-identity classifier learns at the same time, from the same images; no gradient is shared."""
         return {**super().losses(view), "identity": self.task_loss(self.identity(view.query), view.labels)}
 
     def features(self, view: View) -> tuple[Tensor, Losses]:

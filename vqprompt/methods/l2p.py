@@ -1,7 +1,7 @@
 """L2P++ (Wang et al. 2022, as rebuilt by Smith et al. 2023): the five prompts whose keys are nearest to the query.
 
-L2P++ prompts block 0 with prefixes, Deep L2P++ blocks 0–4, L2P++ V2 adds VQ-Prompt's class statistics. Keys learn from
-the key-pull loss alone, prompts from the classification alone.
+L2P++ prompts block 0 with prefixes, Deep L2P++ blocks 0–4, L2P++ V2 adds VQ-Prompt's class statistics. Keys learn
+only from the key-pull loss, prompts only from the classification.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vqprompt.training.view import View
 
 
 class L2POptions(StatisticsOptions):
-    pool: int = Field(30, ge=1, description="prompts in a block's pool (N)")
+    pool: int = Field(30, ge=1, description="prompts per block (N)")
     length: int = Field(20, ge=2, multiple_of=2, description="length of a prompt; half joins the keys, half the values")
-    top: int = Field(5, ge=1, description="prompts an image gets in a block")
+    top: int = Field(5, ge=1, description="prompts per image and block")
     blocks: list[int] = Field([0], description="attention blocks that get prompts")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
     key_loss: Literal["own", "batch"] = Field(

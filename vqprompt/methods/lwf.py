@@ -1,7 +1,7 @@
-"""LwF, learning without forgetting (Li & Hoiem 2017): the network of yesterday teaches that of today.
+"""LwF, learning without forgetting (Li & Hoiem 2017): the old network teaches the new one.
 
-The whole network is tuned on the new classes alone, while its old logits are held to what a frozen copy of it, made
-when the task began, says of the same (new) images. No old image is kept.
+The whole network is tuned on the new classes. A frozen copy, made when the task began, is the teacher: on the same
+(new) images, the logits of old classes are held to those of the copy. No old image is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vqprompt.training.view import View
 
 
 class Teacher(nn.Module):
-    """A backbone and a classifier as they were, not to be trained."""
+    """A frozen copy of a backbone and a classifier."""
 
     def __init__(self, vit: ViT, head: nn.Linear) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
 
 class LwFOptions(TuningOptions):
     temperature: float = Field(2.0, gt=0, description="softens both sides of the distillation")
-    distillation_weight: float = Field(3.0, ge=0, description="of the distillation, beside the cross-entropy's 1")
+    distillation_weight: float = Field(3.0, ge=0, description="weight of the distillation; the cross-entropy has 1")
 
 
 class LwF(Method):
     title = "LwF"
     year = 2017
-    summary = "fine-tuning held to the old network's answers on new images"
+    summary = "fine-tuning, distilled from the old network on new images"
     Options: ClassVar[Any] = LwFOptions
     training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True
@@ -57,7 +57,7 @@ class LwF(Method):
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.teacher: Teacher | None = None  # there while a task is being learned, from the second on
+        self.teacher: Teacher | None = None  # exists while a task is learned, from the second on
 
     def start_task(self, task: TaskInfo) -> None:
         if task.old_classes:
@@ -69,7 +69,7 @@ class LwF(Method):
         self.teacher = None
 
     def prompting_parameters(self) -> list[nn.Parameter]:
-        return []  # the teacher is nothing that is learned
+        return []  # the teacher does not learn
 
     def losses(self, view: View) -> Losses:
         logits = self.logits(view)
@@ -83,6 +83,6 @@ class LwF(Method):
         return distillation(logits[:, : target.shape[1]], target, self.options.temperature)
 
     def target(self, view: View) -> Tensor:
-        """What the old network says of these images [B, old classes]."""
+        """Logits of the old network for these images [B, old classes]."""
         assert self.teacher is not None
         return self.teacher(view.images)

@@ -5,7 +5,7 @@ Three things prevent that. While a task is learned, its features are held to whe
 Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
 them (statistics/drift.py). And the classifier is solved for, not trained: a linear discriminant from the moved memory.
 
-While a task is learned, a classifier of its own trains the features and is then thrown away. What is remembered and
+Each task has its own classifier, which trains the features and is then thrown away. What is remembered and
 tested are richer features: the class tokens of the last two blocks, each scaled to one length, averaged over an image
 and its mirror image.
 """
@@ -28,7 +28,7 @@ TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, s
 
 
 class MovingOptions(StatisticsOptions):
-    class_tokens: int = Field(2, ge=1, description="class tokens of the last so many blocks make up the features")
+    class_tokens: int = Field(2, ge=1, description="number of last blocks whose class tokens make up the features")
     mirror: bool = Field(True, description="average the features of an image and of its mirror image")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     statistics: bool = Field(True, description=STATISTICS)
@@ -40,13 +40,13 @@ class MovingOptions(StatisticsOptions):
 
 
 class MovingMemory(Method):
-    """A method whose features move and whose memory moves along. It says how features come about: `encode`."""
+    """A method whose features move and whose memory moves along. Subclasses define the features in `encode`."""
 
     year = 2026
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.task_head: nn.Linear | None = None  # of the new classes; there while a task is learned
+        self.task_head: nn.Linear | None = None  # for the new classes; exists while a task is learned
 
     @property
     def feature_width(self) -> int:
@@ -68,7 +68,7 @@ class MovingMemory(Method):
         self.task_head = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The classifier that is solved for does not train; the task's own does."""
+        """The common classifier is solved for, so it does not train. The task's own classifier does."""
         own = [] if self.task_head is None else [{"params": list(self.task_head.parameters()), "scale": 1.0}]
         return [*own, *super().parameter_groups()[1:]]
 

@@ -1,8 +1,8 @@
 """Moving-Prompts, ours: prompts in every block of a frozen backbone, with a memory that moves along.
 
 The backbone stays as it is, so a model is its prompts and its memory: a few megabytes. A `pool` above 1 selects prompts
-by vector quantization, as VQ-Prompt does. Held-out images of CUB-200 do not prefer it, and a single prompt needs no
-query, a third of a step's work: so one is the default.
+by vector quantization, as VQ-Prompt does. On held-out images of CUB-200 it is not better, and a single prompt saves the
+query, a third of a step's work. So one prompt is the default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vqprompt.prompts import PromptPool, check_blocks
 
 
 class MovingPromptsOptions(MovingOptions):
-    pool: int = Field(1, ge=1, description="prompts in a block's pool (N); with one, nothing is selected")
+    pool: int = Field(1, ge=1, description="prompts per block (N); with one, nothing is selected")
     length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
     blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection")

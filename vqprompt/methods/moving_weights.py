@@ -1,7 +1,7 @@
 """Moving-Weights, ours: the whole backbone tuned slowly, with a memory that moves along.
 
-With `rank`, what a task changed is cut down to a low-rank change of each weight matrix before anything is remembered,
-so a model is that change and not a second backbone: a few megabytes.
+With `rank`, the change of each weight matrix is reduced to low rank before anything is remembered. A model then
+consists of these changes, a few megabytes, and not of a second backbone.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class MovingWeights(MovingMemory):
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Replace what each weight matrix changed by its best approximation of the rank that is kept: its projection
-        onto the leading eigenvectors of the change's Gram matrix."""
+        """Replace the change of each weight matrix by its best approximation of the chosen rank: its projection onto
+        the leading eigenvectors of its Gram matrix."""
         for number, layer in enumerate(linear_layers(self.vit)):
             change = (layer.weight - getattr(self, f"start{number}")).double()
             wide = change.shape[0] < change.shape[1]
@@ -87,6 +87,7 @@ class MovingWeights(MovingMemory):
             self.apply_changes()
 
     def saved(self, name: str) -> bool:
-        """Reduced, a model keeps no weight matrix and no embedding; in the middle of a task it is saved whole."""
+        """Between tasks, a reduced model keeps no weight matrix and no embedding. In the middle of a task it is saved
+        whole."""
         reduced = self.options.rank and self.task_head is None
         return super().saved(name) and not (reduced and NOT_KEPT.match(name))

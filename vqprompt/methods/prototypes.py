@@ -3,8 +3,8 @@ pre-trained models").
 
 SimpleCIL trains nothing: a class is the mean of its frozen features, and an image belongs to the class whose mean has
 the highest cosine. APER first adapts the network to the first task, with an adapter in every block, then freezes it;
-its features are the frozen ones and the adapted ones side by side. Nothing moves after the first task, so no mean ever
-becomes stale.
+its features are the frozen ones joined with the adapted ones. Nothing moves after the first task, so no mean becomes
+stale.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Adapters(nn.Module):
 
 class APER(SimpleCIL):
     title = "APER"
-    summary = "SimpleCIL with features adapted to the first task beside them"
+    summary = "SimpleCIL, with adapted features joined to the frozen ones"
     Options: ClassVar[Any] = AdapterOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
 
@@ -103,6 +103,6 @@ class APER(SimpleCIL):
         return Method.parameter_groups(self) if self.task.number == 0 else []
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
-        """In training the adapted features; afterwards both, side by side."""
+        """In training the adapted features; afterwards both, joined."""
         adapted = self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float()
         return (adapted if view.labels is not None else torch.cat([view.query, adapted], dim=1)), {}

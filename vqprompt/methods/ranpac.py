@@ -2,7 +2,7 @@
 
 Features go through a fixed random layer with thousands of ReLU units, and a linear classifier on top is solved for from
 two sums: the Gram matrix of the random features, and their product with one-hot labels. Sums do not forget. As in APER,
-adapters learn in the first task alone.
+adapters learn only in the first task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RanPACOptions(AdapterOptions):
 
 
 RIDGES = [10.0**e for e in range(-8, 10)]
-HELD_OUT = 0.2  # of the task's images, to choose the ridge with
+HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge
 
 
 class RanPAC(Method):

@@ -1,8 +1,8 @@
 """SLCA, slow learner with classifier alignment (Zhang et al. 2023).
 
 The whole network is tuned, the backbone a hundred times slower than the classifier, so that it drifts little; after
-each task the classifier is aligned on pseudo-features from one full covariance a class. The next task goes on from
-the classifier as it was before its alignment.
+each task the classifier is aligned on pseudo-features from one full covariance per class. The next task continues
+with the classifier from before the alignment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SLDC (2025, arXiv 2511.09926): low-rank tuning task by task, features distilled, class Gaussians moved along.
 
-The backbone learns through low-rank changes; its features are held to those from before the task, in place and in
-length; the loss is half cross-entropy, half reverse cross-entropy. After a task a linear map from old to new features,
+The backbone learns through low-rank changes. Its features and their lengths are held to those from before the task. The
+loss is half cross-entropy, half reverse cross-entropy. After a task a linear map from old to new features,
 fitted on unit-length features and blended with the identity when images are few, moves the Gaussians of old classes;
 the classifier is then trained on samples of them.
 """
@@ -82,7 +82,7 @@ def symmetric_cross_entropy(logits: Tensor, labels: Tensor | None, first: int = 
     if labels is None:
         raise RuntimeError("a loss needs labels, and only views in training have them")
     labels = labels - first
-    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # mass on classes whose target is clamped
+    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # probability where the target is clamped
     return 0.5 * F.cross_entropy(logits, labels) - 0.5 * math.log(1e-4) * wrong.mean()
 
 

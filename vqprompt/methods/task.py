@@ -1,5 +1,5 @@
-"""What a method knows about the task it learns: its place in the stream, its images, and what the network makes of
-them. Nothing of other tasks."""
+"""What a method knows about the task it learns: its place in the stream, its images, and their features. It knows
+nothing of other tasks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TaskInfo:
         return self.old_classes + self.new_classes
 
 
-class Looks(Protocol):
-    """Whoever can show images to the network, without augmentation."""
+class ImageEvaluator(Protocol):
+    """Shows images, without augmentation, to the network."""
 
     def features(self, images: Images, task: int | None = None) -> Tensor: ...
 
@@ -39,38 +39,38 @@ class Looks(Protocol):
 class TaskData:
     """The open task, as every hook of a method gets it.
 
-    images: its training images; they cannot be read any more once the next task opens.
+    images: its training images; they cannot be read any more when the next task has been opened.
     labels: their positions in the head [n], on the device.
-    augmented: gives the features of one augmented view of each, if statistics are to be taken of these.
+    augmented: computes the features of one augmented view of each image, if statistics are taken from these.
     features_before: their features before the task started [n, D], for methods that ask for them
     (`needs_features_before`).
-    batch_size, seed: for what a method trains by itself after the loop.
+    batch_size, seed: for training that a method does itself after the loop.
     """
 
     def __init__(
-        self, task: TaskInfo, images: Images, labels: Tensor, looks: Looks, batch_size: int, seed: int
+        self, task: TaskInfo, images: Images, labels: Tensor, evaluator: ImageEvaluator, batch_size: int, seed: int
     ) -> None:
         self.task, self.images, self.labels = task, images, labels
         self.batch_size, self.seed = batch_size, seed
         self.features_before: Tensor | None = None
         self.augmented: Callable[[int], Tensor] | None = None
-        self._looks = looks
+        self._evaluator = evaluator
 
     @cached_property
     def features(self) -> Tensor:
-        """Features of the un-augmented images after training [n, D]. Do not ask before training ends."""
-        return self._looks.features(self.images, self.task.number)
+        """Features of the un-augmented images after training [n, D]. Do not use it before training ends."""
+        return self._evaluator.features(self.images, self.task.number)
 
     @cached_property
     def statistics_features(self) -> Tensor:
-        """What class statistics are taken of [n, D]: `features`, or features of augmented views."""
+        """Features for the class statistics [n, D]: `features`, or features of augmented views."""
         return self.features if self.augmented is None else self.augmented(self.task.number)
 
     @property
     def queries(self) -> Tensor:
         """Features without prompts [n, D]."""
-        return self._looks.queries(self.images)
+        return self._evaluator.queries(self.images)
 
     def logits(self, images: Images) -> Tensor:
-        """What the method now says of the task's images, or of exemplars that it keeps [n, classes]."""
-        return self._looks.logits(images)
+        """Scores of the task's images, or of exemplars that the method keeps [n, classes]."""
+        return self._evaluator.logits(images)

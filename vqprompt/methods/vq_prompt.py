@@ -1,7 +1,7 @@
 """VQ-Prompt (Jiao et al., NeurIPS 2024), and the two simpler forms it is compared with.
 
 A query softly selects from a pool; the soft prompt is replaced by its nearest pool element (straight-through); five
-blocks each have a pool of their own; class statistics rebalance the classifier. VQ-Prompt-S leaves out the
+blocks have one pool each; class statistics rebalance the classifier. VQ-Prompt-S leaves out the
 statistics, Soft-Prompt the quantization too.
 """
 
@@ -24,7 +24,7 @@ QUANTIZE = "replace the soft prompt by its nearest pool element"
 
 
 class VQOptions(StatisticsOptions):
-    pool: int = Field(10, ge=1, description="prompts in a block's pool (N)")
+    pool: int = Field(10, ge=1, description="prompts per block (N)")
     length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
@@ -37,7 +37,7 @@ class VQOptions(StatisticsOptions):
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
     learn: Literal["always", "first-task"] = Field(
-        "always", description="prompts learn in every task, or in the first alone: then old statistics stay true"
+        "always", description="prompts learn in every task, or only in the first; then old statistics stay valid"
     )
     prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
     statistics: bool = Field(True, description=STATISTICS)
@@ -50,7 +50,7 @@ class VQOptions(StatisticsOptions):
         return length
 
 
-# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c change places.
+# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
 RELEASED: dict[str, Any] = {
     "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": SHARP,
     "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",

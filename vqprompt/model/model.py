@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,78 +25,25 @@ from PIL import Image
 
 from vqprompt.errors import ImageError, UserError
 from vqprompt.model import file as files
-from vqprompt.model.calibration import Background, Calibration, familiarity, solve
+from vqprompt.model.answers import Answer, describe, share, shorten
+from vqprompt.model.calibration import familiarity
 from vqprompt.model.closed_form import probabilities
 from vqprompt.model.efforts import check_effort
 from vqprompt.model.file import Backbone, Content, ModelError, Stored
 from vqprompt.model.pictures import (
     UNKNOWN,
     ImageLike,
-    Picture,
     check_spelling,
     clean_name,
     find_pictures,
-    name_of,
     spelling,
 )
-from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
-from vqprompt.progress import Progress, Report, Stage, ignore
+from vqprompt.model.records import ClassRecord, gram_of
+from vqprompt.model.solving import background_of, calibration_of, solved
+from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, scan, suffering, take_in, without
+from vqprompt.progress import Report, ignore
 
-FEW = 5  # images per class below which a word of warning is due
-SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
 CROP = 0.875
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What `learn` is about to do, told before it starts."""
-
-    images: int
-    classes: int
-    new_classes: tuple[str, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Taught:
-    """What a teaching did.
-
-    accuracy: share of right answers for images that were left out one at a time, over all classes alike; None where it
-    was not measured. suffering: classes that are recognized less often than before, with both shares.
-    """
-
-    images: int
-    new_classes: tuple[str, ...]
-    grown_classes: tuple[str, ...]
-    known_images: int
-    copies: int
-    broken: tuple[str, ...]
-    accuracy: float | None
-    accuracy_before: float | None
-    suffering: tuple[tuple[str, float, float], ...]
-    notes: tuple[str, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What is in one image. name: the best class, or "unknown". classes: the best ones with their probabilities.
-    familiarity: how far above the threshold for known images it lies; below 0 is unknown."""
-
-    name: str
-    classes: tuple[tuple[str, float], ...]
-    familiarity: float
-
-
-@dataclass
-class _New:
-    """Pictures that are to be learned, by content."""
-
-    pictures: list[Picture] = field(default_factory=list)
-    names: list[int] = field(default_factory=list)
-    known: int = 0
-    copies: int = 0
-    broken: list[str] = field(default_factory=list)
 
 
 class Model:
@@ -163,7 +110,7 @@ class Model:
                     "name": name,
                     "images": record.count,
                     "kinds": int(record.modes.max(initial=0)) + 1,
-                    "accuracy": _share(*per_class.get(name, (0, 0))),
+                    "accuracy": share(*per_class.get(name, (0, 0))),
                     "taught": self._dates(name),
                 }
                 for name, record in self._content.classes.items()
@@ -200,123 +147,38 @@ class Model:
         """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
         those that are known get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is measured by leaving out one image at a time, and the
-        model learns from all images all the same. skip_broken: go on without images that cannot be read. exclude: paths
-        not to learn. announce: called with what is about to happen, before it does.
+        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
+        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go on
+        without images that cannot be read. exclude: paths not to learn. announce: called with what is about to happen,
+        before it does.
         """
         started = time.monotonic()
         check_effort(effort)
         if not 0 <= hold_out < 1:
             raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
         pictures, notes = find_pictures(source, labels)
-        pictures = [replace(p, label=clean_name(p.label)) for p in _without(pictures, exclude)]
+        pictures = [replace(p, label=clean_name(p.label)) for p in without(pictures, exclude)]
         if not pictures:
             raise ImageError("no image to learn from is left")
         check_spelling(self.classes, {p.label for p in pictures})
-        new = self._scan(pictures, skip_broken, progress)
+        new = scan(pictures, self._content.classes, skip_broken, progress)
         if not new.pictures:
-            return self._nothing_new(new, notes, started)
+            return nothing_new(new, self.accuracy, notes, started)
         names = sorted({p.label for p in new.pictures})
         fresh = tuple(name for name in names if name not in self._content.classes)
         extractor = self._open_features()
         if announce is not None:
             seconds = extractor.seconds_per_image() * len(new.pictures)
             announce(Plan(len(new.pictures), len(names), fresh, seconds))
-        records, broken = self._take_in(extractor, new, skip_broken, progress)
+        records, broken = take_in(extractor, new, self._content.classes, skip_broken, progress)
         before = self._content
+        counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
         return Taught(
-            sum(r.count for r in records.values()) - sum(before.classes[n].count for n in records if n in before.classes),
-            tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
+            counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
             new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
-            _suffering(before.facts, self._content.facts), (*notes, *self._expectations()), time.monotonic() - started,
+            suffering(before.facts, self._content.facts), (*notes, *expectations(self.counts)), time.monotonic() - started,
         )  # fmt: skip
-
-    def _scan(self, pictures: list[Picture], skip_broken: bool, progress: Report) -> _New:
-        """Name every picture by its content; leave out what is known, refuse what is in two classes."""
-        owner = {int(n): name for name, record in self._content.classes.items() for n in record.names}
-        new, seen = _New(), dict[int, Picture]()
-        for done, picture in enumerate(pictures, start=1):
-            try:
-                name = name_of(picture.open())
-            except (OSError, ImageError, ValueError) as error:
-                new.broken.append(
-                    str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})"
-                )
-                if not skip_broken:
-                    raise ImageError(
-                        f"{new.broken[0]}; mend it, or go on without such images (--skip-broken)"
-                    ) from None
-                continue
-            if name in seen:
-                if seen[name].label != picture.label:
-                    raise ImageError(
-                        f"the same picture is in two classes: {seen[name].where} ({seen[name].label}) and "
-                        f"{picture.where} ({picture.label}); take it out of one of them"
-                    )
-                new.copies += 1
-            elif name in owner:
-                if owner[name] != picture.label:
-                    raise ImageError(
-                        f"{picture.where}: the model has learned this picture as {owner[name]!r}, not {picture.label!r}; "
-                        "take it out, or forget that class first"
-                    )
-                new.known += 1
-            else:
-                new.pictures.append(picture)
-                new.names.append(name)
-            seen[name] = picture
-            progress(Progress(Stage.STARTING, done, len(pictures), detail="looking through the files"))
-        return new
-
-    def _take_in(
-        self, extractor: Any, new: _New, skip_broken: bool, progress: Report
-    ) -> tuple[dict[str, ClassRecord], list[str]]:
-        """The records of all classes that change, with the new images in them."""
-        rows: dict[str, tuple[list[int], list[np.ndarray]]] = {}
-        broken = []
-        found = extractor.of(new.pictures)
-        for done, (picture, name, feature) in enumerate(zip(new.pictures, new.names, found, strict=True), start=1):
-            if isinstance(feature, UserError | OSError):
-                message = str(feature)
-                if not skip_broken:
-                    found.close()
-                    raise ImageError(f"{message} (or go on without such images: --skip-broken)")
-                broken.append(message)
-            elif isinstance(feature, Exception):
-                raise feature
-            else:
-                held = rows.setdefault(picture.label, ([], []))
-                held[0].append(name)
-                held[1].append(to_fixed_point(feature))
-            progress(Progress(Stage.LEARNING, done, len(new.pictures)))
-        if not rows:
-            raise ImageError(f"none of the {len(new.pictures)} images can be read, so nothing was learned")
-        records = {}
-        for label in sorted(rows):
-            record = ClassRecord.of(np.array(rows[label][0], np.uint64), np.stack(rows[label][1]))
-            known = self._content.classes.get(label)
-            records[label] = record if known is None else known.merged(record)
-        return records, broken
-
-    def _nothing_new(self, new: _New, notes: list[str], started: float) -> Taught:
-        if new.broken and not new.known:
-            raise ImageError(f"none of the {len(new.broken)} images can be read, so nothing was learned")
-        return Taught(
-            0, (), (), new.known, new.copies, tuple(new.broken), self.accuracy, self.accuracy, (),
-            (*notes, "nothing new: the model knows all of these images"), time.monotonic() - started,
-        )  # fmt: skip
-
-    def _expectations(self) -> list[str]:
-        few = [name for name, count in self.counts.items() if count < FEW]
-        if not few:
-            return []
-        least = min(self.counts[name] for name in few)
-        named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
-        return [
-            f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes there: "
-            "with 1 image per class about half, with 5 about three quarters of what 20 images reach"
-        ]
 
     # ------------------------------------------------------------------ change
 
@@ -363,16 +225,16 @@ class Model:
         undone, last = self._content, self._stored.past[-1]
         gram = self._gram_for(last.classes)
         self._stored = Stored(
-            self._stored.backbone, _solved(last, gram), gram, self._stored.past[:-1], self._stored.settings
+            self._stored.backbone, solved(last, gram), gram, self._stored.past[:-1], self._stored.settings
         )
-        return _told(undone.history[-1]) if undone.history else "the last change"
+        return describe(undone.history[-1]) if undone.history else "the last change"
 
     def _change(self, classes: dict[str, ClassRecord], history: tuple[dict[str, Any], ...], measure: bool) -> None:
         """Make a new version. The gram matrix is a sum of whole numbers, so that adding and taking away is exact."""
         assert self._stored is not None
         ordered = {name: classes[name] for name in sorted(classes)}
         gram = self._gram_for(ordered)
-        content = _solved(Content(ordered, history, {"measured": measure}), gram)
+        content = solved(Content(ordered, history, {"measured": measure}), gram)
         past = (*self._stored.past, self._content) if self._content.history else self._stored.past
         self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
 
@@ -401,7 +263,7 @@ class Model:
     def _known(self, name: str) -> None:
         if name not in self._content.classes:
             near = [n for n in self.classes if spelling(n) == spelling(name)]
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {_some(self.classes)}"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes)}"
             raise UserError(f"the model knows no class {name!r}{hint}")
 
     # ------------------------------------------------------------------ predict
@@ -464,16 +326,16 @@ class Model:
         return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
 
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes] and how far above the threshold for known images they lie [n]."""
+        """Features [n, D] to probabilities [n, classes] and how far above the threshold of the known they lie [n]."""
         content = self._content
         self._check_taught()
         assert content.solved is not None
-        calibration = _calibration(content.facts)
+        calibration = calibration_of(content.facts)
         scores = content.solved.scores(features)
         shares = probabilities(scores, calibration.temperature)
         if content.spread is None or not np.isfinite(calibration.threshold):
             return shares, np.full(len(features), np.inf)
-        nearness = _background(content).scores(features) + 2 * scores.max(1)
+        nearness = background_of(content).scores(features) + 2 * scores.max(1)
         return shares, familiarity(shares, nearness, calibration) - calibration.threshold
 
     def _asked(self, pictures: ImageLike | Sequence[ImageLike]) -> tuple[np.ndarray, np.ndarray]:
@@ -538,70 +400,5 @@ class Model:
 # ---------------------------------------------------------------------------------------------- small things
 
 
-def _solved(content: Content, gram: np.ndarray) -> Content:
-    """The content with its classifier and what was found out about it."""
-    measure = content.facts.get("measured", True)
-    if not content.classes:
-        return Content({}, content.history, {"measured": measure})
-    names, records = list(content.classes), list(content.classes.values())
-    found = solve(records, gram)
-    c = found.calibration
-    facts: dict[str, Any] = {
-        "measured": measure,
-        "shrinkage": found.shrinkage,
-        "temperature": c.temperature,
-        "certainty": list(c.certainty),
-        "nearness": list(c.nearness),
-        "threshold": c.threshold if np.isfinite(c.threshold) else None,
-        "background": found.background.constant,
-    }
-    testable = found.tested > 0
-    if measure and testable.any() and len(names) > 1:
-        facts["accuracy"] = float((found.right[testable] / found.tested[testable]).mean())
-        facts["per_class"] = {n: [int(r), int(t)] for n, r, t in zip(names, found.right, found.tested, strict=True)}
-        facts["calibration_error"] = list(found.calibration_error)
-    spread = np.concatenate([found.background.matrix, found.background.vector[None]])
-    return Content(content.classes, content.history, facts, found.discriminant, spread)
-
-
-def _calibration(facts: dict[str, Any]) -> Calibration:
-    threshold = facts["threshold"]
-    return Calibration(
-        facts["temperature"], tuple(facts["certainty"]), tuple(facts["nearness"]),
-        -np.inf if threshold is None else threshold,
-    )  # fmt: skip
-
-
-def _background(content: Content) -> Background:
-    assert content.spread is not None
-    return Background(content.spread[:-1], content.spread[-1], content.facts["background"])
-
-
-def _suffering(before: dict[str, Any], now: dict[str, Any]) -> tuple[tuple[str, float, float], ...]:
-    old, new = before.get("per_class", {}), now.get("per_class", {})
-    found = [(n, old[n][0] / old[n][1], new[n][0] / new[n][1]) for n in old if old[n][1] and new.get(n, (0, 0))[1]]
-    worse = [f for f in found if f[1] - f[2] > SUFFERS]
-    return tuple(sorted(worse, key=lambda f: f[2] - f[1]))
-
-
-def _without(pictures: list[Picture], exclude: Iterable[str | Path]) -> list[Picture]:
-    out = {str(Path(p).expanduser().resolve()) for p in exclude}
-    return [p for p in pictures if str(Path(p.where).resolve()) not in out] if out else pictures
-
-
 def _is_one(pictures: Any) -> bool:
     return isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4)
-
-
-def _share(right: int, tested: int) -> float | None:
-    return right / tested if tested else None
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in all)" if len(names) > most else "") or "none yet"
-
-
-def _told(event: dict[str, Any]) -> str:
-    if event["what"] == "learned":
-        return f"learned {event['images']} images of {_some(list(event['classes']), 3)} ({event['date'][:10]})"
-    return f"{event['what']} {event.get('detail', '')} ({event['date'][:10]})"

@@ -17,8 +17,8 @@ APART = (
 
 
 def find_modes(features: np.ndarray) -> np.ndarray:
-    """The mode of each feature [n], counted from 0 in the order of their first image. features: [n, D], in an order that
-    depends on the set alone."""
+    """The mode of each feature [n]; the first image is in mode 0. features: [n, D], in an order that depends on the set
+    alone."""
     labels = np.zeros(len(features), dtype=np.uint8)
     waiting = [0]
     while waiting and labels.max(initial=0) + 1 < MOST:

@@ -46,8 +46,8 @@ class Picture:
 def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
     """Pictures of any source, and notes about how it was read.
 
-    source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a label for each, or one
-    for all.
+    source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a
+    label for each, or one for all.
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
@@ -61,10 +61,14 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]
     )
-    if images and (labels is None or isinstance(labels, str)) and all(isinstance(i, str | Path) for i in images):
-        if labels is not None or not any(Path(i).suffix.lower() in IMAGE_SUFFIXES for i in images):  # several sources
-            found = [find_pictures(i, labels) for i in images]
-            return [p for part, _ in found for p in part], [note for _, notes in found for note in notes]
+    paths = [Path(i) for i in images if isinstance(i, str | Path)]
+    if (
+        paths
+        and len(paths) == len(images)
+        and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths)))
+    ):  # several sources
+        found = [find_pictures(path, labels) for path in paths]
+        return [p for part, _ in found for p in part], [note for _, notes in found for note in notes]
     if labels is None:
         raise UserError("a list of images needs labels: learn(images, labels), one name for each image or one for all")
     names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]

@@ -45,7 +45,7 @@ class Table:
     def columns(self) -> dict[str, list[str]]:
         """The cells of each column, by heading. Empty columns are left out."""
 
-        def method(row: Row) -> str:  # the axes and the backbone have columns of their own
+        def method(row: Row) -> str:  # the axes and the backbone have separate columns
             changed = {key: change for key, change in row.changed.items() if key != "backbone"}
             return distinct_name(replace(row, variant={}, changed=changed), self.rows) + (
                 OTHER_SETTINGS if changed else ""
@@ -124,7 +124,7 @@ class Table:
 
     def csv(self) -> str:
         """One column per number, not rounded."""
-        numbers = [f"{who}{key}{what}" for who in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
+        numbers = [f"{of}{key}{what}" for of in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
         headings = [
             "method", "variant", *numbers, "faa_difference", "caa_difference", *CSV_MEASURES, "forgetting_std", "seeds",
             "backbone", "paper_backbone", "other_backbone", "hardware", "paper_table", "paper_note", "changed",

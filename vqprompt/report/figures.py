@@ -106,7 +106,7 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
 def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: str, xlabel: str, ylabel: str) -> str:
     """Lines over the values of a setting. The values are evenly spaced; the y axis covers just the lines.
 
-    If values have a spread, lines are shifted a little sideways, so that their error bars can be told apart.
+    If values have a spread, lines are shifted a little sideways, so that their error bars do not overlap.
     """
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.4} if any(line.spread for line in lines) else {})):
         figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
@@ -125,7 +125,7 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
 
 
 def standalone(svg: str, lines: Sequence[Line]) -> str:
-    """An inline chart as a file of its own: with its legend, on white, in a common font."""
+    """An inline chart as a separate file: with its legend, on white, in a common font."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert box is not None
     width, height = map(float, box.groups())

@@ -48,7 +48,7 @@ def write_report(folder: Path) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], target: Path) -> Path:
-    """Write one page about several runs. A run without a page of its own gets one, so that no link is dead."""
+    """Write one page about several runs. A run without a page gets one, so that no link is dead."""
     if not folders:
         raise UserError("a comparison needs at least one run's folder; none was given")
     results = [RunResult.read(folder) for folder in folders]

@@ -87,7 +87,7 @@ def resolve(
         layers.append(_find_preset(method_name, method, preset))
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
     published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
-    if preset == "released":  # what the data set decides wins over the preset, which knows none
+    if preset == "released":  # settings for the data set win over the preset, which knows no data set
         layers.insert(1, published)
     layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
@@ -118,7 +118,7 @@ def resolve(
 
 
 def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
-    """The recipe of a run, from what is known of it: its data, backbone and tasks."""
+    """The recipe for a run's data, backbone and tasks."""
     data, backbone = (str(known.get(key, RunConfig.model_fields[key].default)) for key in ("data", "backbone"))
     tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
     count = len(tasks) if isinstance(tasks, list) else tasks
@@ -151,7 +151,7 @@ def _applies(key: str, method: type[Method]) -> bool:
     """Whether a data set's option applies to a method.
 
     The method must have the option. An option inside a group (`rebalancing.lr`) must also be one that the method left
-    at its common default: SLCA and HiDe-Prompt bring a recipe of their own, which a data set does not change in part.
+    at its common default: SLCA and HiDe-Prompt have their own recipe, which a data set must not change in part.
     """
     group, _, inner = key.partition(".")
     if group not in method.Options.model_fields:
@@ -172,7 +172,7 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """A saved run's settings; those that did not exist then as they were then."""
+    """A saved run's settings. Settings that did not exist when it was saved get the values of that time."""
     try:
         options = find_method(str(config.get("method", "vq-prompt"))).complete_options(config.get("options", {}))
         then = {name: field.get_default() for name, field in Training.model_fields.items()}

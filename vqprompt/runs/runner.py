@@ -1,4 +1,4 @@
-"""One run: a stream learned task by task, tested after each, in a folder from which it can be resumed and looked at."""
+"""One run: a stream is learned task by task and tested after each. It can be resumed from its folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vqprompt.runtime import Runtime, hardware, rounding
 from vqprompt.training.loop import Epoch
 
 CHECKPOINT_SECONDS = float(os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60"))  # between saves in mid-task, at least
-TRAINING_PASSES = 2.0  # what a training image costs, in test images; for the remaining time
+TRAINING_PASSES = 2.0  # work of one training image, in test images; for the remaining time
 
 
 def run(
@@ -43,9 +43,9 @@ def run(
 ) -> RunResult:
     """Do a run in the folder `out`; returns its result, which is also in `out/metrics.json`.
 
-    report: write `out/report.html`. shared_queries: a folder where runs on the same images keep queries for each other
-    (learner/queries.py). track: names of `tracking.TRACKERS`. at_once: how many runs share the hardware, for readers of
-    the speed.
+    report: write `out/report.html`. shared_queries: a folder in which runs on the same images share queries
+    (learner/queries.py). track: names of `tracking.TRACKERS`. at_once: how many runs share the hardware; it is noted in
+    the result, because speeds depend on it.
     """
     refuse_what_cannot_fit(config)
     refuse_conflicts(out, config, resume)
@@ -135,7 +135,7 @@ class Run:
         return len(self.learner.history) + (saved.unfinished is not None)
 
     def _refuse_other_images(self, begun: int) -> None:
-        """A run goes on with the classes and images that it began with. begun: tasks."""
+        """A resumed run must have the classes and images that it began with. begun: number of tasks that were begun."""
         learned = [name for task in self.stream.tasks[: len(self.learner.history)] for name in task.classes]
         if self.learner.classes != learned:
             raise UserError(
@@ -255,7 +255,7 @@ class Run:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
         tested = self.state.test_prompt_use
-        # a run that an older version began knows the test images of its first tasks for some later ones alone
+        # a run that an older version began has no prompt use of test images for its first tasks
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
@@ -272,7 +272,7 @@ class Run:
 
 
 class Work:
-    """Adds up the work of a run, so that the remaining time can be told. Its unit is one test image."""
+    """Adds up the work of a run, to estimate the remaining time. Its unit is the work of one test image."""
 
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
@@ -316,7 +316,7 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
         old = completed(read_saved_config(out))
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
-        # where data and weights are may change: that they are the same is checked later
+        # paths of data and weights may change; that their content is the same is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
         moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
         free = {*RESUMABLE_SETTINGS, *moved}
@@ -328,4 +328,4 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
             )
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
     elif (out / INFO).exists():
-        raise UserError(f"--out {out}: holds a learner that is not a run's; give another folder")
+        raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")

@@ -1,4 +1,4 @@
-"""Tracking: sends a run's numbers to MLflow or TensorBoard as they come, for people who watch many runs in one place.
+"""Tracking: sends a run's numbers to MLflow or TensorBoard while it runs, to watch many runs in one place.
 
 Tracking changes no result. A tracker that fails is dropped with a warning, and the run goes on. Every value has a name
 and a step; a step that a tracker already has is not sent again, so a run that was killed and resumed leaves the same

@@ -1,7 +1,7 @@
 """How features moved while a task was learned, and where remembered features would be now.
 
 Old classes have no images any more, but the task's own images have features from before and from after training. Their
-change says how the whole feature space moved, and what is remembered of old classes moves with it.
+change shows how the whole feature space moved, and the memory of old classes moves with it.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-TINY = 1e-12  # in place of an energy or a width of zero: all features were equal before
+TINY = 1e-12  # instead of zero, if all features were equal before
 
 
 class Moving(BaseModel, extra="forbid"):
     """How the statistics of old classes follow the features."""
 
     how: Literal["none", "mean", "kernel", "linear"] = Field(
-        "none", description="not at all, by the mean change, by the change nearby, or by a linear map of the change"
+        "none", description="not at all, by the mean change, by the change of similar features, or by a linear map"
     )
     ridge: float = Field(1.0, gt=0, description="linear only: weight of the ridge, in units of the mean feature energy")
     bandwidth: float = Field(0.5, gt=0, description="kernel only: width, in units of the mean distance to the center")
 
 
 class Drift:
-    """Moves points: x → x + (x − center) B + shift. `matrix` is I + B, what it does to differences; None: nothing."""
+    """Moves points: x → x + (x − center) B + shift. `matrix` is I + B, applied to differences; None: no change."""
 
     def __init__(self, center: Tensor, shift: Tensor, slope: Tensor | None = None) -> None:
         self.center, self.shift, self.slope = center, shift, slope

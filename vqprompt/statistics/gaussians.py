@@ -1,4 +1,4 @@
-"""What is remembered of a class instead of its images: Gaussians of its features. Any method can use it.
+"""What is remembered of a class instead of its images: Gaussians of its features. Any method can use them.
 
 One class per kind of covariance: `DiagonalGaussians` (the paper), `FullGaussians` (one matrix per class) and
 `SharedGaussians` (one matrix for all classes, kept as a sum). With several centroids per class, each has its own mean
@@ -27,12 +27,12 @@ JITTER = 1e-4  # added to every variance, as in the released code
 
 
 class ClassStatistics(nn.Module, ABC):
-    """Gaussians of the classes learned so far, class by class in head order. Buffers, so they save themselves."""
+    """Gaussians of the classes learned so far, in the order of the head. As buffers, they are saved with the method."""
 
     kind: ClassVar[Covariance]
     means: Tensor  # [C, k, D]
     shares: Tensor  # [C, k], the fraction of the class that each centroid holds
-    spread: Tensor  # what a kind keeps of the covariance, see there
+    spread: Tensor  # the covariance, in the form that each kind describes
     seen: Tensor  # [1], images behind a shared scatter; other kinds do not use it
 
     def __init__(
@@ -53,8 +53,8 @@ class ClassStatistics(nn.Module, ABC):
 
     @abstractmethod
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor | None:
-        """Take in one class: residuals from the centroids [n, D], membership [k, n], images per centroid [k]. Returns
-        the class's row of `spread`, where a kind has one row per class."""
+        """Add one class: residuals from the centroids [n, D], membership [k, n], images per centroid [k]. Returns the
+        class's row of `spread`, if this kind has one row per class."""
 
     @abstractmethod
     def shared_covariance(self) -> Tensor:
@@ -62,14 +62,14 @@ class ClassStatistics(nn.Module, ABC):
 
     @abstractmethod
     def _move_spread(self, drift: Drift) -> None:
-        """The covariance after the drift."""
+        """Move the covariance with the drift."""
 
     def roots(self) -> Tensor | None:
-        """What turns white noise into each class's noise, where covariances are matrices [C or 1, D, D]."""
+        """Matrices that turn white noise into each class's noise [C or 1, D, D]; None for diagonal covariances."""
         return None
 
     def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
-        """White noise [C, n, D] to the classes' noise, in place where that is possible."""
+        """Turn white noise [C, n, D] into the classes' noise, in place if possible."""
         assert roots is not None
         return white @ roots.mT
 
@@ -77,12 +77,12 @@ class ClassStatistics(nn.Module, ABC):
 
     @property
     def bytes_per_class(self) -> int:
-        """Memory kept for each learned class (a shared matrix belongs to no class and is not counted)."""
+        """Bytes kept per class. A matrix that all classes share is not counted."""
         return sum(t[0].nbytes for t in (self.means, self.shares, self.spread)) if len(self.means) else 0
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in the features [n, D] of new classes; labels continue from the classes already here."""
+        """Add new classes by their features [n, D]; their labels continue those of the classes already here."""
         start, counts = len(self.means), torch.bincount(labels).tolist()
         if 0 in counts[start:]:
             raise ValueError(f"class {counts.index(0, start)} has no features to take statistics of")
@@ -103,12 +103,12 @@ class ClassStatistics(nn.Module, ABC):
     def _shares(self, held: Tensor) -> Tensor:
         """Weights of a class's centroids, from the images that each holds [k]."""
         if self.weights == "equal":
-            several = held > 1 if bool((held > 1).any()) else held > 0  # a class of single images must not get lost
+            several = held > 1 if bool((held > 1).any()) else held > 0  # keep a class that has only single images
             return several / several.sum()
         return held / held.sum()
 
     def _degrees(self, held: Tensor) -> Tensor:
-        """What squared residuals are divided by."""
+        """The divisor of the squared residuals."""
         return (held - int(self.variance == "sample")).clamp(min=1)
 
     def _assign(self, own: Tensor) -> Tensor:
@@ -122,17 +122,17 @@ class ClassStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def move(self, drift: Drift) -> None:
-        """Bring what is remembered to where the features of these classes would be now."""
+        """Move means and covariances to where the features of these classes would be now."""
         if len(self.means):
             self.means = drift.points(self.means)
             self._move_spread(drift)
 
     def class_means(self) -> Tensor:
-        """Of whole classes [C, D]."""
+        """Means of whole classes [C, D], over their centroids."""
         return (self.means * self.shares[..., None]).sum(1)
 
     def class_covariance(self) -> Tensor:
-        """One for all whole classes [D, D]: within the centroids, and that of the centroids themselves."""
+        """One covariance for all classes [D, D]: that within centroids plus that between the centroids of a class."""
         apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
         return self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
 
@@ -182,7 +182,7 @@ class DiagonalGaussians(ClassStatistics):
             self.spread = self.spread @ drift.matrix.to(self.spread).square()
 
     def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
-        white *= self.spread[where].sqrt()  # in place: nothing larger is in memory here
+        white *= self.spread[where].sqrt()  # in place, because this is the largest tensor here
         return white
 
 
@@ -259,7 +259,7 @@ def make_statistics(
 def _root(matrix: Tensor) -> Tensor:
     """A factor A with A Aᵀ = matrix + jitter; in double, because few images give a nearly singular covariance."""
     identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
-    for jitter in (JITTER, 10 * JITTER, 100 * JITTER):  # what moved with the features may be singular beyond rounding
+    for jitter in (JITTER, 10 * JITTER, 100 * JITTER):  # a covariance that was moved may be more than slightly singular
         factor, failed = torch.linalg.cholesky_ex(matrix.double() + jitter * identity)
         if not failed.any():
             return factor.float()

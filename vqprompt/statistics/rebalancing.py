@@ -71,7 +71,7 @@ def rebalance(
     seed: int,
     task_sizes: Sequence[int] | None = None,
 ) -> None:
-    """Correct the classifier from the statistics alone. Each epoch draws `batch_size * ratio` pseudo-features per
+    """Correct the classifier, using only the statistics. Each epoch draws `batch_size * ratio` pseudo-features per
     class, shuffles them, and takes one step of that many for every OLD class (or every class, by `steps_for`), up to
     `steps`.
 
@@ -95,7 +95,7 @@ def rebalance(
         optimizer.step()
         return {}
 
-    step = Recorded(take_step, device)  # there are thousands of tiny ones
+    step = Recorded(take_step, device)  # recorded, because there are thousands of tiny steps
     count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)

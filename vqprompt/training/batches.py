@@ -1,4 +1,4 @@
-"""What each training step looks at: shuffled batches, crops and flips, all drawn from seeds."""
+"""The inputs of each training step: shuffled batches, crops and flips, all drawn from seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vqprompt.training.settings import Training
 
 
 class KnownQueries(Protocol):
-    """Queries of training views that need not be computed in every step."""
+    """Queries of training views that are not computed in every step."""
 
     def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
         """Get ready for the batches of an epoch (indices of images)."""
@@ -69,8 +69,8 @@ def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[l
     """Shuffled index batches of every epoch, all of one size (compiled and recorded code needs that).
 
     Images that do not fill a batch are left out of the epoch and come first in the next one, so every image is seen.
-    With fewer than four batches per epoch that would leave out many: there the next epoch takes the rest in addition. A
-    single epoch, or a task smaller than a batch, leaves out nothing.
+    With fewer than four batches per epoch, many images would be left out; then the next epoch shows the rest in
+    addition to all images. A single epoch, or a task smaller than a batch, leaves out nothing.
     """
     schedule, rest = [], torch.empty(0, dtype=torch.long)
     for epoch in range(epochs):

@@ -1,7 +1,7 @@
 """The one training loop (paper, section 4.4): optimizer and schedule by settings, everything drawn from seeds.
 
 All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time. So an epoch
-can be repeated, and a run that was killed continues to the same result as one that was not.
+can be repeated, and a run that was killed and resumed ends like one that was not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vqprompt.training.view import View
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch that is over: its number and, per loss term, the values of its steps."""
+    """A finished epoch: its number and, for each loss term, the value of every step."""
 
     number: int
     losses: dict[str, list[float]]
@@ -58,7 +58,7 @@ class TrainingLoop:
         self.progress: Report = ignore
 
     def state(self) -> dict[str, Any]:
-        """What a later loop needs to go on from here, between two epochs."""
+        """Everything that another loop needs to continue from here. Call it between two epochs."""
         return {
             "epoch": self.next_epoch,
             "optimizer": self.optimizer.state_dict(),
@@ -67,7 +67,7 @@ class TrainingLoop:
         }
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from another loop's `state`, possibly of another machine."""
+        """Continue from another loop's `state`, which may come from another machine."""
         self.next_epoch, self.images_seen, self.seconds = state["epoch"], state["images_seen"], state["seconds"]
         saved = state["optimizer"]
         own_flags = [  # these depend on the machine, not on what was learned

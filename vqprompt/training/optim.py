@@ -21,7 +21,7 @@ Losses = dict[str, Tensor]
 def make_optimizer(
     groups: Sequence[dict[str, Any]], name: OptimizerName, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """`scale` of a group multiplies the learning rate; whatever else it sets passes through."""
+    """`scale` of a group multiplies the learning rate; its other settings go to the optimizer unchanged."""
     prepared = [{**g, "lr": lr * g.get("scale", 1.0)} for g in groups]
     on_gpu = any(p.is_cuda for g in groups for p in g["params"])
     if name == "sgd":
@@ -30,7 +30,7 @@ def make_optimizer(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rate: float | Rate) -> None:
-    """Every group gets the rate times its scale: in device memory, where a recorded step reads it; else as a number."""
+    """Every group gets the rate times its scale. On CUDA it is in device memory, where a recorded step reads it."""
     for group in optimizer.param_groups:
         scale, device = group.get("scale", 1.0), group["params"][0].device
         own = rate(scale) if callable(rate) else rate * scale

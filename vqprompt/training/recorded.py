@@ -13,8 +13,8 @@ from vqprompt.training.optim import Inputs, Losses
 class Recorded:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
 
-    The first step runs as it is (compilers, allocators and the optimizer's state settle then); so do batches of
-    another shape, and every step if the recording fails.
+    The first step is not recorded: compilers, allocators and the optimizer's state are set up in it. Batches of another
+    shape are not recorded either, nor is any step if the recording fails.
     """
 
     EAGER_STEPS = 1
@@ -31,7 +31,7 @@ class Recorded:
             return self.step(inputs)
         if self.eager_left:
             self.eager_left -= 1
-            side = torch.cuda.Stream()  # graphs want their warm-up on a stream of its own
+            side = torch.cuda.Stream()  # the warm-up for a graph needs a separate stream
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 losses = self.step(inputs)
@@ -40,7 +40,7 @@ class Recorded:
         if self.graph is None:
             self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may be reading images
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may be reading images
                     self.losses = self.step(self.inputs)
             except RuntimeError as error:
                 self.enabled = False

@@ -1,4 +1,4 @@
-"""Learning rates over a task: ours, and those of the published codes.
+"""Learning rates over a task: our own schedule, and those of published code.
 
 A schedule gives the rate of a parameter group from its `scale`, because some published ones hold all groups at one rate
 whatever their scale.

@@ -1,4 +1,4 @@
-"""How a task is learned, whatever the method."""
+"""Settings of the training loop, the same for all methods."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ class View:
         task: int | None = None,
     ) -> None:
         self.vit, self._images, self._query = vit, images, query
-        self.labels = labels  # positions in the head; in training only
-        self.task = task  # number of the task; known for its own training images only
+        self.labels = labels  # positions in the head; only in training
+        self.task = task  # number of the task; only known for its training images
 
     @cached_property
     def images(self) -> Tensor:
@@ -45,13 +45,12 @@ class View:
             return self.vit.query(self.tokens).float()
 
     def mirrored(self) -> View:
-        """The images mirrored. The query stays: which prompts an image gets does not depend on its direction."""
+        """The mirrored images. They keep their query, so an image and its mirror image get the same prompts."""
         known = self.query if "query" in self.__dict__ or self._query is not None else None
         return View(self.vit, lambda: self.images.flip(-1), known, task=self.task)
 
     def through(self, vit: ViT) -> View:
-        """The same images, without labels, seen through another network; through the same one, nothing is computed
-        twice."""
+        """The same images, without labels, for another network. With the same network, nothing is computed twice."""
         other = View(vit, lambda: self.images)
         if vit is self.vit:
             other.__dict__["tokens"] = self.tokens

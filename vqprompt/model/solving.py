@@ -1,0 +1,49 @@
+"""A model's classifier, and what is known about it: solved from what is remembered, after every change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vqprompt.model.calibration import Background, Calibration, solve
+from vqprompt.model.file import Content
+
+
+def solved(content: Content, gram: np.ndarray) -> Content:
+    """The content with its classifier and what was found out about it."""
+    measure = content.facts.get("measured", True)
+    if not content.classes:
+        return Content({}, content.history, {"measured": measure})
+    names, records = list(content.classes), list(content.classes.values())
+    found = solve(records, gram)
+    c = found.calibration
+    facts: dict[str, Any] = {
+        "measured": measure,
+        "shrinkage": found.shrinkage,
+        "temperature": c.temperature,
+        "certainty": list(c.certainty),
+        "nearness": list(c.nearness),
+        "threshold": c.threshold if np.isfinite(c.threshold) else None,
+        "background": found.background.constant,
+    }
+    testable = found.tested > 0
+    if measure and testable.any() and len(names) > 1:
+        facts["accuracy"] = float((found.right[testable] / found.tested[testable]).mean())
+        facts["per_class"] = {n: [int(r), int(t)] for n, r, t in zip(names, found.right, found.tested, strict=True)}
+        facts["calibration_error"] = list(found.calibration_error)
+    spread = np.concatenate([found.background.matrix, found.background.vector[None]])
+    return Content(content.classes, content.history, facts, found.discriminant, spread)
+
+
+def calibration_of(facts: dict[str, Any]) -> Calibration:
+    threshold = facts["threshold"]
+    return Calibration(
+        facts["temperature"], tuple(facts["certainty"]), tuple(facts["nearness"]),
+        -np.inf if threshold is None else threshold,
+    )  # fmt: skip
+
+
+def background_of(content: Content) -> Background:
+    assert content.spread is not None
+    return Background(content.spread[:-1], content.spread[-1], content.facts["background"])
