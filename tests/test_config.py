@@ -219,7 +219,12 @@ def test_every_setting_of_a_run_reaches_the_loop():
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.integers(20_000, 20_009).map(lambda bits: 1 << bits),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.integers(20_000, 20_009).map(lambda bits: 1 << bits),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
