@@ -219,7 +219,12 @@ def test_every_setting_of_a_run_reaches_the_loop():
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(16**5000),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.integers(20_000, 20_009).map(lambda bits: 1 << bits),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
@@ -236,3 +241,13 @@ def test_any_settings_are_a_config_or_refused_in_words(method, settings):
         assert 0 < len(str(error)) < 100_000
     else:
         assert resolve(json.loads(found.model_dump_json())) == found
+
+
+@pytest.mark.parametrize("key", ["method", "data", "options", "tasks", "blocks", "pool", "rebalancing"])
+def test_numbers_and_nesting_that_python_cannot_print_are_refused(key):
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    for value, words in ((1 << 20_000, "20001 bits is too large"), (deep, "nested more than 20 deep")):
+        with pytest.raises(UserError, match=f"{key}: .*{words}"):
+            resolve({key: value})

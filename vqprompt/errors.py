@@ -20,7 +20,7 @@ def shown(value: object, limit: int = 200) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits; a list in a list in a list …
-        return f"a {type(value).__name__} too long to show"
+        return "too long to show"
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from vqprompt.datasets import DATASETS, parse_data
-from vqprompt.errors import UserError, explain
+from vqprompt.errors import UserError, explain, shown
 from vqprompt.files import read_json
 from vqprompt.methods import find_method
 from vqprompt.methods.base import Method, StatisticsOptions
@@ -24,6 +24,7 @@ from vqprompt.recipes import find_recipe, recipe_settings
 from vqprompt.training.settings import Training
 
 FILE = "config.json"
+DEEPEST = 20  # lists and groups in each other, in any setting
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 # Settings that say on which machine and how a run is computed. Two runs that differ only in these are the same run.
@@ -76,6 +77,7 @@ def resolve(
     the method; dots reach into groups (`rebalancing.lr`).
     """
     file = file or {}
+    _refuse_absurd({**file, **given})
     method_name = str({**file, **given}.get("method", "vq-prompt"))
     if file.get("method", method_name) != method_name:  # the file's options are another method's: leave them out
         file = {key: value for key, value in file.items() if key != "options"}
@@ -96,7 +98,7 @@ def resolve(
         for key, value in layer.items():
             if key == "options":
                 if not isinstance(value, dict):
-                    raise UserError(f"options={value!r}: expected settings by name, as in --set tau=5")
+                    raise UserError(f"options={shown(value)}: expected settings by name, as in --set tau=5")
                 for name, inner in value.items():
                     _put(options, name, inner)
             elif key in RunConfig.model_fields:
@@ -121,6 +123,21 @@ def published_settings(method: str, known: dict[str, Any], preset: str | None = 
     tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
     count = len(tasks) if isinstance(tasks, list) else tasks
     return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
+
+
+def _refuse_absurd(settings: dict[str, Any]) -> None:
+    """Numbers beyond 64 bits fit in no setting, and Python does not even print those of thousands of digits. The same
+    goes for lists in lists in lists."""
+    for key, value in settings.items():
+        inner = [(value, 0)]
+        while inner:
+            one, depth = inner.pop()
+            if isinstance(one, int) and one.bit_length() > 64:
+                raise UserError(f"{_shorten(key)}: a number of {one.bit_length()} bits is too large")
+            if depth > DEEPEST:
+                raise UserError(f"{_shorten(key)}: nested more than {DEEPEST} deep; give a simpler value")
+            below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+            inner += [(value, depth + 1) for value in below]
 
 
 def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from vqprompt.backbones.registry import BACKBONES
 from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.errors import UserError
+from vqprompt.errors import UserError, shown
 from vqprompt.methods import find_method
 from vqprompt.runs.config import RunConfig
 
@@ -68,4 +68,4 @@ def _check_counts(settings: dict[str, Any]) -> None:
             _check_counts({f"{name}.{inner}": v for inner, v in value.items()})
         largest = LARGEST_POOL if name == "pool" else LARGEST_COUNT
         if isinstance(value, int) and value > largest:
-            raise UserError(f"{name}={str(value)[:30]}: too large; give at most {largest:,}")
+            raise UserError(f"{name}={shown(value, 30)}: too large; give at most {largest:,}")
