@@ -201,9 +201,9 @@ class Model:
         those that are known get better. If anything goes wrong, the model stays as it was.
 
         effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
-        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go on
-        without images that cannot be read. exclude: paths not to learn. announce: called with what is about to happen,
-        before it does.
+        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go
+        on without images that cannot be read. exclude: paths not to learn. announce: called with what is about to
+        happen, before it does.
         """
         started = time.monotonic()
         check_effort(effort)
@@ -228,8 +228,8 @@ class Model:
         counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
         return Taught(
-            counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
-            new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
+            counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes),
+            new.known, new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
             _suffering(before.facts, self._content.facts), (*notes, *self._expectations()), time.monotonic() - started,
         )  # fmt: skip
 
