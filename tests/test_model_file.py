@@ -183,7 +183,7 @@ def test_a_kill_in_the_middle_of_teaching_leaves_the_old_model(path, drawn, home
         "old = Features._forward\n"
         "Features._forward = lambda self, *a: (time.sleep(0.3), print('at work', flush=True), old(self, *a))[2]\n"
         "sys.argv = ['vqprompt', 'learn', *sys.argv[1:]]\n"
-        "from vqprompt.commands.main import main; main()"
+        "from vqprompt.commands.app import main; main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", slow, str(path), str(drawn / "second")], env=command_environment(home),

@@ -118,7 +118,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         f"{len(found['classes'])} classes, {found['images']} images",
         f"accuracy {_percent(found['accuracy'])} on images it had not learned (each left out in turn)",
         f"percentages are off by {_percent((found['calibration_error'] or [None])[-1])} on average",
-        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; undo goes back {found['can_undo']} steps",
+        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; {found['can_undo']} steps to undo",
         "",
     ]
     for event in found["history"]:

@@ -65,8 +65,8 @@ class Background:
 
 @dataclass(frozen=True)
 class Calibration:
-    """temperature; the average and the spread over known images of the two parts of familiarity; and the value that 95 %
-    of known images exceed."""
+    """temperature; the average and the spread over known images of the two parts of familiarity; and the value that
+    95 % of known images exceed."""
 
     temperature: float
     certainty: tuple[float, float]

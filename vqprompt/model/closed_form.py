@@ -5,8 +5,8 @@ What is notable about this implementation:
   the common covariance without it follow from those with it by a rank-one update, so all images cost little more than
   one solve. No image is read again, and the finished classifier learns from all of them.
 - All of it happens in the basis in which the covariance is diagonal, where any shrinkage is a division.
-- What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs little more with
-  many classes than with few. All choices depend on what is remembered alone, not on the order in which it came.
+- What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs little more
+  with many classes than with few. All choices depend on what is remembered alone, not on the order in which it came.
 - A class with several modes has a mean for each of them; its score is the log of the average of theirs.
 """
 

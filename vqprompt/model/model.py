@@ -39,7 +39,7 @@ from vqprompt.model.pictures import (
     spelling,
 )
 from vqprompt.model.records import ClassRecord, gram_of
-from vqprompt.model.solving import background_of, calibration_of, solved
+from vqprompt.model.solving import background_of, calibration_of, renamed, solved
 from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, scan, suffering, take_in, without
 from vqprompt.progress import Report, ignore
 
@@ -148,9 +148,9 @@ class Model:
         those that are known get better. If anything goes wrong, the model stays as it was.
 
         effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
-        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go on
-        without images that cannot be read. exclude: paths not to learn. announce: called with what is about to happen,
-        before it does.
+        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go
+        on without images that cannot be read. exclude: paths not to learn. announce: called with what is about to
+        happen, before it does.
         """
         started = time.monotonic()
         check_effort(effort)
@@ -175,10 +175,18 @@ class Model:
         counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
         return Taught(
-            counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
-            new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
-            suffering(before.facts, self._content.facts), (*notes, *expectations(self.counts)), time.monotonic() - started,
-        )  # fmt: skip
+            images=counted,
+            new_classes=tuple(name for name in fresh if name in records),
+            grown_classes=tuple(name for name in records if name in before.classes),
+            known_images=new.known,
+            copies=new.copies,
+            broken=(*new.broken, *broken),
+            accuracy=self.accuracy if hold_out else None,
+            accuracy_before=before.facts.get("accuracy"),
+            suffering=suffering(before.facts, self._content.facts),
+            notes=(*notes, *expectations(self.counts)),
+            seconds=time.monotonic() - started,
+        )
 
     # ------------------------------------------------------------------ change
 
@@ -210,13 +218,9 @@ class Model:
         check_spelling([name for name in self.classes if name != old], [new])
         if new in self._content.classes:
             raise UserError(f"there is already a class {new!r}; classes cannot be merged by renaming")
-        classes = {new if n == old else n: r for n, r in self._content.classes.items()}
         event = self._event("renamed", {}, self._content, f"{old} → {new}")
-        history = tuple(
-            {**e, "classes": {new if n == old else n: c for n, c in e["classes"].items()}} if "classes" in e else e
-            for e in event
-        )
-        self._change(classes, history, self.accuracy is not None)
+        assert self._stored is not None
+        self._add_version(renamed(replace(self._content, history=event), old, new), self._stored.gram)
 
     def undo(self) -> str:
         """Go back to the model before the last change. Returns what was undone."""
@@ -231,10 +235,12 @@ class Model:
 
     def _change(self, classes: dict[str, ClassRecord], history: tuple[dict[str, Any], ...], measure: bool) -> None:
         """Make a new version. The gram matrix is a sum of whole numbers, so that adding and taking away is exact."""
-        assert self._stored is not None
         ordered = {name: classes[name] for name in sorted(classes)}
         gram = self._gram_for(ordered)
-        content = solved(Content(ordered, history, {"measured": measure}), gram)
+        self._add_version(solved(Content(ordered, history, {"measured": measure}), gram), gram)
+
+    def _add_version(self, content: Content, gram: np.ndarray) -> None:
+        assert self._stored is not None
         past = (*self._stored.past, self._content) if self._content.history else self._stored.past
         self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.model.calibration import Background, Calibration, solve
+from vqprompt.model.closed_form import Discriminant
 from vqprompt.model.file import Content
 
 
@@ -47,3 +48,28 @@ def calibration_of(facts: dict[str, Any]) -> Calibration:
 def background_of(content: Content) -> Background:
     assert content.spread is not None
     return Background(content.spread[:-1], content.spread[-1], content.facts["background"])
+
+
+def renamed(content: Content, old: str, new: str) -> Content:
+    """The same content with a class under another name. Nothing is solved again, so no answer changes."""
+
+    def name(of: str) -> str:
+        return new if of == old else of
+
+    names = [name(n) for n in content.classes]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    records = list(content.classes.values())
+    history = tuple(
+        {**event, "classes": {name(n): count for n, count in event["classes"].items()}} if "classes" in event else event
+        for event in content.history
+    )
+    facts = dict(content.facts)
+    if "per_class" in facts:
+        facts["per_class"] = {names[i]: facts["per_class"][list(content.classes)[i]] for i in order}
+    discriminant = content.solved
+    if discriminant is not None:
+        rows = [np.flatnonzero(discriminant.owners == i) for i in order]
+        owners = np.repeat(np.arange(len(order)), [len(r) for r in rows])
+        taken = np.concatenate(rows)
+        discriminant = Discriminant(discriminant.weights[taken], discriminant.bias[taken], owners)
+    return Content({names[i]: records[i] for i in order}, history, facts, discriminant, content.spread)
