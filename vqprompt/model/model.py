@@ -38,8 +38,8 @@ from vqprompt.model.pictures import (
     find_pictures,
     spelling,
 )
-from vqprompt.model.records import ClassRecord, gram_of
-from vqprompt.model.solving import background_of, calibration_of, renamed, solved
+from vqprompt.model.records import ClassRecord
+from vqprompt.model.solving import background_of, calibration_of, renamed, solved, updated_gram
 from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, scan, suffering, take_in, without
 from vqprompt.progress import Report, ignore
 
@@ -227,7 +227,7 @@ class Model:
         if self._stored is None or not self._stored.past:
             raise UserError("there is nothing to undo: no earlier version of this model is kept")
         undone, last = self._content, self._stored.past[-1]
-        gram = self._gram_for(last.classes)
+        gram = updated_gram(self._stored.gram, undone.classes, last.classes)
         self._stored = Stored(
             self._stored.backbone, solved(last, gram), gram, self._stored.past[:-1], self._stored.settings
         )
@@ -236,24 +236,14 @@ class Model:
     def _change(self, classes: dict[str, ClassRecord], history: tuple[dict[str, Any], ...], measure: bool) -> None:
         """Make a new version. The gram matrix is a sum of whole numbers, so that adding and taking away is exact."""
         ordered = {name: classes[name] for name in sorted(classes)}
-        gram = self._gram_for(ordered)
+        assert self._stored is not None
+        gram = updated_gram(self._stored.gram, self._content.classes, ordered)
         self._add_version(solved(Content(ordered, history, {"measured": measure}), gram), gram)
 
     def _add_version(self, content: Content, gram: np.ndarray) -> None:
         assert self._stored is not None
         past = (*self._stored.past, self._content) if self._content.history else self._stored.past
         self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
-
-    def _gram_for(self, classes: dict[str, ClassRecord]) -> np.ndarray:
-        assert self._stored is not None
-        now = {id(r): r for r in self._content.classes.values()}
-        then = {id(r): r for r in classes.values()}
-        gram = self._stored.gram.copy()
-        for key in now.keys() - then.keys():
-            gram -= gram_of(now[key])
-        for key in then.keys() - now.keys():
-            gram += gram_of(then[key])
-        return gram
 
     def _event(
         self, what: str, records: dict[str, ClassRecord], before: Content, detail: str = ""

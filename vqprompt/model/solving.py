@@ -9,6 +9,7 @@ import numpy as np
 from vqprompt.model.calibration import Background, Calibration, solve
 from vqprompt.model.closed_form import Discriminant
 from vqprompt.model.file import Content
+from vqprompt.model.records import ClassRecord, gram_of
 
 
 def solved(content: Content, gram: np.ndarray) -> Content:
@@ -48,6 +49,17 @@ def calibration_of(facts: dict[str, Any]) -> Calibration:
 def background_of(content: Content) -> Background:
     assert content.spread is not None
     return Background(content.spread[:-1], content.spread[-1], content.facts["background"])
+
+
+def updated_gram(gram: np.ndarray, now: dict[str, ClassRecord], then: dict[str, ClassRecord]) -> np.ndarray:
+    """The gram matrix of the classes `then`, from that of the classes `now`: whole numbers, so this is exact."""
+    old, new = ({id(record): record for record in classes.values()} for classes in (now, then))
+    gram = gram.copy()
+    for key in old.keys() - new.keys():
+        gram -= gram_of(old[key])
+    for key in new.keys() - old.keys():
+        gram += gram_of(new[key])
+    return gram
 
 
 def renamed(content: Content, old: str, new: str) -> Content:
