@@ -229,7 +229,8 @@ class Model:
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
         return Taught(
             counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes),
-            new.known, new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
+            new.known, new.copies, (*new.broken, *broken), self.accuracy if hold_out else None,
+            before.facts.get("accuracy"),
             _suffering(before.facts, self._content.facts), (*notes, *self._expectations()), time.monotonic() - started,
         )  # fmt: skip
 
