@@ -15,7 +15,7 @@ def test_the_example_on_real_drawings(tmp_path, monkeypatch):
     assert sorted(model.classes) == sorted([*things[:5], "my favourite"])
     wanted = [things[i] for i in range(6) for _ in range(4)]
     assert sum(a == b for a, b in zip(found["answers"], wanted, strict=True)) >= 15
-    assert found["strange"].count("unknown") >= 4
+    assert found["strange"] == "unknown"
     assert 0.6 < found["first"] <= 1
     assert (tmp_path / "drawings.vqp").is_file()
 

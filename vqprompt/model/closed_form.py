@@ -242,7 +242,7 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     losses = []
     for shrinkage in SHRINKAGES:
         scores = of_classes(left_out.at(shrinkage).scores, owners)
-        losses.append(brier(scores, classes, best_temperature(scores, classes, rounds=9)))
+        losses.append(brier(scores, classes, best_temperature(scores, classes, 9, np.float32)))
     return SHRINKAGES[int(np.argmin(losses))]
 
 
@@ -265,9 +265,11 @@ def probabilities(scores: np.ndarray, temperature: float) -> np.ndarray:
     return shares / shares.sum(1, keepdims=True)
 
 
-def best_temperature(scores: np.ndarray, classes: np.ndarray, rounds: int = 20) -> float:
+def best_temperature(
+    scores: np.ndarray, classes: np.ndarray, rounds: int = 20, precision: type[np.floating] = np.float64
+) -> float:
     """The temperature that makes the true classes most likely. Golden section on its logarithm."""
-    scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
+    scores = (scores - scores.max(1, keepdims=True)).astype(precision)
     low, high, ratio = np.log(0.05), np.log(1000.0), (5**0.5 - 1) / 2
 
     def loss(t: float) -> float:
