@@ -163,7 +163,5 @@ def load(picture: Picture, side: int) -> tuple[np.ndarray, float]:
     """uint8 pixels [3, side, side], squashed, and the true width / height."""
     content: Given = picture.open()
     if isinstance(content, bytes):
-        image = decoding.decode(content, picture.where)
-    else:
-        image = decoding.open_image(content)
-    return decoding.to_pixels(image, side), image.width / image.height
+        return decoding.decode_pixels(content, picture.where, side)
+    return decoding.load_pixels(content, side)
