@@ -10,9 +10,16 @@ from vqprompt.training.settings import Training
 __all__ = ["Learner", "Stream", "Training", "__version__", "load_backbone", "open_dataset"]
 
 
-def __getattr__(name: str):  # type: ignore[no-untyped-def]
-    if name == "Model":
-        from vqprompt.model.model import Model
+_LAZY = {
+    "Model": "vqprompt.model.model",
+    "ClosedFormClassifier": "vqprompt.estimators.features",
+    "VQPromptClassifier": "vqprompt.estimators.images",
+}
 
-        return Model
+
+def __getattr__(name: str):  # type: ignore[no-untyped-def]
+    if name in _LAZY:  # scikit-learn and the model take a moment to import
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
