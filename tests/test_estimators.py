@@ -255,4 +255,3 @@ def test_bad_images_are_refused_in_words(X, y, words):
 def test_importing_the_package_does_not_import_scikit_learn():
     code = "import sys, vqprompt; assert 'sklearn' not in sys.modules; assert vqprompt.VQPromptClassifier"
     subprocess.run([sys.executable, "-c", code], check=True)
-

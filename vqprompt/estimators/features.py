@@ -169,7 +169,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             return seen / seen.sum()
         given = np.asarray(self.priors, float)
         if given.shape != seen.shape or (given < 0).any() or not given.sum() > 0:
-            raise ValueError(f"priors: give one non-negative number for each of the {len(seen)} classes {self.classes_}")
+            raise ValueError(f"priors: give one non-negative number for each of the {len(seen)} classes")
         return given / given.sum()
 
     def _scores(self, X: Any) -> np.ndarray:

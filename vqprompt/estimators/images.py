@@ -59,7 +59,7 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.unknown = unknown
 
     def fit(self, X: Any, y: Any) -> VQPromptClassifier:
-        """Learn images X (a list, or an array of them) with labels y (names or whole numbers); forgets what was before."""
+        """Learn images X (a list, or an array of them) with labels y (names or whole numbers), from scratch."""
         images, labels = _checked(X, y)
         model = self._prepared(Model(self.backbone, size=self.size, crop=self.crop, device=self.device))
         model.learn(images, [str(label) for label in labels], effort=self.effort)
@@ -67,13 +67,15 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> VQPromptClassifier:
-        """Learn more images: classes never seen before join, known ones get better. classes: not needed, and ignored."""
+        """Learn more images: classes never seen before join, known ones get better. classes: ignored, not needed."""
         if not hasattr(self, "model_"):
             return self.fit(X, y)
         images, labels = _checked(X, y)
         joined = np.union1d(self.classes_, labels)
         if len({str(c) for c in joined}) != len(joined) or joined.dtype.kind not in (self.classes_.dtype.kind, "O"):
-            raise ValueError(f"labels were {self.classes_.dtype} and are {labels.dtype} now; give names or numbers, not both")
+            raise ValueError(
+                f"labels were {self.classes_.dtype} and are {labels.dtype} now; give names or numbers, not both"
+            )
         self._prepared(self.model_).learn(images, [str(label) for label in labels], effort=self.effort)
         self.classes_ = joined
         return self
