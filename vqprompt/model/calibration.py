@@ -16,17 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
 from vqprompt.model.closed_form import (
+    Basis,
     Discriminant,
     Groups,
+    LeaveOneOut,
     Trials,
     best_temperature,
     choose_shrinkage,
-    leave_one_out,
     of_classes,
     probabilities,
-    shrunk,
 )
 from vqprompt.model.records import ClassRecord
 
@@ -46,10 +45,10 @@ class Background:
     constant: float
 
     @classmethod
-    def of(cls, groups: Groups, shrinkage: float) -> Background:
+    def of(cls, groups: Groups, basis: Basis, shrinkage: float) -> Background:
         count = groups.kept_counts.sum()
         center = groups.kept_sums.sum(0) / count
-        within = np.linalg.inv(shrunk(groups.covariance(), shrinkage))
+        within = (basis.vectors / basis.shrunk(shrinkage)) @ basis.vectors.T
         whole = np.linalg.inv(shrunk(groups.gram / count - np.outer(center, center), shrinkage))
         return cls(
             (whole - within).astype(np.float32), (-2 * whole @ center).astype(np.float32),
@@ -70,6 +69,14 @@ class Calibration:
     certainty: tuple[float, float]
     nearness: tuple[float, float]
     threshold: float
+
+
+def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
+    """A mixture with the unit matrix of the same average variance."""
+    level = np.trace(covariance) / len(covariance)
+    if level <= 0:  # all images alike
+        return np.eye(len(covariance))
+    return (1 - shrinkage) * covariance + (shrinkage * level) * np.eye(len(covariance))
 
 
 def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibration) -> np.ndarray:
@@ -95,21 +102,22 @@ class Solved:
 def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
     groups = Groups.of(records, gram)
-    shrinkage = choose_shrinkage(records, groups)
+    basis = Basis.of(groups)
+    shrinkage = choose_shrinkage(records, groups, basis)
     trials = Trials.of(records, range(len(records)))
-    background = Background.of(groups, shrinkage)
+    background = Background.of(groups, basis, shrinkage)
     right, tested = np.zeros(len(records), int), np.zeros(len(records), int)
     if not len(trials):  # one image per class: nothing can be left out
         return Solved(
-            groups.discriminant(shrinkage), background, shrinkage,
+            basis.discriminant(groups, shrinkage), background, shrinkage,
             Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf), right, tested, (np.nan, np.nan),
         )  # fmt: skip
-    left_out = leave_one_out(groups, trials, shrinkage, want_norms=True)
+    left_out = LeaveOneOut(groups, basis, trials).at(shrinkage)
     scores = of_classes(left_out.scores, groups.owners)
     temperature = best_temperature(scores, trials.classes) if len(records) > 1 else 1.0
     shares = probabilities(scores, temperature)
-    x = trials.features
-    plain = background.scores(x) + (x * np.linalg.solve(shrunk(groups.covariance(), shrinkage), x.T).T).sum(1)
+    rotated = trials.features @ basis.vectors
+    plain = background.scores(trials.features) + (rotated**2 / basis.shrunk(shrinkage)).sum(1)
     nearness = plain - left_out.norms + 2 * scores.max(1)
     hit = shares.argmax(1) == trials.classes
     np.add.at(right, trials.classes, hit)
@@ -122,7 +130,7 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     threshold = float(np.quantile(familiarity(shares, nearness, calibration), 1 - ACCEPTED))
     before = calibration_error(probabilities(scores, 1.0), trials.classes)
     return Solved(
-        groups.discriminant(shrinkage, left_out.distance), background, shrinkage,
+        basis.discriminant(groups, shrinkage, left_out.distance), background, shrinkage,
         Calibration(temperature, calibration.certainty, calibration.nearness, threshold), right, tested,
         (before, calibration_error(shares, trials.classes)),
     )  # fmt: skip

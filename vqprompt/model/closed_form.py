@@ -4,6 +4,7 @@ What is notable about this implementation:
 - Shrinkage and temperature are chosen, and accuracy is measured, by leaving out one image at a time: its class mean and
   the common covariance without it follow from those with it by a rank-one update, so all images cost little more than
   one solve. No image is read again, and the finished classifier learns from all of them.
+- All of it happens in the basis in which the covariance is diagonal, where any shrinkage is a division.
 - What is searched and tested is bounded (`SEARCHED`, `TESTED`), so that one more class costs the same at any number of
   classes. All choices depend on what is remembered alone, not on the order in which it came.
 - A class with several modes has a mean for each of them; its score is the log of the average of theirs.
@@ -15,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
 
 from vqprompt.model.records import STEP, ClassRecord
 
-TESTED = 4000  # images that are classified to measure accuracy; spread evenly over the classes
+TESTED = 2000  # images that are classified to measure accuracy; spread evenly over the classes
 SEARCHED = 200  # classes that take part in choosing the shrinkage
 SHRINKAGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
@@ -85,12 +85,6 @@ class Groups:
             np.array(kept_counts), gram * STEP**2,
         )  # fmt: skip
 
-    def take(self, chosen: np.ndarray) -> Groups:
-        """Some groups alone; the covariance stays that of all."""
-        return Groups(
-            self.owners[chosen], self.sums[chosen], self.counts[chosen], self.kept_sums, self.kept_counts, self.gram
-        )
-
     def covariance(self) -> np.ndarray:
         """Within the groups [D, D]; the unit matrix where no group has two images."""
         freedom = int(np.maximum(self.kept_counts - 1, 0).sum())
@@ -99,25 +93,43 @@ class Groups:
         roots = self.kept_sums / np.sqrt(np.maximum(self.kept_counts, 1))[:, None]
         return (self.gram - roots.T @ roots) / freedom
 
-    def discriminant(self, shrinkage: float, distance: float = 0.0) -> Discriminant:
+    @property
+    def means(self) -> np.ndarray:
+        return self.sums / np.maximum(self.counts, 1)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """The directions in which the covariance within groups is diagonal, and its variances there. freedom: how many
+    differences between images it was computed from."""
+
+    vectors: np.ndarray
+    variances: np.ndarray
+    freedom: int
+
+    @classmethod
+    def of(cls, groups: Groups) -> Basis:
+        variances, vectors = np.linalg.eigh(groups.covariance())
+        freedom = int(np.maximum(groups.kept_counts - 1, 0).sum())
+        return cls(vectors, np.maximum(variances, 0), freedom)
+
+    def shrunk(self, shrinkage: float) -> np.ndarray:
+        """Variances mixed with their average [D]."""
+        level = self.variances.mean()
+        if level <= 0:  # all images alike
+            return np.ones(len(self.variances))
+        return (1 - shrinkage) * self.variances + shrinkage * level
+
+    def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
         """distance: the average squared distance of images from the mean of their group.
 
         The mean of few images is itself off by distance / count, and lies that much further from everything. Without a
         correction, a class of five images would lose to one of a hundred for that reason alone.
         """
-        factor = cho_factor(shrunk(self.covariance(), shrinkage), lower=True)
-        means = self.sums / np.maximum(self.counts, 1)[:, None]
-        weights = cho_solve(factor, means.T).T
-        bias = -0.5 * (weights * means).sum(1) + 0.5 * distance / np.maximum(self.counts, 1)
-        return Discriminant(weights.astype(np.float32), bias.astype(np.float32), self.owners)
-
-
-def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
-    """A mixture with the unit matrix of the same average variance."""
-    level = np.trace(covariance) / len(covariance)
-    if level <= 0:  # all images alike
-        return np.eye(len(covariance))
-    return (1 - shrinkage) * covariance + (shrinkage * level) * np.eye(len(covariance))
+        means = groups.means @ self.vectors
+        scaled = means / self.shrunk(shrinkage)
+        bias = -0.5 * (scaled * means).sum(1) + 0.5 * distance / np.maximum(groups.counts, 1)
+        return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), groups.owners)
 
 
 # ---------------------------------------------------------------------------------------------- leave one out
@@ -162,69 +174,76 @@ class LeftOut:
     norms: np.ndarray
 
 
-def leave_one_out(
-    groups: Groups, trials: Trials, shrinkage: float, compared: np.ndarray | None = None, want_norms: bool = False
-) -> LeftOut:
-    """Each trial image under a classifier that has not learned it.
+class LeaveOneOut:
+    """Each trial image under a classifier that has not learned it, for any shrinkage.
 
     With r = x - mean, the covariance without x is the one with it less a multiple of r rᵀ, so its inverse is known by
     Sherman and Morrison's formula. compared: which groups are scored; all of them by default.
     """
-    part = groups if compared is None else groups.take(compared)
-    freedom = max(int(np.maximum(groups.kept_counts - 1, 0).sum()), 1)
-    solid = shrunk(groups.covariance() * (freedom / max(freedom - 1, 1)), shrinkage)
-    x, own = trials.features, trials.groups
-    kept = groups.kept_counts[own]
-    offsets = x - groups.kept_sums[own] / kept[:, None]
-    share = (1 - shrinkage) * kept / np.maximum(kept - 1, 1) / max(freedom - 1, 1)  # of r rᵀ in the covariance
-    factor = cho_factor(solid, lower=True)
-    means = part.sums / np.maximum(part.counts, 1)[:, None]
-    solved_means = cho_solve(factor, means.T).T  # [G, D]
-    q = cho_solve(factor, offsets.T).T  # [n, D]
-    growth = share / np.maximum(1 - share * (q * offsets).sum(1), 1e-6)
-    along = (q * x).sum(1)  # [n]
-    crossed = q @ means.T  # [n, G]
-    scores = x @ solved_means.T + (growth * along)[:, None] * crossed
-    scores -= 0.5 * ((solved_means * means).sum(1) + growth[:, None] * crossed**2)
-    # how far images lie from the mean of their group when it has not learned them: squared, and without the mean's error
-    far = (q * offsets).sum(1)
-    far = (far + growth * far**2) * kept / np.maximum(kept - 1, 1)
-    distance = float(far[kept > 1].mean()) if (kept > 1).any() else 0.0
-    scores += 0.5 * distance / np.maximum(part.counts, 1)
-    # the image's own group, whose mean loses it too
-    counts = groups.counts[own]
-    without = (groups.sums[own] - x) / np.maximum(counts - 1, 1)[:, None]
-    solved = cho_solve(factor, without.T).T + (growth * (q * without).sum(1))[:, None] * q
-    mine = (solved * x).sum(1) - 0.5 * (solved * without).sum(1) + 0.5 * distance / np.maximum(counts - 1, 1)
-    column = np.full(len(groups.owners), -1)
-    column[np.arange(len(groups.owners)) if compared is None else compared] = np.arange(len(part.owners))
-    scores[np.arange(len(x)), column[own]] = np.where(counts > 1, mine, -np.inf)
-    norms = (x * cho_solve(factor, x.T).T).sum(1) + growth * along**2 if want_norms else np.zeros(len(x))
-    return LeftOut(scores.astype(np.float32), distance, norms)
+
+    def __init__(self, groups: Groups, basis: Basis, trials: Trials, compared: np.ndarray | None = None) -> None:
+        self.basis, self.own = basis, trials.groups
+        every = np.arange(len(groups.owners))
+        self.compared = every if compared is None else compared
+        self.column = np.full(len(every), -1)
+        self.column[self.compared] = np.arange(len(self.compared))
+        self.counts, self.kept = groups.counts, groups.kept_counts[trials.groups]
+        kept_means = groups.kept_sums[self.own] / self.kept[:, None]
+        self.x = trials.features @ basis.vectors
+        self.offsets = self.x - kept_means @ basis.vectors
+        self.means = groups.means[self.compared] @ basis.vectors
+        own_counts = groups.counts[self.own]
+        self.without = (self.means[self.column[self.own]] * own_counts[:, None] - self.x) / np.maximum(
+            own_counts - 1, 1
+        )[:, None]  # the mean of its group without it
+
+    def at(self, shrinkage: float) -> LeftOut:
+        freedom = max(self.basis.freedom - 1, 1)
+        variances = self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)
+        share = (1 - shrinkage) * self.kept / np.maximum(self.kept - 1, 1) / freedom  # of r rᵀ in the covariance
+        q = self.offsets / variances
+        far = (q * self.offsets).sum(1)
+        growth = share / np.maximum(1 - share * far, 1e-9)
+        along = (q * self.x).sum(1)
+        crossed = q @ self.means.T  # [n, G]
+        scaled = self.means / variances
+        scores = self.x @ scaled.T + (growth * along)[:, None] * crossed
+        scores -= 0.5 * ((scaled * self.means).sum(1) + growth[:, None] * crossed**2)
+        # how far images lie from the mean of their group when it has not learned them, without the error of the mean
+        outside = ((far + growth * far**2) * self.kept / np.maximum(self.kept - 1, 1))[self.kept > 1]
+        distance = float(outside.mean()) if len(outside) else 0.0
+        scores += 0.5 * distance / np.maximum(self.counts[self.compared], 1)
+        # its own group, whose mean loses it too
+        count = self.counts[self.own]
+        solved = self.without / variances + (growth * (q * self.without).sum(1))[:, None] * q
+        mine = (solved * (self.x - 0.5 * self.without)).sum(1) + 0.5 * distance / np.maximum(count - 1, 1)
+        scores[np.arange(len(count)), self.column[self.own]] = np.where(count > 1, mine, -np.inf)
+        norms = (self.x**2 / variances).sum(1) + growth * along**2
+        return LeftOut(scores, distance, norms)
 
 
-def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups) -> float:
-    """The shrinkage under which most images that were left out are recognized, or nearly so."""
+def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basis) -> float:
+    """The shrinkage under which images that were left out are recognized best."""
     chosen = np.unique(np.linspace(0, len(records) - 1, min(len(records), SEARCHED)).astype(int))
-    trials = Trials.of(records, chosen, SEARCHED * 10)
+    trials = Trials.of(records, chosen, SEARCHED * 5)
     if len(chosen) < 2 or not len(trials) or groups.kept_counts.max() < 2:
         return 0.5  # nothing to choose by
     place = np.full(len(records), -1)
     place[chosen] = np.arange(len(chosen))
     compared = np.flatnonzero(place[groups.owners] >= 0)
-    owners = place[groups.owners[compared]]
+    owners, classes = place[groups.owners[compared]], place[trials.classes]
+    left_out = LeaveOneOut(groups, basis, trials, compared)
     losses = []
     for shrinkage in SHRINKAGES:
-        scores = of_classes(leave_one_out(groups, trials, shrinkage, compared).scores, owners)
-        losses.append(brier(scores, place[trials.classes], best_temperature(scores, place[trials.classes])))
+        scores = of_classes(left_out.at(shrinkage).scores, owners)
+        losses.append(brier(scores, classes, best_temperature(scores, classes, rounds=9)))
     return SHRINKAGES[int(np.argmin(losses))]
 
 
 def log_likelihood(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:
-    """Average log-probability of the true classes."""
-    scaled = scores / temperature
-    top = scaled.max(1)
-    return float((scaled[np.arange(len(classes)), classes] - top - np.log(np.exp(scaled - top[:, None]).sum(1))).mean())
+    """Average log-probability of the true classes; the largest score of each row is 0."""
+    scaled = scores / scores.dtype.type(temperature)
+    return float((scaled[np.arange(len(classes)), classes] - np.log(np.exp(scaled).sum(1))).mean())
 
 
 def brier(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:
@@ -240,9 +259,9 @@ def probabilities(scores: np.ndarray, temperature: float) -> np.ndarray:
     return shares / shares.sum(1, keepdims=True)
 
 
-def best_temperature(scores: np.ndarray, classes: np.ndarray) -> float:
+def best_temperature(scores: np.ndarray, classes: np.ndarray, rounds: int = 20) -> float:
     """The temperature that makes the true classes most likely. Golden section on its logarithm."""
-    scores = scores.astype(np.float64)
+    scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
     low, high, ratio = np.log(0.05), np.log(1000.0), (5**0.5 - 1) / 2
 
     def loss(t: float) -> float:
@@ -250,7 +269,7 @@ def best_temperature(scores: np.ndarray, classes: np.ndarray) -> float:
 
     a, b = high - ratio * (high - low), low + ratio * (high - low)
     loss_a, loss_b = loss(a), loss(b)
-    for _ in range(20):
+    for _ in range(rounds):
         if loss_a < loss_b:
             high, b, loss_b = b, a, loss_a
             a = high - ratio * (high - low)

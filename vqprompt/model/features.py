@@ -13,20 +13,25 @@ What is notable about this implementation:
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from vqprompt.backbones.load import fingerprint, load_backbone
 from vqprompt.backbones.vit import ViT
 from vqprompt.data import decode as decoding
 from vqprompt.data.views import central_boxes, render
 from vqprompt.model.pictures import Given, Picture
+from vqprompt.runtime import pick_device
 
 T = TypeVar("T")
 BLOCKS = 2  # whose class tokens make a feature
@@ -119,6 +124,25 @@ def _parallel(work: Callable[[T], Any], items: Iterable[T], workers: int) -> Ite
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(threads_before)  # what threads that are started later begin with
+
+
+def open_features(backbone: str | Path, size: int | None, crop: float, device: str) -> tuple[Features, str]:
+    """The features of a backbone, and the fingerprint of its weights. Models of one process share them."""
+    path = Path(backbone).expanduser()
+    status = path.stat() if path.is_file() else None
+    stamp = "" if status is None else f"{status.st_size}:{status.st_mtime_ns}"
+    with _opening:
+        return _open_features(str(backbone), stamp, size, crop, device)
+
+
+@lru_cache(maxsize=2)
+def _open_features(backbone: str, stamp: str, size: int | None, crop: float, device: str) -> tuple[Features, str]:
+    vit = load_backbone(backbone, size)
+    print_of_weights = fingerprint(vit)
+    return Features(vit, crop, pick_device(device)), print_of_weights
+
+
+_opening = threading.Lock()
 
 
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:

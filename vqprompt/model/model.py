@@ -317,11 +317,18 @@ class Model:
     def forget(self, name: str, *, for_good: bool = False) -> None:
         """Take a class away: afterwards the model is what it would be had it never learned it.
 
-        for_good: also from the versions that `undo` could bring back, all of which go.
+        for_good: its name goes from the history too, and so do the versions that `undo` could bring back.
         """
         self._known(name)
         classes = {n: r for n, r in self._content.classes.items() if n != name}
-        self._change(classes, self._event("forgot", {}, self._content, name), self.accuracy is not None)
+        history = self._event("forgot", {}, self._content, "a class, for good" if for_good else name)
+        if for_good:
+            history = tuple(
+                {**e, "classes": {n: c for n, c in e["classes"].items() if n != name}} if "classes" in e else
+                {**e, "detail": "a class"} if name in e.get("detail", "") else e
+                for e in history
+            )  # fmt: skip
+        self._change(classes, history, self.accuracy is not None)
         if for_good:
             assert self._stored is not None
             self._stored = replace(self._stored, past=())
@@ -477,17 +484,13 @@ class Model:
         """The backbone, loaded when it is first needed and checked against the one the model was made with."""
         with self._opening:
             if self._features is None:
-                from vqprompt.backbones.load import backbone_path, fingerprint, load_backbone
-                from vqprompt.model.features import Features, width_of
-                from vqprompt.runtime import pick_device
+                from vqprompt.backbones.load import backbone_path
+                from vqprompt.model.features import open_features
 
-                vit = load_backbone(self._given, self._size)
-                print_of_weights = fingerprint(vit)
+                features, print_of_weights = open_features(self._given, self._size, self._crop, self.device)
                 if self._stored is None:
-                    width = width_of(vit)
-                    backbone = Backbone(
-                        backbone_path(self._given), print_of_weights, vit.config.image_size, self._crop, width
-                    )
+                    size, width = features.vit.config.image_size, features.width
+                    backbone = Backbone(backbone_path(self._given), print_of_weights, size, self._crop, width)
                     self._stored = Stored(backbone, Content(), np.zeros((width, width)))
                 elif print_of_weights != self._stored.backbone.fingerprint:
                     raise ModelError(
@@ -495,7 +498,7 @@ class Model:
                         f"({self._stored.backbone.fingerprint[:12]}), and {self._given} has other weights "
                         f"({print_of_weights[:12]}); give the right ones with --backbone"
                     )
-                self._features = Features(vit, self._crop, pick_device(self.device))
+                self._features = features
             return self._features
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:

@@ -1,0 +1,350 @@
+"""The living model: exact in any order, forgetting without a trace, undo, unknown, words for bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.drawings import drawings, write_drawings
+from vqprompt import Model
+from vqprompt.errors import UserError
+from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+
+NAMES = ["apple", "bicycle", "cactus", "car"]
+TINY = {"size": 28, "device": "cpu"}  # four patches: enough for everything but accuracy
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("drawings")
+    return {
+        "first": write_drawings(home / "first", NAMES[:2], range(12)),
+        "second": write_drawings(home / "second", NAMES[2:], range(12)),
+        "more": write_drawings(home / "more", NAMES[1:3], range(12, 20)),
+        "test": write_drawings(home / "test", NAMES, range(80, 84)),
+    }
+
+
+@pytest.fixture(scope="module")
+def taught(folders, tmp_path_factory) -> Path:
+    model = Model(**TINY)
+    for name in ("first", "second", "more"):
+        model.learn(folders[name])
+    return model.save(tmp_path_factory.mktemp("taught") / "drawings.vqp")
+
+
+def test_images(folders: dict[str, Path]) -> list[Path]:
+    return sorted(folders["test"].rglob("*.png"))
+
+
+test_images.__test__ = False  # type: ignore[attr-defined]
+
+
+def same(one: Model, other: Model, images: list[Path]) -> bool:
+    return one.classes == other.classes and np.abs(one.predict_proba(images) - other.predict_proba(images)).max() <= 1e-6
+
+
+# ---------------------------------------------------------------------------------------------- exactness
+
+
+def test_any_order_and_number_of_teachings_gives_the_same_model(folders, taught, tmp_path):
+    images = test_images(folders)
+    once = Model(**TINY)
+    everything = tmp_path / "everything"
+    for name in ("first", "second", "more"):
+        shutil.copytree(folders[name], everything, dirs_exist_ok=True)
+    once.learn(everything)
+
+    in_steps = Model.load(taught)
+    backwards = Model(**TINY)
+    for name in ("more", "second", "first"):
+        for folder in sorted(folders[name].iterdir(), reverse=True):
+            backwards.learn(folder, folder.name)
+
+    assert once.counts == in_steps.counts == backwards.counts == {"apple": 12, "bicycle": 20, "cactus": 20, "car": 12}
+    assert same(once, in_steps, images) and same(once, backwards, images)
+    facts = [{k: v for k, v in m._content.facts.items()} for m in (once, in_steps, backwards)]
+    assert facts[0] == facts[1] == facts[2]  # shrinkage, temperature, threshold and accuracy, to the last bit
+
+
+def test_a_second_teaching_does_not_read_the_first_images(folders, tmp_path):
+    first = tmp_path / "first"
+    shutil.copytree(folders["first"], first)
+    model = Model(**TINY)
+    model.learn(first)
+    shutil.rmtree(first)
+    model.learn(folders["second"])
+    assert model.classes == tuple(NAMES)
+
+
+def test_forgetting_equals_never_having_learned(folders, taught):
+    forgetful, never = Model.load(taught), Model(**TINY)
+    forgetful.forget("cactus")
+    never.learn(folders["first"])
+    never.learn(folders["second"] / "car", "car")
+    never.learn(folders["more"] / "bicycle", "bicycle")
+    assert same(forgetful, never, test_images(folders))
+    assert np.array_equal(forgetful._stored.gram, never._stored.gram)
+
+
+def test_forgetting_for_good_leaves_nothing_of_the_class_in_the_file(folders, tmp_path):
+    model = Model(**TINY)
+    model.learn(folders["first"])
+    model.forget("apple", for_good=True)
+    path = model.save(tmp_path / "m.vqp")
+    assert b"apple" not in path.read_bytes()
+    again = Model.load(path)
+    assert again._stored.past == () and again.classes == ("bicycle",)
+
+
+def test_the_same_images_again_change_nothing(folders, taught):
+    model = Model.load(taught)
+    before = model.predict_proba(test_images(folders))
+    found = model.learn(folders["first"])
+    assert found.images == 0 and found.known_images == 24
+    assert np.array_equal(before, model.predict_proba(test_images(folders)))
+
+
+def test_records_do_not_depend_on_order_even_beyond_what_is_kept():
+    rng = np.random.default_rng(0)
+    features, names = to_fixed_point(rng.normal(size=(700, 8))), rng.permutation(700).astype(np.uint64)
+    whole = ClassRecord.of(names, features)
+    for cut in (1, 300, 699):
+        parts = ClassRecord.of(names[:cut], features[:cut]), ClassRecord.of(names[cut:], features[cut:])
+        assert parts[0].merged(parts[1]).same_as(whole) and parts[1].merged(parts[0]).same_as(whole)
+    assert whole.count == 700 and len(whole.kept) == 256
+    assert np.array_equal(gram_of(whole), np.rint(gram_of(whole)))
+
+
+# ---------------------------------------------------------------------------------------------- undo, rename
+
+
+def test_undo_goes_back_step_by_step_also_after_saving(folders, taught):
+    images = test_images(folders)
+    steps = [Model(**TINY)]
+    steps[0].learn(folders["first"])
+    middle = Model(**TINY)
+    middle.learn(folders["first"])
+    middle.learn(folders["second"])
+    model = Model.load(taught)
+    assert "learned 16 images" in model.undo()
+    assert same(model, middle, images)
+    model.save(taught.with_name("undone.vqp"))
+    model = Model.load(taught.with_name("undone.vqp"))
+    model.undo()
+    assert same(model, steps[0], images)
+    with pytest.raises(UserError, match="nothing to undo"):
+        model.undo()
+
+
+def test_renaming_changes_the_name_alone(folders, taught):
+    model, before = Model.load(taught), Model.load(taught)
+    model.rename("cactus", "Saguaro")
+    assert model.classes == ("Saguaro", "apple", "bicycle", "car")
+    order = [before.classes.index(n if n != "Saguaro" else "cactus") for n in model.classes]
+    images = test_images(folders)
+    assert np.abs(model.predict_proba(images) - before.predict_proba(images)[:, order]).max() < 1e-6
+    assert next(c for c in model.show()["classes"] if c["name"] == "Saguaro")["taught"]
+    for taken in ("apple", "Bicycle", " car "):
+        with pytest.raises(UserError, match="apple|bicycle|car"):
+            model.rename("Saguaro", taken)
+    with pytest.raises(UserError, match="did you mean 'apple'"):
+        model.rename("Apple", "pear")
+
+
+def test_versions_are_kept_within_limits(taught, monkeypatch, tmp_path):
+    from vqprompt.model import file as files
+
+    model = Model.load(taught)
+    for i in range(14):
+        model.rename(model.classes[0], f"a{i}")
+    path = model.save(tmp_path / "m.vqp")
+    assert len(Model.load(path)._stored.past) == files.VERSIONS_KEPT
+    monkeypatch.setattr(files, "BYTES_KEPT", 1000)
+    model.forget(model.classes[1])
+    path = model.save(tmp_path / "small.vqp")
+    assert Model.load(path)._stored.past == ()
+
+
+# ---------------------------------------------------------------------------------------------- predict
+
+
+def test_predict_takes_one_path_several_images_and_arrays(folders, taught):
+    model = Model.load(taught)
+    path = folders["test"] / "car" / "80.png"
+    array = np.asarray(Image.open(path))
+    assert isinstance(model.predict(str(path)), str)
+    several = model.predict([path, Image.open(path), array, np.stack([array] * 3, axis=2)], unknown=False)
+    assert len(set(several)) == 1
+    assert model.predict_proba(path).shape == (4,)
+    assert model.predict_proba([path]).shape == (1, 4)
+    assert model.predict_proba([]).shape == (0, 4)
+    assert model.predict_proba(path).sum() == pytest.approx(1)
+
+
+def test_an_empty_model_says_so(tmp_path):
+    with pytest.raises(UserError, match="learned nothing yet"):
+        Model(**TINY).predict("photo.jpg")
+    with pytest.raises(UserError, match="learned nothing yet"):
+        Model(**TINY).save(tmp_path / "m.vqp")
+
+
+def test_a_missing_image_is_named(taught):
+    with pytest.raises(UserError, match=r"nothere\.jpg"):
+        Model.load(taught).predict("nothere.jpg")
+
+
+# ---------------------------------------------------------------------------------------------- few images
+
+
+def test_one_image_per_class_works(folders, tmp_path):
+    model = Model(**TINY)
+    for name in NAMES:
+        source = sorted((folders["test"] / name).iterdir())[0]
+        model.learn([source], name)
+    assert model.accuracy is None
+    found = model.learn(folders["first"] / "apple", "apple")
+    assert any("fewer than 5" in note for note in found.notes)
+    path = folders["test"] / "bicycle" / "80.png"
+    assert Model.load(model.save(tmp_path / "m.vqp")).predict(path, unknown=False) == "bicycle"
+
+
+def test_one_class_alone_works(folders):
+    model = Model(**TINY)
+    model.learn(folders["first"] / "apple", "apple")
+    assert model.predict(folders["test"] / "apple" / "80.png", unknown=False) == "apple"
+
+
+def test_accuracy_is_told_before_and_after_and_who_suffers(folders):
+    model = Model(**TINY)
+    first = model.learn(folders["first"])
+    second = model.learn(folders["second"])
+    assert first.accuracy_before is None and second.accuracy_before == first.accuracy
+    assert 0 < second.accuracy <= 1
+    confusing = model.learn(folders["more"] / "bicycle", "cactus")  # wrong labels: somebody must suffer
+    assert confusing.suffering and confusing.suffering[0][1] > confusing.suffering[0][2]
+    assert model.learn(folders["more"] / "cactus", "cactus", hold_out=0).accuracy is None
+
+
+# ---------------------------------------------------------------------------------------------- where labels come from
+
+
+def test_labels_from_csv_jsonl_and_imagefolder_metadata(folders, tmp_path):
+    files = sorted(folders["first"].rglob("*.png"))
+    rows = [(str(f), f.parent.name) for f in files]
+    table = tmp_path / "table.csv"
+    with table.open("w", newline="") as out:
+        csv.writer(out).writerows([("path", "label"), *rows])
+    lines = tmp_path / "table.jsonl"
+    lines.write_text("".join(json.dumps({"file": p, "class": c}) + "\n" for p, c in rows))
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    for f in files:
+        shutil.copy(f, hub / f"{f.parent.name}-{f.name}")
+    (hub / "metadata.csv").write_text(
+        "file_name,label\n" + "".join(f"{f.parent.name}-{f.name},{f.parent.name}\n" for f in files)
+    )
+    lists = Model(**TINY)
+    lists.learn([p for p, _ in rows], [c for _, c in rows])
+    for source in (table, lines, hub, folders["first"]):
+        model = Model(**TINY)
+        model.learn(source)
+        assert model.counts == {"apple": 12, "bicycle": 12}
+        assert same(model, lists, test_images(folders))
+
+
+def test_tables_with_faults_say_which_line(folders, tmp_path):
+    table = tmp_path / "t.csv"
+    for text, words in (
+        ("", "no lines"),
+        ("a,b\n1,2\n", "no column"),
+        (f"path,label\n{folders['first']}/apple/0.png,\n", "line 2"),
+        ("path,label\nnowhere.png,cat\n", "line 2: nowhere.png: no such image"),
+    ):
+        table.write_text(text)
+        with pytest.raises(UserError, match=words):
+            Model(**TINY).learn(table)
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"path": 1\n')
+    with pytest.raises(UserError, match="line 1: not JSON"):
+        Model(**TINY).learn(lines)
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+def unchanged(path: Path, work, words: str) -> None:
+    before = path.read_bytes()
+    model = Model.load(path)
+    classes, history = model.classes, model.history
+    with pytest.raises(UserError, match=words):
+        work(model)
+    assert model.classes == classes and model.history == history and path.read_bytes() == before
+
+
+def test_spelling_clashes_are_refused(folders, taught, tmp_path):
+    for name in ("Apple", "APPLE", "ap ple"):
+        unchanged(taught, lambda m, name=name: m.learn(folders["more"] / "cactus", name), "spelled differently from 'apple'")
+    both = tmp_path / "both"
+    write_drawings(both, ["bed"], range(3))
+    write_drawings(both, ["camera"], range(3))
+    (both / "camera").rename(both / "BED")
+    unchanged(taught, lambda m: m.learn(both), "spelled differently")
+    for name in ("unknown", "Unknown", "", "a\nb"):
+        unchanged(taught, lambda m, name=name: m.learn(folders["more"] / "cactus", name), "cannot be the name")
+
+
+def test_the_same_picture_in_two_classes_is_refused(folders, taught, tmp_path):
+    two = tmp_path / "two"
+    shutil.copytree(folders["test"], two)
+    shutil.copy(two / "car" / "80.png", two / "apple" / "again.png")
+    unchanged(taught, lambda m: m.learn(two), "the same picture is in two classes")
+    unchanged(taught, lambda m: m.learn(folders["first"] / "apple", "pear"), "has learned this picture as 'apple'")
+
+
+def test_copies_within_a_class_count_once(folders, tmp_path):
+    shutil.copytree(folders["test"], tmp_path / "t")
+    shutil.copy(tmp_path / "t" / "car" / "80.png", tmp_path / "t" / "car" / "copy.png")
+    model = Model(**TINY)
+    assert model.learn(tmp_path / "t").copies == 1 and model.counts["car"] == 4
+
+
+def test_broken_images_stop_it_or_are_skipped(folders, taught, tmp_path):
+    broken = tmp_path / "broken"
+    write_drawings(broken, ["bed"], range(4))
+    (broken / "bed" / "x.png").write_bytes(b"no image")
+    unchanged(taught, lambda m: m.learn(broken), r"x\.png.*--skip-broken")
+    model = Model.load(taught)
+    found = model.learn(broken, skip_broken=True)
+    assert found.images == 4 and "x.png" in found.broken[0] and model.counts["bed"] == 4
+
+
+def test_excluded_images_are_not_learned(folders):
+    model = Model(**TINY)
+    model.learn(folders["first"], exclude=[folders["first"] / "apple" / "0.png"])
+    assert model.counts == {"apple": 11, "bicycle": 12}
+
+
+def test_folders_without_classes_are_refused(folders, taught, tmp_path):
+    unchanged(taught, lambda m: m.learn(folders["first"] / "apple"), "without classes")
+    unchanged(taught, lambda m: m.learn(tmp_path / "nowhere"), "no such folder")
+    (tmp_path / "empty").mkdir()
+    unchanged(taught, lambda m: m.learn(tmp_path / "empty"), "without classes")
+    unchanged(taught, lambda m: m.learn([1, 2], ["a", "b"]), "give a path, a Pillow image")
+    unchanged(taught, lambda m: m.learn([Image.new("RGB", (9, 9))]), "needs labels")
+    unchanged(taught, lambda m: m.learn([Image.new("RGB", (9, 9))], ["a", "b"]), "1 images but 2 labels")
+    unchanged(taught, lambda m: m.forget("heron"), "knows no class 'heron'")
+
+
+def test_pillow_images_and_arrays_can_be_learned():
+    images, names = drawings()
+    model = Model(**TINY)
+    model.learn(list(images[0, :6]), names[0])
+    model.learn([Image.fromarray(i) for i in images[1, :6]], [names[1]] * 6)
+    assert model.counts == {names[0]: 6, names[1]: 6}
