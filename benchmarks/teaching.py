@@ -1,0 +1,246 @@
+"""What the living model costs: ratios measured in one run, so that the machine does not matter much.
+
+    python benchmarks/teaching.py                 # everything; about five minutes on two cores
+    python benchmarks/teaching.py --quick         # small images
+
+- teaching: `learn` of 10 classes × 20 photographs at 224 px, against the bare forward passes plus start-up
+- predict: one photograph with start-up, in seconds; a warm one against the bare forward pass
+- classes: adding one class of 20 images to a model of 10 and of 1,000 classes (features given, so that all else is left)
+- memory: the most that learning 60 large photographs takes
+- quality, with --features FILE (npz of x, y, test): shrinkage, calibration, unknown
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def photographs(folder: Path, classes: int, count: int, side: int, start: int = 0) -> Path:
+    """JPEGs with the texture of photographs: noise of all scales, and a colour for each class."""
+    rng = np.random.default_rng(start)
+    for c in range(start, start + classes):
+        place = folder / f"class {c:03}"
+        place.mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            layers = [
+                np.asarray(Image.fromarray(rng.integers(0, 256, (s, s, 3), dtype=np.uint8)).resize((side, side)), float)
+                for s in (4, 16, 64)
+            ]
+            tint = np.random.default_rng(c).uniform(0, 255, 3)
+            Image.fromarray(((sum(layers) / 3 + tint) / 2).astype(np.uint8)).save(place / f"{i}.jpg", quality=90)
+    return folder
+
+
+def timed(command: list[str]) -> tuple[float, int]:
+    """Seconds and the most memory, in bytes, of a command."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    started = time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seconds = time.monotonic() - started
+    return seconds, max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+
+
+BARE = """
+import sys, time, torch
+from concurrent.futures import ThreadPoolExecutor
+from vqprompt.backbones.load import load_backbone
+vit = load_backbone("vit-s14", int(sys.argv[1]))
+batch = torch.randn(20, 3, int(sys.argv[1]), int(sys.argv[1]))
+started = time.monotonic()
+with torch.inference_mode():
+    for _ in range(int(sys.argv[2]) // 20):
+        vit(batch)
+print(time.monotonic() - started)
+"""
+
+
+def teaching(size: int, home: Path) -> dict[str, float]:
+    """Start-up and forward passes are those of a process that does nothing else, batched as is best."""
+    images = photographs(home / "photos", 10, 20, 400)
+    model = home / "m.vqp"
+    started = time.monotonic()
+    bare = float(subprocess.run([sys.executable, "-c", BARE, str(size), "200"], check=True, capture_output=True).stdout)
+    with_startup = time.monotonic() - started
+    learned, memory = timed([sys.executable, "-m", "vqprompt", "learn", str(model), str(images), "--size", str(size)])
+    again, _ = timed([sys.executable, "-m", "vqprompt", "learn", str(model), str(images)])
+    one, _ = timed([sys.executable, "-m", "vqprompt", "predict", str(model), str(images / "class 000" / "0.jpg")])
+    return {
+        "bare forward passes of 200 photographs, s": bare,
+        "the same with start-up, s": with_startup,
+        "learn, s": learned,
+        "learn / (forward passes + start-up)": learned / with_startup,
+        "learn again with nothing new, s": again,
+        "predict one photograph with start-up, s": one,
+        "memory of learn, GB": memory / 1e9,
+        "size of the model, MB": model.stat().st_size / 1e6,
+    }
+
+
+def warm(size: int, home: Path) -> dict[str, float]:
+    import torch
+
+    from vqprompt import Model
+
+    model = Model.load(home / "m.vqp")
+    photo = home / "photos" / "class 000" / "0.jpg"
+    model.predict(photo)
+    vit = model._open_features().vit
+    blank = torch.randn(1, 3, size, size)
+    bare, asked = [], []
+    with torch.inference_mode():
+        for _ in range(15):  # in turn, so that both meet the same machine
+            started = time.perf_counter()
+            vit(blank)
+            bare.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            model.predict(photo)
+            asked.append(time.perf_counter() - started)
+    return {
+        "bare forward pass, ms": 1e3 * float(np.median(bare)),
+        "warm predict, ms": 1e3 * float(np.median(asked)),
+        "warm predict / forward pass": float(np.median(asked) / np.median(bare)),
+    }
+
+
+def one_more_class(home: Path) -> dict[str, float]:
+    """Everything but the forward passes: records, solving, measuring, writing."""
+    from vqprompt.model import file as files
+    from vqprompt.model.file import Backbone, Content, Stored
+    from vqprompt.model.model import Model, _solved
+    from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+
+    rng = np.random.default_rng(0)
+    width = 768
+    mix = rng.normal(size=(width, width)) / width**0.5
+
+    def record(number: int) -> ClassRecord:
+        center = rng.normal(size=width)
+        features = center + rng.normal(size=(20, width)) @ mix
+        return ClassRecord.of(np.arange(20, dtype=np.uint64) + np.uint64(100 * number), to_fixed_point(features))
+
+    found: dict[str, float] = {}
+    for classes in (10, 1000):
+        records = {f"class {i:04}": record(i) for i in range(classes)}
+        gram = sum(gram_of(r) for r in records.values())
+        event = ({"date": "2026-01-01", "what": "learned", "classes": {}, "images": 0},)
+        stored = Stored(Backbone("vit-s14", "x", 224, 0.875, width), _solved(Content(records, event), gram), gram)
+        path = home / f"{classes}.vqp"
+        files.write(path, stored)
+        times = []
+        for i in range(3):
+            started = time.perf_counter()
+            model = Model.load(path)
+            new = {**model._content.classes, f"new {i}": record(2000 + i)}
+            model._change(new, (*model.history, event[0]), True)
+            model.save()
+            times.append(time.perf_counter() - started)
+        found[f"one more class at {classes}, s without forward passes"] = float(np.median(times))
+        found[f"file at {classes}, MB"] = path.stat().st_size / 1e6
+    return found
+
+
+def memory_of_large_photographs(home: Path) -> dict[str, float]:
+    photographs(home / "large", 2, 6, 5000)
+    _, memory = timed([sys.executable, "-m", "vqprompt", "learn", str(home / "large.vqp"), str(home / "large"), "--size", "112"])
+    return {"memory with photographs of 25 megapixels, GB (most of any command so far)": memory / 1e9}
+
+
+def quality(features: Path) -> dict[str, float]:
+    """On features of any data set: npz with x [n, D], y [n], test [n] (bool)."""
+    from scipy.linalg import cho_factor, cho_solve
+    from sklearn.metrics import roc_auc_score
+
+    from vqprompt.model.calibration import calibration_error, familiarity, shrunk, solve
+    from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
+    from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+
+    data = np.load(features)
+    x, y, test = data["x"], data["y"], data["test"]
+    x = x.reshape(len(x), -1, 384)[:, -2:].reshape(len(x), -1) if x.ndim == 3 else x
+
+    def records(classes: np.ndarray) -> list[ClassRecord]:
+        names = np.random.default_rng(0).permutation(len(x)).astype(np.uint64)
+        return [ClassRecord.of(names[(y == c) & ~test], to_fixed_point(x[(y == c) & ~test])) for c in classes]
+
+    classes = np.unique(y)
+    rs = records(classes)
+    groups = Groups.of(rs, sum(gram_of(r) for r in rs))
+    basis, found = Basis.of(groups), solve(rs, sum(gram_of(r) for r in rs))
+    truth = np.searchsorted(classes, y[test])
+    accuracy = {}
+    for s in SHRINKAGES:
+        distance = LeaveOneOut(groups, basis, Trials.of(rs, range(len(rs)))).at(s).distance
+        accuracy[s] = float((basis.discriminant(groups, s, distance).scores(x[test]).argmax(1) == truth).mean())
+    scores = found.discriminant.scores(x[test])
+    told: dict[str, float] = {
+        "classes": len(classes), "images to learn": int((~test).sum()), "images to test": int(test.sum()),
+        "estimated shrinkage": found.shrinkage, "accuracy %": 100 * accuracy[found.shrinkage],
+        "best fixed shrinkage": max(accuracy, key=accuracy.get), "its accuracy %": 100 * max(accuracy.values()),  # type: ignore[arg-type]
+        "accuracy at shrinkage 0.1 %": 100 * accuracy[0.1],
+        "accuracy estimated by leaving one out %": 100 * float(found.right.sum() / found.tested.sum()),
+        "calibration error without temperature %": 100 * calibration_error(probabilities(scores, 1.0), truth),
+        "calibration error %": 100 * calibration_error(probabilities(scores, found.calibration.temperature), truth),
+    }  # fmt: skip
+    aurocs: dict[str, list[float]] = {}
+    accepted = []
+    for seed in range(3):
+        known = np.sort(np.random.default_rng(seed).permutation(classes)[: len(classes) // 2])
+        ks = records(known)
+        gram = sum(gram_of(r) for r in ks)
+        half, groups = solve(ks, gram), Groups.of(ks, gram)
+        within = cho_factor(shrunk(groups.covariance(), half.shrinkage))
+        mine = np.isin(y[test], known)
+        s = half.discriminant.scores(x[test]).astype(np.float64)
+        p, t = probabilities(s, half.calibration.temperature), half.calibration.temperature
+        near = half.background.scores(x[test]) + 2 * s.max(1)
+        norm = (x[test] * cho_solve(within, x[test].T.astype(np.float64)).T).sum(1)
+        ours = familiarity(p, near, half.calibration)
+        accepted.append(float((ours[mine] >= half.calibration.threshold).mean()))
+        energy = t * (np.log(np.exp((s - s.max(1, keepdims=True)) / t).sum(1)) + s.max(1) / t)
+        for name, value in {
+            "ours": ours, "maximum probability": p.max(1), "energy": energy, "largest logit": s.max(1),
+            "relative Mahalanobis": near, "Mahalanobis": 2 * s.max(1) - norm,
+        }.items():  # fmt: skip
+            aurocs.setdefault(name, []).append(float(roc_auc_score(mine, value)))
+    told |= {f"half unknown: AUROC of {name} %": 100 * float(np.mean(v)) for name, v in aurocs.items()}
+    told["half unknown: known images accepted %"] = 100 * float(np.mean(accepted))
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="70 px instead of 224")
+    parser.add_argument("--features", type=Path, action="append", default=[], help="npz of x, y, test: measure quality")
+    parser.add_argument("--only", choices=["teaching", "classes", "memory", "quality"], help="one part alone")
+    options = parser.parse_args()
+    size = 70 if options.quick else 224
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {size} px")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        parts = []
+        if options.only in (None, "teaching"):
+            parts += [lambda: teaching(size, home), lambda: warm(size, home)]
+        if options.only in (None, "classes"):
+            parts.append(lambda: one_more_class(home))
+        if options.only in (None, "memory"):
+            parts.append(lambda: memory_of_large_photographs(home))
+        for file in options.features:
+            parts.append(lambda file=file: {"features": str(file.name), **quality(file)})
+        for part in parts:
+            for name, value in part().items():
+                print(f"{name:70} {value:10.3f}" if isinstance(value, float) else f"{name:70} {json.dumps(value):>10}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What is promised of the model on real drawings: percentages, the unknown, shrinkage, several kinds in one class."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.drawings import drawings
+from vqprompt import Model
+from vqprompt.model.calibration import calibration_error, solve
+from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
+from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+
+SIZE = 42
+CLASSES = 16
+HALF = CLASSES // 2
+
+
+@pytest.fixture(scope="module")
+def features() -> tuple[np.ndarray, np.ndarray]:
+    """Of some classes: 20 drawings to learn and 20 to test [CLASSES, 20, D] each."""
+    from vqprompt.backbones.load import load_backbone
+    from vqprompt.model.features import Features
+
+    images, _ = drawings()
+    extractor = Features(load_backbone("vit-s14", SIZE), 0.875)
+    chosen = images[:CLASSES, [*range(20), *range(80, 100)]].reshape(-1, 1, 28, 28).repeat(3, axis=1)
+    found = [extractor._forward(part, [1.0] * len(part)) for part in np.split(chosen, CLASSES)]
+    every = np.concatenate(found).reshape(CLASSES, 40, -1)
+    return every[:, :20], every[:, 20:]
+
+
+def records_of(features: np.ndarray) -> list[ClassRecord]:
+    names = np.random.default_rng(0).permutation(features.shape[0] * features.shape[1]).astype(np.uint64)
+    return [
+        ClassRecord.of(n, to_fixed_point(f)) for n, f in zip(names.reshape(features.shape[:2]), features, strict=True)
+    ]
+
+
+def model_of(records: dict[str, ClassRecord]) -> Model:
+    """A model around records, without a backbone."""
+    from vqprompt.model.file import Backbone, Content, Stored
+    from vqprompt.model.model import _solved
+
+    ordered = {name: records[name] for name in sorted(records)}
+    gram = sum(gram_of(r) for r in ordered.values())
+    model = Model()
+    width = len(gram)
+    model._stored = Stored(Backbone("none", "", SIZE, 0.875, width), _solved(Content(ordered), gram), gram)
+    return model
+
+
+def test_percentages_are_believable(features):
+    learned, tested = features
+    model = model_of({f"{i:02}": r for i, r in enumerate(records_of(learned))})
+    shares, _ = model.judge(tested.reshape(-1, tested.shape[2]))
+    classes = np.arange(CLASSES).repeat(20)
+    error = calibration_error(shares, classes)
+    raw = calibration_error(_softmax(model._content.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
+    assert error < 0.07 < raw  # 320 images: the estimate itself is off by about 2 %
+    right = (shares.argmax(1) == classes).mean()
+    assert right > 0.6
+    assert model.accuracy == pytest.approx(right, abs=0.06)  # what leaving one out said beforehand
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def test_the_unknown_is_recognized(features):
+    from sklearn.metrics import roc_auc_score
+
+    learned, tested = features
+    model = model_of({f"{i:02}": r for i, r in enumerate(records_of(learned)) if i < HALF})
+    shares, known = model.judge(tested[:HALF].reshape(20 * HALF, -1))
+    others, strange = model.judge(tested[HALF:].reshape(20 * HALF, -1))
+    accepted = (known >= 0).mean()
+    assert 0.88 <= accepted <= 1.0
+    truth = np.r_[np.ones(len(known)), np.zeros(len(strange))]
+    auroc = roc_auc_score(truth, np.r_[known, strange])
+    assert auroc > roc_auc_score(truth, np.r_[shares.max(1), others.max(1)]) - 0.01
+    noise = np.random.default_rng(0).normal(size=(50, learned.shape[2])) * 3
+    assert (model.judge(noise)[1] < 0).mean() > 0.9
+
+
+def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
+    learned, tested = features
+    flat, classes = tested.reshape(-1, tested.shape[2]), np.arange(CLASSES).repeat(20)
+    for count in (20, 8):
+        records = records_of(learned[:, :count])
+        groups = Groups.of(records, sum(gram_of(r) for r in records))
+        basis = Basis.of(groups)
+        accuracy = {}
+        for s in SHRINKAGES:
+            distance = LeaveOneOut(groups, basis, Trials.of(records, range(CLASSES))).at(s).distance
+            accuracy[s] = (basis.discriminant(groups, s, distance).scores(flat).argmax(1) == classes).mean()
+        chosen = choose_shrinkage(records, groups, basis)
+        assert accuracy[chosen] >= max(accuracy.values()) - 0.0176  # half a point, and what 320 images leave open
+
+
+def test_leaving_one_out_equals_solving_again_without_it(features):
+    learned, _ = features
+    records = records_of(learned[:6, :8])
+    groups = Groups.of(records, sum(gram_of(r) for r in records))
+    trials = Trials.of(records, range(6))
+    basis = Basis.of(groups)
+    left_out = LeaveOneOut(groups, basis, trials).at(0.3)
+    for i in (0, 17, 40):
+        c = trials.classes[i]
+        rest = [r if n != c else ClassRecord.of(r.names[r.names != trials.names[i]], r.kept[r.names != trials.names[i]])
+                for n, r in enumerate(records)]  # fmt: skip
+        again = Groups.of(rest, sum(gram_of(r) for r in rest))
+        # the average variance changes a little with the image, and the shortcut keeps it
+        new = Basis.of(again)
+        level = basis.variances.mean() * basis.freedom / new.freedom
+        variances = 0.7 * new.variances + 0.3 * level
+        means = again.means @ new.vectors
+        x = trials.features[i] @ new.vectors
+        wanted = (means / variances) @ x - 0.5 * (means**2 / variances).sum(1) + 0.5 * left_out.distance / again.counts
+        assert np.allclose(left_out.scores[i], wanted, atol=1e-6 * np.abs(wanted).max())
+
+
+def test_several_kinds_in_one_class_are_found_and_help(features):
+    learned, tested = features
+    # kinds that have nothing in common: two classes under one name, one of them in another style
+    style = 3.0 * np.sign(np.random.default_rng(1).normal(size=learned.shape[2]))
+    apart = np.concatenate([learned[:HALF], learned[HALF:] + style], axis=1)
+    records = records_of(apart)
+    assert all(r.modes.max() == 1 for r in records)
+    flat = np.concatenate([tested[:HALF], tested[HALF:] + style]).reshape(-1, tested.shape[2])
+    classes = np.tile(np.arange(HALF).repeat(20), 2)
+    accuracy = {}
+    for kinds in (True, False):
+        used = records if kinds else [ClassRecord(r.names, r.total, r.kept, np.zeros_like(r.modes)) for r in records]
+        found = solve(used, sum(gram_of(r) for r in used))
+        accuracy[kinds] = (found.discriminant.scores(flat).argmax(1) == classes).mean()
+    assert accuracy[True] > accuracy[False] + 0.02
+    plain = records_of(learned)
+    assert sum(int(r.modes.max()) for r in plain) <= 1  # one kind of drawing stays one
+
+
+def test_classes_of_few_images_do_not_lose_to_those_of_many(features):
+    learned, tested = features
+    records = records_of(learned)
+    few = [ClassRecord.of(r.names[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
+    groups = Groups.of(few, sum(gram_of(r) for r in few))
+    basis = Basis.of(groups)
+    distance = LeaveOneOut(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
+    recall = {}
+    for correction in (0.0, distance):
+        guesses = basis.discriminant(groups, 0.3, correction).scores(tested.reshape(-1, tested.shape[2])).argmax(1)
+        right = (guesses == np.arange(CLASSES).repeat(20)).reshape(CLASSES, 20).mean(1)
+        recall[correction] = right[1::2].mean(), right.mean()
+    assert recall[distance][0] > recall[0.0][0] + 0.1 and recall[distance][1] > recall[0.0][1]
