@@ -65,7 +65,7 @@ class Doubts:
 
 
 def find_doubts(features: np.ndarray, labels: np.ndarray, classes: int) -> Doubts:
-    """features: [n, D]. labels: [n], from 0 to classes - 1. Classes of a single image are judged by the others alone."""
+    """features: [n, D]. labels: [n], from 0 to classes - 1. Lone images of a class are not doubted."""
     n = len(features)
     x = features.astype(np.float64) - features.mean(0)
     counts = np.bincount(labels, minlength=classes)
@@ -110,8 +110,8 @@ def find_doubts(features: np.ndarray, labels: np.ndarray, classes: int) -> Doubt
 
 
 def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature under which the labels are most likely, if one in twenty is drawn at random. Without that allowance
-    a few wrong labels would make every probability humble, and themselves likely."""
+    """The temperature under which the labels are most likely, if one in twenty is drawn at random. Without that
+    allowance a few wrong labels would make every probability humble, and themselves likely."""
     rows = np.arange(len(labels))
 
     def loss(temperature: float) -> float:

@@ -1,12 +1,12 @@
 """The nearest rows of a matrix, in time and memory that grow as n·log n.
 
 A few random trees halve the rows again and again until `LEAF` are left, and within a leaf all rows are compared by one
-matrix product. Up to `LEAF` rows that is exact. Beyond, each tree misses neighbours across its cuts, and the others make
-up for that; near copies are hardly ever separated.
+matrix product. Up to `LEAF` rows that is exact. Beyond, each tree misses neighbours across its cuts, and the others
+make up for that; near copies are hardly ever separated.
 
 Why not a library: in 768 dimensions scikit-learn's trees visit almost all rows, and its brute force compares all pairs,
-so both take n² (benchmarks/check.py prints the times). faiss and hnswlib would do, at the price of a compiled dependency
-for what is thirty lines on top of NumPy's matrix products.
+so both take n² (benchmarks/check.py prints the times). faiss and hnswlib would do, at the price of a compiled
+dependency for what is thirty lines on top of NumPy's matrix products.
 """
 
 from __future__ import annotations

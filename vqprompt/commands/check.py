@@ -35,7 +35,7 @@ def check(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Look through images before teaching: copies, wrong labels, strangers, unreadable ones. Nothing is moved or deleted.
+    """Look through images before teaching: copies, wrong labels, strangers, unreadable ones; nothing is deleted.
 
     [bold]vqprompt check birds/[/bold], look at check.html, then [bold]vqprompt learn garden.vqp birds/ --exclude
     exclude.txt[/bold]
