@@ -97,10 +97,8 @@ def test_the_unknown_is_as_described(taught):
     nearness = np.einsum("nd,de,ne->n", x, t["spread"][:-1], x) + x @ t["spread"][-1] + facts["background"]
     nearness = nearness + 2 * scores.max(1)
     certainty = np.log(shares.max(1))
-    familiarity = sum(
-        (value - mean) / spread
-        for value, (mean, spread) in ((certainty, facts["certainty"]), (nearness, facts["nearness"]))
-    )
+    (sure, spread), (near, apart) = facts["certainty"], facts["nearness"]
+    familiarity = (certainty - sure) / spread + 0.5 * (nearness - near) / apart
     np.testing.assert_allclose(familiarity - facts["threshold"], margin, atol=1e-3)
 
 

@@ -20,7 +20,7 @@ from vqprompt import __version__
 from vqprompt.backbones.load import load_backbone
 from vqprompt.backbones.registry import BACKBONES
 from vqprompt.backbones.vit import ViT
-from vqprompt.commands import check, teach, test
+from vqprompt.commands import check, export, teach, test
 from vqprompt.commands.bench import Track
 from vqprompt.commands.bench import app as bench_app
 from vqprompt.data.decode import SUFFIXES, open_image
@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 
 
-for command in (teach.learn, check.check, test.test, teach.show, teach.rename, teach.forget, teach.undo, teach.cache):
+for command in (teach.learn, check.check, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export, teach.cache):
     app.command(rich_help_panel="A model of your own")(command)
 app.add_typer(bench_app, name="bench", rich_help_panel="Commands")
 
