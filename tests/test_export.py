@@ -69,7 +69,8 @@ def test_answers_are_the_same_for_any_number_of_images(model, exported, images):
 def test_several_kinds_of_a_class_are_one_column(model, images):
     solved = model._content.solved
     two = Discriminant(
-        np.concatenate([solved.weights[:1] * 0.9, solved.weights]), np.concatenate([solved.bias[:1] * 0.9, solved.bias]),
+        np.concatenate([solved.weights[:1] * 0.9, solved.weights]),
+        np.concatenate([solved.bias[:1] * 0.9, solved.bias]),
         np.array([0, 0, 1, 2, 3]),
     )  # fmt: skip
     other = Model.load(model.path, device="cpu")

@@ -38,7 +38,7 @@ def export(
 
         written = export_onnx(taken, onnx, int8=int8)
         _say(
-            f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): image and aspect in, probabilities and familiarity out"
+            f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images in, probabilities and familiarity out"
         )
     if hub_folder is not None:
         from vqprompt.export.hub import save_pretrained

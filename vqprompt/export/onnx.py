@@ -130,8 +130,8 @@ def _trace(whole: Whole, target: Path) -> None:
 
 
 def _quantize(source: Path, target: Path, width: int, hidden: int) -> None:
-    """The matrix products inside the backbone's blocks in 8 bits; what comes before and after stays as it is, because it
-    costs little time and all of the accuracy. width, hidden: of a block and inside its perceptron."""
+    """The matrix products inside the backbone's blocks in 8 bits; what comes before and after stays as it is: it takes
+    little time, and costs accuracy. width, hidden: of a block and inside its perceptron."""
     import logging
 
     from onnxruntime.quantization import QuantType, quantize_dynamic

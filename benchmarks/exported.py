@@ -1,6 +1,6 @@
 """A model in PyTorch, ONNX and ONNX with 8-bit weights: the same answers? how fast? All in one run, on one core.
 
-python benchmarks/onnx.py                # 50 classes of drawings, the 1,000 test drawings
+python benchmarks/exported.py                # 50 classes of drawings, the 1,000 test drawings
 """
 
 from __future__ import annotations
