@@ -122,5 +122,5 @@ def test_bad_input_in_words(model, tmp_path):
 def test_command(model, tmp_path, command, home):
     path = model.save(tmp_path / "garden.vqp")
     model.path = None
-    status, out, err = command("export", path, "--hub-folder", tmp_path / "hub")
+    status, _, err = command("export", path, "--hub-folder", tmp_path / "hub")
     assert status == 0 and (tmp_path / "hub" / "README.md").is_file(), err

@@ -131,7 +131,7 @@ def _upload(
 
 
 def _to_share(model: Model) -> Stored:
-    """What others get: not the versions before, which may hold classes that were forgotten, nor where weights lie here."""
+    """What others get: not the versions before, which may hold forgotten classes, nor where weights lie here."""
     assert model._stored is not None
     backbone = model._stored.backbone
     return replace(model._stored, backbone=replace(backbone, name=Path(backbone.name).name), past=())
@@ -200,8 +200,8 @@ def _text(shown: dict[str, Any], title: str, name: str, b: dict[str, Any], known
     return f"""# {_cell(title)}
 
 Recognizes {len(classes)} classes in images, and says *unknown* for what is like none of them. Taught with
-[vqprompt](https://pypi.org/project/vqprompt/) from {shown["images"]} images, none of which is inside; more classes can be
-taught at any time.
+[vqprompt](https://pypi.org/project/vqprompt/) from {shown["images"]} images, none of which is inside; more classes can
+be taught at any time.
 
 {accuracy}{believable}
 
@@ -228,11 +228,11 @@ model.save("mine.vqp")
 
 ## Limits
 
-- It knows these classes alone. Pictures of another kind (drawings instead of photographs, another camera, night instead of
-  day) are recognized less often than the figures above say; test it with your own: `vqprompt test`.
+- It knows these classes alone. Pictures of another kind (drawings instead of photographs, another camera, night instead
+  of day) are recognized less often than the figures above say; test it with your own: `vqprompt test`.
 - About 1 in 20 images of known classes is called unknown, and some unknown things are taken for a class.{weak}
-- The file holds features of some of the images it was taught, and a fingerprint of each. They do not show the images, but
-  tell whether a given image was among them.
+- The file holds features of some of the images it was taught, and a fingerprint of each. They do not show the images,
+  but tell whether a given image was among them.
 """
 
 

@@ -38,6 +38,16 @@ OPSET = 18
 class Whole(nn.Module):
     """A model from pixels to answers, in one graph."""
 
+    mean: Tensor
+    deviation: Tensor
+    weights: Tensor
+    bias: Tensor
+    places: Tensor
+    hidden: Tensor
+    log_counts: Tensor
+    spread: Tensor
+    slope: Tensor
+
     def __init__(self, model: Model) -> None:
         super().__init__()
         model._check_taught()

@@ -363,8 +363,8 @@ BASE = """<!DOCTYPE html>
 <main>
 {% block main %}{% endblock %}
 </main>
-<footer>{% block foot %}Accuracies are in percent; a task’s is measured among all classes seen so far, without being told
-the task.{% endblock %} Written by vqprompt.</footer>
+<footer>{% block foot %}Accuracies are in percent; a task’s is measured among all classes seen so far, without being
+told the task.{% endblock %} Written by vqprompt.</footer>
 </body>
 </html>
 """

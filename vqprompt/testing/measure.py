@@ -176,8 +176,8 @@ def test_model(
     if strange := sorted({n for n in names if n not in model.classes}):
         if refuse_unknown_classes:
             raise UserError(
-                f"the model does not know {', '.join(map(repr, strange[:5]))}{' …' if len(strange) > 5 else ''}; teach it, "
-                "take these folders out, or leave out --known-only to count them as unknown"
+                f"the model does not know {', '.join(map(repr, strange[:5]))}{' …' if len(strange) > 5 else ''}; "
+                "teach it, take these folders out, or leave out --known-only to count them as unknown"
             )
         notes.append(f"{len(strange)} classes are not known to the model; the right answer for them is unknown")
     features, kept, broken = _embed(model, pictures, progress)

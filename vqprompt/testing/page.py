@@ -98,8 +98,8 @@ def _matrix(found: Tested) -> str:
             color = "#0b6e99" if row == column else "#8a8f98" if column == len(found.classes) else "#c0392b"
             told = f"{names[row]}: {count} of {total} named {names[column]}"
             shapes.append(
-                f'<rect x="{left + x * cell}" y="{left + y * cell}" width="{cell - 1}" height="{cell - 1}" fill="{color}" '
-                f'fill-opacity="{strength:.2f}"><title>{escape(told)}</title></rect>'
+                f'<rect x="{left + x * cell}" y="{left + y * cell}" width="{cell - 1}" height="{cell - 1}" '
+                f'fill="{color}" fill-opacity="{strength:.2f}"><title>{escape(told)}</title></rect>'
             )
     for x, column in enumerate(columns):
         shapes.append(_label(left + (x + 0.75) * cell, left - 4, names[column], "start", turned=True))
@@ -133,8 +133,8 @@ def _diagram(found: Tested) -> str:
         told = f"{count} answers given with {sure:.0%} on average; {right:.0%} of them right"
         middle = x + step / 2
         shapes.append(
-            f'<rect x="{x + 2:.1f}" y="{pad + side - tall:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" fill="#0b6e99" '
-            f'fill-opacity="{0.25 + 0.75 * float(np.sqrt(count / most)):.2f}"><title>{escape(told)}</title></rect>'
+            f'<rect x="{x + 2:.1f}" y="{pad + side - tall:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" '
+            f'fill="#0b6e99" fill-opacity="{0.25 + 0.75 * float(np.sqrt(count / most)):.2f}"><title>{escape(told)}</title></rect>'
             f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{pad + side * (1 - low):.1f}" '
             f'y2="{pad + side * (1 - high):.1f}" stroke="#1f2933"/>'
         )
@@ -147,7 +147,8 @@ def _diagram(found: Tested) -> str:
         at = side * tick / 100
         shapes.append(f'<text x="{pad + at}" y="{pad + side + 13}" font-size="10" text-anchor="middle">{tick} %</text>')
         shapes.append(f'<text x="{pad - 3}" y="{pad + side - at + 3}" font-size="10" text-anchor="end">{tick}</text>')
-    return f'<svg viewBox="0 0 {side + 2 * pad} {side + 2 * pad}" role="img" aria-label="Reliability">{"".join(shapes)}</svg>'
+    box = f"0 0 {side + 2 * pad} {side + 2 * pad}"
+    return f'<svg viewBox="{box}" role="img" aria-label="Reliability">{"".join(shapes)}</svg>'
 
 
 PAGE = """{% extends "base" %}
@@ -173,29 +174,32 @@ PAGE = """{% extends "base" %}
 <div class="cards">
 <div class="card"><i>Right, every class alike</i><b>{{ share(found.balanced) }}</b>
 <p>{{ share(found.balanced_interval[0]) }} to {{ share(found.balanced_interval[1]) }}, 19 times in 20.
-{% if found.balanced_before is not none %}Before the last teaching: {{ share(found.balanced_before) }}.{% endif %}</p></div>
+{% if found.balanced_before is not none %}Before the last teaching: {{ share(found.balanced_before) }}.{% endif %}
+</p></div>
 <div class="card"><i>Right, every image alike</i><b>{{ share(found.right.value) }}</b>
 <p>{{ found.right.hits }} of {{ found.right.total }}; {{ interval(found.right) }} %.</p></div>
 <div class="card"><i>Called unknown</i><b>{{ share(found.unknown.value) }}</b>
 <p>{{ found.unknown.hits }} of {{ found.unknown.total }} images of known classes.
-{% if found.strangers %}Of the {{ found.strangers_found.total }} others, {{ found.strangers_found.hits }}.{% endif %}</p></div>
+{% if found.strangers %}Of the {{ found.strangers_found.total }} others, {{ found.strangers_found.hits }}.{% endif %}
+</p></div>
 <div class="card"><i>Percentages are off by</i><b>{{ share(found.calibration_error) }}</b>
 <p>On average: how sure it was against how often it was right.</p></div>
 </div>
 <section><h2>In a sentence</h2><p>{{ headline }}</p>
-{% if held_out is none %}<p class="note">The model has no held-out figures of its own to compare with: it was taught with
---hold-out 0, or with too few images.</p>
+{% if held_out is none %}<p class="note">The model has no held-out figures of its own to compare with: it was taught
+with --hold-out 0, or with too few images.</p>
 {% else %}<p class="note">When it was taught, the model expected {{ share(held_out) }} of images it had not learned.</p>
 {% endif %}
 {% for note in found.notes %}<p class="note">{{ note }}</p>{% endfor %}
 {% if found.broken %}<p class="note">{{ found.broken | length }} images could not be read and are not counted:
 {{ found.broken[:5] | join("; ") }}</p>{% endif %}</section>
 <section class="long"><h2>Class by class, the weakest first</h2>
-<p class="note">Recognized: of the images of a class, those named so. Trustworthy: of the images named so, those that are.
-The thin line is where the true share lies, 19 times in 20.</p>
+<p class="note">Recognized: of the images of a class, those named so. Trustworthy: of the images named so, those that
+are. The thin line is where the true share lies, 19 times in 20.</p>
 <div class="scroll" role="region" aria-label="Classes" tabindex="0"><table class="list">
 <thead><tr><th>Class</th><th class="n">Images</th><th class="n">Recognized</th><th></th><th class="n">Named so</th>
-<th class="n">Trustworthy</th><th></th>{% if found.balanced_before is not none %}<th class="n">Recognized before</th>{% endif %}
+<th class="n">Trustworthy</th><th></th>
+{% if found.balanced_before is not none %}<th class="n">Recognized before</th>{% endif %}
 </tr></thead><tbody>
 {% for c in weakest %}
 <tr><td>{{ c.name }}</td><td class="n">{{ c.recall.total }}</td>
@@ -204,10 +208,13 @@ The thin line is where the true share lies, 19 times in 20.</p>
 <td class="n">{{ share(s.value) }}</td>
 <td>{% if s.total %}<div class="bar" title="{{ s.hits }} of {{ s.total }}; {{ interval(s) }} %">
 <i style="width:{{ "%.1f" | format(100 * s.value) }}%"></i>
-<b style="left:{{ "%.1f" | format(100 * s.interval[0]) }}%;width:{{ "%.1f" | format(100 * (s.interval[1] - s.interval[0])) }}%">
+{% set low, high = s.interval %}
+<b style="left:{{ "%.1f" | format(100 * low) }}%;width:{{ "%.1f" | format(100 * (high - low)) }}%">
 </b></div>{% endif %}</td>
 {% endfor %}
-{% if found.balanced_before is not none %}<td class="n">{{ share(c.recall_before.value) if c.recall_before else "new" }}</td>{% endif %}
+{% if found.balanced_before is not none %}
+<td class="n">{{ share(c.recall_before.value) if c.recall_before else "new" }}</td>
+{% endif %}
 </tr>
 {% endfor %}
 </tbody></table></div></section>
@@ -217,9 +224,11 @@ The thin line is where the true share lies, 19 times in 20.</p>
 <div class="grid">
 {% for p in pairs %}
 <figure><figcaption><h3>{{ p.label }} → {{ p.answer }} <span>· {{ p.times }} of {{ p.total }}</span></h3></figcaption>
-<div class="pics">{% for where, picture in p.wrong %}{% if picture %}<img src="{{ picture }}" alt="{{ where }}" title="{{ where }}">
+<div class="pics">{% for where, picture in p.wrong %}{% if picture %}
+<img src="{{ picture }}" alt="{{ where }}" title="{{ where }}">
 {% endif %}{% endfor %}<span aria-hidden="true">→</span>
-{% for where, picture in p.right %}{% if picture %}<img src="{{ picture }}" alt="{{ where }}" title="{{ where }}">{% endif %}
+{% for where, picture in p.right %}{% if picture %}
+<img src="{{ picture }}" alt="{{ where }}" title="{{ where }}">{% endif %}
 {% endfor %}</div></figure>
 {% endfor %}
 </div></section>
@@ -230,8 +239,8 @@ The thin line is where the true share lies, 19 times in 20.</p>
 <div class="grid">
 {% for item in worst %}
 <figure>{% if item.picture %}<img src="{{ item.picture }}" alt="{{ item.m.where }}">{% endif %}
-<figcaption><h3>{{ item.m.label }} <span>· called {{ item.m.answer }}{% if item.m.answer != unknown_word %}, {{ share(item.m.probability) }}
-{% endif %}</span></h3>
+<figcaption><h3>{{ item.m.label }} <span>· called {{ item.m.answer }}
+{%- if item.m.answer != unknown_word %}, {{ share(item.m.probability) }}{% endif %}</span></h3>
 <p class="note">{{ item.m.where }}</p></figcaption></figure>
 {% endfor %}
 </div></section>
