@@ -5,8 +5,8 @@
 
 - teaching: `learn` of 10 classes × 20 photographs at 224 px, against the bare forward passes plus start-up
 - predict: one photograph with start-up, in seconds; a warm one against the bare forward pass
-- classes: adding one class of 20 images to a model of 10 and of 1,000 classes (features given, so that all else is left)
-- memory: the most that learning 60 large photographs takes
+- classes: one more class of 20 images at 10 and at 1,000 classes (features given, so that all else is left)
+- memory: the most that learning large photographs takes
 - quality, with --features FILE (npz of x, y, test): shrinkage, calibration, unknown
 """
 
@@ -152,12 +152,14 @@ def one_more_class(home: Path) -> dict[str, float]:
 
 def memory_of_large_photographs(home: Path) -> dict[str, float]:
     photographs(home / "large", 2, 6, 5000)
-    _, memory = timed([sys.executable, "-m", "vqprompt", "learn", str(home / "large.vqp"), str(home / "large"), "--size", "112"])
+    _, memory = timed(
+        [sys.executable, "-m", "vqprompt", "learn", str(home / "large.vqp"), str(home / "large"), "--size", "112"]
+    )
     return {"memory with photographs of 25 megapixels, GB (most of any command so far)": memory / 1e9}
 
 
-def quality(features: Path) -> dict[str, float]:
-    """On features of any data set: npz with x [n, D], y [n], test [n] (bool)."""
+def quality(features: Path, strangers: Path | None = None) -> dict[str, float]:
+    """On features of any data set: npz with x [n, D], y [n], test [n] (bool). strangers: the same, of another kind."""
     from scipy.linalg import cho_factor, cho_solve
     from sklearn.metrics import roc_auc_score
 
@@ -165,9 +167,12 @@ def quality(features: Path) -> dict[str, float]:
     from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
     from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
 
-    data = np.load(features)
-    x, y, test = data["x"], data["y"], data["test"]
-    x = x.reshape(len(x), -1, 384)[:, -2:].reshape(len(x), -1) if x.ndim == 3 else x
+    def opened(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        data = np.load(path)
+        x = data["x"]
+        return (x[:, -2:].reshape(len(x), -1) if x.ndim == 3 else x), data["y"], data["test"]
+
+    x, y, test = opened(features)
 
     def records(classes: np.ndarray) -> list[ClassRecord]:
         names = np.random.default_rng(0).permutation(len(x)).astype(np.uint64)
@@ -192,29 +197,37 @@ def quality(features: Path) -> dict[str, float]:
         "calibration error without temperature %": 100 * calibration_error(probabilities(scores, 1.0), truth),
         "calibration error %": 100 * calibration_error(probabilities(scores, found.calibration.temperature), truth),
     }  # fmt: skip
-    aurocs: dict[str, list[float]] = {}
-    accepted = []
-    for seed in range(3):
-        known = np.sort(np.random.default_rng(seed).permutation(classes)[: len(classes) // 2])
-        ks = records(known)
-        gram = sum(gram_of(r) for r in ks)
-        half, groups = solve(ks, gram), Groups.of(ks, gram)
-        within = cho_factor(shrunk(groups.covariance(), half.shrinkage))
-        mine = np.isin(y[test], known)
-        s = half.discriminant.scores(x[test]).astype(np.float64)
+
+    def aurocs(learned: list[ClassRecord], asked: np.ndarray, known: np.ndarray) -> dict[str, float]:
+        gram = sum(gram_of(r) for r in learned)
+        half, sums = solve(learned, gram), Groups.of(learned, gram)
+        within = cho_factor(shrunk(sums.covariance(), half.shrinkage))
+        s = half.discriminant.scores(asked).astype(np.float64)
         p, t = probabilities(s, half.calibration.temperature), half.calibration.temperature
-        near = half.background.scores(x[test]) + 2 * s.max(1)
-        norm = (x[test] * cho_solve(within, x[test].T.astype(np.float64)).T).sum(1)
+        near = half.background.scores(asked) + 2 * s.max(1)
+        norm = (asked * cho_solve(within, asked.T.astype(np.float64)).T).sum(1)
         ours = familiarity(p, near, half.calibration)
-        accepted.append(float((ours[mine] >= half.calibration.threshold).mean()))
         energy = t * (np.log(np.exp((s - s.max(1, keepdims=True)) / t).sum(1)) + s.max(1) / t)
-        for name, value in {
+        kinds = {
             "ours": ours, "maximum probability": p.max(1), "energy": energy, "largest logit": s.max(1),
             "relative Mahalanobis": near, "Mahalanobis": 2 * s.max(1) - norm,
-        }.items():  # fmt: skip
-            aurocs.setdefault(name, []).append(float(roc_auc_score(mine, value)))
-    told |= {f"half unknown: AUROC of {name} %": 100 * float(np.mean(v)) for name, v in aurocs.items()}
-    told["half unknown: known images accepted %"] = 100 * float(np.mean(accepted))
+        }  # fmt: skip
+        found = {f"AUROC of {name} %": 100 * float(roc_auc_score(known, value)) for name, value in kinds.items()}
+        accepted = ours >= half.calibration.threshold
+        found["known images accepted %"] = 100 * float(accepted[known].mean())
+        found["strange images refused %"] = 100 * float((~accepted[~known]).mean())
+        return found
+
+    splits = []
+    for seed in range(3):
+        known = np.sort(np.random.default_rng(seed).permutation(classes)[: len(classes) // 2])
+        splits.append(aurocs(records(known), x[test], np.isin(y[test], known)))
+    told |= {f"half unknown: {name}": float(np.mean([s[name] for s in splits])) for name in splits[0]}
+    if strangers is not None:
+        other, _, _ = opened(strangers)
+        asked = np.concatenate([x[test], other])
+        for name, value in aurocs(rs, asked, np.arange(len(asked)) < test.sum()).items():
+            told[f"{strangers.stem} unknown: {name}"] = value
     return told
 
 
@@ -222,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="70 px instead of 224")
     parser.add_argument("--features", type=Path, action="append", default=[], help="npz of x, y, test: measure quality")
+    parser.add_argument("--strangers", type=Path, help="npz of another kind of images, none of which is known")
     parser.add_argument("--only", choices=["teaching", "classes", "memory", "quality"], help="one part alone")
     options = parser.parse_args()
     size = 70 if options.quick else 224
@@ -236,10 +250,13 @@ def main() -> None:
         if options.only in (None, "memory"):
             parts.append(lambda: memory_of_large_photographs(home))
         for file in options.features:
-            parts.append(lambda file=file: {"features": str(file.name), **quality(file)})
+            parts.append(lambda file=file: {"features": str(file.name), **quality(file, options.strangers)})
         for part in parts:
             for name, value in part().items():
-                print(f"{name:70} {value:10.3f}" if isinstance(value, float) else f"{name:70} {json.dumps(value):>10}", flush=True)
+                print(
+                    f"{name:70} {value:10.3f}" if isinstance(value, float) else f"{name:70} {json.dumps(value):>10}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

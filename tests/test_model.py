@@ -47,7 +47,9 @@ test_images.__test__ = False  # type: ignore[attr-defined]
 
 
 def same(one: Model, other: Model, images: list[Path]) -> bool:
-    return one.classes == other.classes and np.abs(one.predict_proba(images) - other.predict_proba(images)).max() <= 1e-6
+    return (
+        one.classes == other.classes and np.abs(one.predict_proba(images) - other.predict_proba(images)).max() <= 1e-6
+    )
 
 
 # ---------------------------------------------------------------------------------------------- exactness
@@ -152,7 +154,7 @@ def test_renaming_changes_the_name_alone(folders, taught):
     assert np.abs(model.predict_proba(images) - before.predict_proba(images)[:, order]).max() < 1e-6
     assert next(c for c in model.show()["classes"] if c["name"] == "Saguaro")["taught"]
     for taken in ("apple", "Bicycle", " car "):
-        with pytest.raises(UserError, match="apple|bicycle|car"):
+        with pytest.raises(UserError, match=r"apple|bicycle|car"):
             model.rename("Saguaro", taken)
     with pytest.raises(UserError, match="did you mean 'apple'"):
         model.rename("Apple", "pear")
@@ -290,7 +292,9 @@ def unchanged(path: Path, work, words: str) -> None:
 
 def test_spelling_clashes_are_refused(folders, taught, tmp_path):
     for name in ("Apple", "APPLE", "ap ple"):
-        unchanged(taught, lambda m, name=name: m.learn(folders["more"] / "cactus", name), "spelled differently from 'apple'")
+        unchanged(
+            taught, lambda m, name=name: m.learn(folders["more"] / "cactus", name), "spelled differently from 'apple'"
+        )
     both = tmp_path / "both"
     write_drawings(both, ["bed"], range(3))
     write_drawings(both, ["camera"], range(3))

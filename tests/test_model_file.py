@@ -100,7 +100,11 @@ def test_another_backbone_is_refused(path, drawn, tmp_path):
 
 
 def test_two_teachers_at_once_are_refused(path):
-    with files.locked(path), pytest.raises(UserError, match="another process is teaching this model"), files.locked(path):
+    with (
+        files.locked(path),
+        pytest.raises(UserError, match="another process is teaching this model"),
+        files.locked(path),
+    ):
         pass
     with files.locked(path):
         assert Model.load(path).classes  # reading is always possible
@@ -136,7 +140,8 @@ from vqprompt.model import file as files
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses
-content = dataclasses.replace(stored.content, history=(*stored.content.history, {"date": "2030-01-01", "what": "x" * 100}))
+history = (*stored.content.history, {"date": "2030-01-01", "what": "x" * 100})
+content = dataclasses.replace(stored.content, history=history)
 new = dataclasses.replace(stored, content=content)
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

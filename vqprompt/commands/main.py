@@ -223,7 +223,7 @@ def parse_tasks(text: str | None) -> int | list[int] | None:
 @app.command()
 def predict(
     learned: Annotated[
-        Path, typer.Argument(help="A model that `vqprompt learn` made, or a folder that `vqprompt run` or Learner.save wrote.")
+        Path, typer.Argument(help="A model of `vqprompt learn`, or a folder of `vqprompt run` or Learner.save.")
     ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 1,

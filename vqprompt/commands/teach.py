@@ -37,19 +37,26 @@ def learn(
             "files or folders of one class."
         ),
     ],
-    label: Annotated[str | None, typer.Option("--as", metavar="CLASS", help="All these images are of this class.")] = None,
+    label: Annotated[
+        str | None, typer.Option("--as", metavar="CLASS", help="All these images are of this class.")
+    ] = None,
     effort: Annotated[
         str, typer.Option(help="instant: seconds, exact. good: trains prompts. best: trains the network, slowly.")
     ] = "instant",
     hold_out: Annotated[
-        float, typer.Option(min=0, max=0.9, help="0 does not measure accuracy (and holds nothing back at other efforts).")
+        float,
+        typer.Option(min=0, max=0.9, help="0 does not measure accuracy (and holds nothing back at other efforts)."),
     ] = 0.2,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Go on without images that cannot be read.")] = False,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Go on without images that cannot be read.")
+    ] = False,
     exclude: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A list of images not to learn, one path per line.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Image size in px, for a new model.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")
+    ] = None,
     device: Device = "auto",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing of the images on disk.")] = False,
     as_json: Json = False,
@@ -109,9 +116,9 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     lines = [
         "",
         f"{len(found['classes'])} classes, {found['images']} images",
-        f"accuracy {_percent(found['accuracy'])} on images it had not learned (left out one at a time, all classes alike)",
+        f"accuracy {_percent(found['accuracy'])} on images it had not learned (each left out in turn)",
         f"percentages are off by {_percent((found['calibration_error'] or [None])[-1])} on average",
-        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; {found['can_undo']} versions to go back to",
+        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; {found['can_undo']} steps to undo",
         "",
     ]
     for event in found["history"]:
@@ -203,7 +210,9 @@ def predict_with_model(
     bad = []
     for start in range(0, len(files), 64):
         part = files[start : start + 64]
-        for file, found in zip(part, asked.try_answers(part, top=top, unknown=unknown, strictness=strictness), strict=True):
+        for file, found in zip(
+            part, asked.try_answers(part, top=top, unknown=unknown, strictness=strictness), strict=True
+        ):
             if isinstance(found, Exception):
                 bad.append(str(found))
             elif as_json:
@@ -240,9 +249,13 @@ def _image_files(path: Path) -> list[Path]:
 
     if not path.is_dir():
         return [path]
-    found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not hidden(f.relative_to(path).as_posix()))
+    found = sorted(
+        f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not hidden(f.relative_to(path).as_posix())
+    )
     if not found:
-        raise UserError(f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(SUFFIXES))}")
+        raise UserError(
+            f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(SUFFIXES))}"
+        )
     return found
 
 
@@ -325,7 +338,9 @@ def _progress() -> Iterator[Report]:
             line = bar.add_task("starting", total=None)
 
             def live(event: Progress) -> None:
-                bar.update(line, completed=event.done, total=event.total or None, description=event.detail or str(event.stage))
+                bar.update(
+                    line, completed=event.done, total=event.total or None, description=event.detail or str(event.stage)
+                )
 
             yield live
         return

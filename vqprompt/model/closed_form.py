@@ -5,8 +5,8 @@ What is notable about this implementation:
   the common covariance without it follow from those with it by a rank-one update, so all images cost little more than
   one solve. No image is read again, and the finished classifier learns from all of them.
 - All of it happens in the basis in which the covariance is diagonal, where any shrinkage is a division.
-- What is searched and tested is bounded (`SEARCHED`, `TESTED`), so that one more class costs the same at any number of
-  classes. All choices depend on what is remembered alone, not on the order in which it came.
+- What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs little more
+  with many classes than with few. All choices depend on what is remembered alone, not on the order in which it came.
 - A class with several modes has a mean for each of them; its score is the log of the average of theirs.
 """
 
@@ -19,8 +19,10 @@ import numpy as np
 
 from vqprompt.model.records import STEP, ClassRecord
 
-TESTED = 2000  # images that are classified to measure accuracy; spread evenly over the classes
-SEARCHED = 200  # classes that take part in choosing the shrinkage
+TESTED = 2000  # images that are classified to measure accuracy, spread evenly over the classes …
+COMPARED = 400_000  # … and with many classes fewer, so that images times classes stays below this; one of each at least
+SEARCHED = 128  # classes that take part in choosing the shrinkage, with at most 5 images each on average
+FAIRNESS = 0.5  # towards classes of few images; all of it would let their noisy means win where they should not
 SHRINKAGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -123,12 +125,12 @@ class Basis:
     def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
         """distance: the average squared distance of images from the mean of their group.
 
-        The mean of few images is itself off by distance / count, and lies that much further from everything. Without a
-        correction, a class of five images would lose to one of a hundred for that reason alone.
+        The mean of few images is itself off by distance / count, and lies that much further from everything: a class of
+        five images would lose to one of a hundred for that reason alone. Half of it is given back (`FAIRNESS`).
         """
         means = groups.means @ self.vectors
         scaled = means / self.shrunk(shrinkage)
-        bias = -0.5 * (scaled * means).sum(1) + 0.5 * distance / np.maximum(groups.counts, 1)
+        bias = -0.5 * (scaled * means).sum(1) + 0.5 * FAIRNESS * distance / np.maximum(groups.counts, 1)
         return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), groups.owners)
 
 
@@ -148,8 +150,9 @@ class Trials:
         return len(self.names)
 
     @classmethod
-    def of(cls, records: Sequence[ClassRecord], chosen: Sequence[int], most: int = TESTED) -> Trials:
+    def of(cls, records: Sequence[ClassRecord], chosen: Sequence[int], most: int | None = None) -> Trials:
         """The first kept images of the chosen classes, equally many of each; none of a class with a single image."""
+        most = min(TESTED, COMPARED // max(len(chosen), 1)) if most is None else most
         each = max(1, most // max(len(chosen), 1))
         starts = np.cumsum([0, *(int(r.modes.max(initial=0)) + 1 for r in records)])
         parts = []
@@ -192,6 +195,7 @@ class LeaveOneOut:
         self.x = trials.features @ basis.vectors
         self.offsets = self.x - kept_means @ basis.vectors
         self.means = groups.means[self.compared] @ basis.vectors
+        self.x32, self.means32 = self.x.astype(np.float32), self.means.astype(np.float32)
         own_counts = groups.counts[self.own]
         self.without = (self.means[self.column[self.own]] * own_counts[:, None] - self.x) / np.maximum(
             own_counts - 1, 1
@@ -205,18 +209,20 @@ class LeaveOneOut:
         far = (q * self.offsets).sum(1)
         growth = share / np.maximum(1 - share * far, 1e-9)
         along = (q * self.x).sum(1)
-        crossed = q @ self.means.T  # [n, G]
         scaled = self.means / variances
-        scores = self.x @ scaled.T + (growth * along)[:, None] * crossed
+        # the two large products, [n, G], in single precision; what they decide does not need more
+        crossed = (q.astype(np.float32) @ self.means32.T).astype(np.float64)
+        scores = (self.x32 @ scaled.astype(np.float32).T).astype(np.float64) + (growth * along)[:, None] * crossed
         scores -= 0.5 * ((scaled * self.means).sum(1) + growth[:, None] * crossed**2)
         # how far images lie from the mean of their group when it has not learned them, without the error of the mean
         outside = ((far + growth * far**2) * self.kept / np.maximum(self.kept - 1, 1))[self.kept > 1]
         distance = float(outside.mean()) if len(outside) else 0.0
-        scores += 0.5 * distance / np.maximum(self.counts[self.compared], 1)
-        # its own group, whose mean loses it too
+        scores += 0.5 * FAIRNESS * distance / np.maximum(self.counts[self.compared], 1)
+        # its own group, whose mean loses it too; what it loses by having one image less is no fault of the classifier
         count = self.counts[self.own]
+        credit = 0.5 * distance * (FAIRNESS / count + 1 / np.maximum(count - 1, 1) - 1 / count)
         solved = self.without / variances + (growth * (q * self.without).sum(1))[:, None] * q
-        mine = (solved * (self.x - 0.5 * self.without)).sum(1) + 0.5 * distance / np.maximum(count - 1, 1)
+        mine = (solved * (self.x - 0.5 * self.without)).sum(1) + credit
         scores[np.arange(len(count)), self.column[self.own]] = np.where(count > 1, mine, -np.inf)
         norms = (self.x**2 / variances).sum(1) + growth * along**2
         return LeftOut(scores, distance, norms)
@@ -225,7 +231,7 @@ class LeaveOneOut:
 def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basis) -> float:
     """The shrinkage under which images that were left out are recognized best."""
     chosen = np.unique(np.linspace(0, len(records) - 1, min(len(records), SEARCHED)).astype(int))
-    trials = Trials.of(records, chosen, SEARCHED * 5)
+    trials = Trials.of(records, chosen.tolist(), SEARCHED * 5)
     if len(chosen) < 2 or not len(trials) or groups.kept_counts.max() < 2:
         return 0.5  # nothing to choose by
     place = np.full(len(records), -1)
@@ -236,7 +242,7 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     losses = []
     for shrinkage in SHRINKAGES:
         scores = of_classes(left_out.at(shrinkage).scores, owners)
-        losses.append(brier(scores, classes, best_temperature(scores, classes, rounds=9)))
+        losses.append(brier(scores, classes, best_temperature(scores, classes, 9, np.float32)))
     return SHRINKAGES[int(np.argmin(losses))]
 
 
@@ -259,9 +265,11 @@ def probabilities(scores: np.ndarray, temperature: float) -> np.ndarray:
     return shares / shares.sum(1, keepdims=True)
 
 
-def best_temperature(scores: np.ndarray, classes: np.ndarray, rounds: int = 20) -> float:
+def best_temperature(
+    scores: np.ndarray, classes: np.ndarray, rounds: int = 20, precision: type[np.floating] = np.float64
+) -> float:
     """The temperature that makes the true classes most likely. Golden section on its logarithm."""
-    scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
+    scores = (scores - scores.max(1, keepdims=True)).astype(precision)
     low, high, ratio = np.log(0.05), np.log(1000.0), (5**0.5 - 1) / 2
 
     def loss(t: float) -> float:

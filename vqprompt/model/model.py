@@ -121,7 +121,9 @@ class Model:
         """backbone: where its weights are now, if not where they were."""
         path = Path(path).expanduser()
         stored, on_disk = files.read(path)
-        model = cls(backbone or stored.backbone.name, size=stored.backbone.size, crop=stored.backbone.crop, device=device)
+        model = cls(
+            backbone or stored.backbone.name, size=stored.backbone.size, crop=stored.backbone.crop, device=device
+        )
         model._stored, model.path, model._on_disk = stored, path, on_disk
         return model
 
@@ -198,9 +200,10 @@ class Model:
         """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
         those that are known get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is measured by leaving out one image at a time, and the
-        model learns from all images all the same. skip_broken: go on without images that cannot be read. exclude: paths
-        not to learn. announce: called with what is about to happen, before it does.
+        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
+        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go
+        on without images that cannot be read. exclude: paths not to learn. announce: called with what is about to
+        happen, before it does.
         """
         started = time.monotonic()
         check_effort(effort)
@@ -222,11 +225,12 @@ class Model:
             announce(Plan(len(new.pictures), len(names), fresh, seconds))
         records, broken = self._take_in(extractor, new, skip_broken, progress)
         before = self._content
+        counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
         return Taught(
-            sum(r.count for r in records.values()) - sum(before.classes[n].count for n in records if n in before.classes),
-            tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes), new.known,
-            new.copies, (*new.broken, *broken), self.accuracy if hold_out else None, before.facts.get("accuracy"),
+            counted, tuple(n for n in fresh if n in records), tuple(n for n in records if n in before.classes),
+            new.known, new.copies, (*new.broken, *broken), self.accuracy if hold_out else None,
+            before.facts.get("accuracy"),
             _suffering(before.facts, self._content.facts), (*notes, *self._expectations()), time.monotonic() - started,
         )  # fmt: skip
 
@@ -238,9 +242,13 @@ class Model:
             try:
                 name = name_of(picture.open())
             except (OSError, ImageError, ValueError) as error:
-                new.broken.append(str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})")
+                new.broken.append(
+                    str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})"
+                )
                 if not skip_broken:
-                    raise ImageError(f"{new.broken[0]}; mend it, or go on without such images (--skip-broken)") from None
+                    raise ImageError(
+                        f"{new.broken[0]}; mend it, or go on without such images (--skip-broken)"
+                    ) from None
                 continue
             if name in seen:
                 if seen[name].label != picture.label:
@@ -252,8 +260,8 @@ class Model:
             elif name in owner:
                 if owner[name] != picture.label:
                     raise ImageError(
-                        f"{picture.where}: the model has learned this picture as {owner[name]!r}, not {picture.label!r}; "
-                        "take it out, or forget that class first"
+                        f"{picture.where}: the model has learned this picture as {owner[name]!r}, not "
+                        f"{picture.label!r}; take it out, or forget that class first"
                     )
                 new.known += 1
             else:
@@ -308,8 +316,8 @@ class Model:
         least = min(self.counts[name] for name in few)
         named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
         return [
-            f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes there: "
-            "with 1 image per class about half, with 5 about three quarters of what 20 images reach"
+            f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes: "
+            "with 1 image per class about a third, with 5 about three quarters of the right answers that 20 images give"
         ]
 
     # ------------------------------------------------------------------ change
@@ -368,9 +376,7 @@ class Model:
         gram = self._gram_for(ordered)
         content = _solved(Content(ordered, history, {"measured": measure}), gram)
         past = (*self._stored.past, self._content) if self._content.history else self._stored.past
-        self._stored = Stored(
-            self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings
-        )
+        self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
 
     def _gram_for(self, classes: dict[str, ClassRecord]) -> np.ndarray:
         assert self._stored is not None
@@ -402,7 +408,9 @@ class Model:
 
     # ------------------------------------------------------------------ predict
 
-    def predict(self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0) -> Any:
+    def predict(
+        self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0
+    ) -> Any:
         """The class of one image (a name), or of several (a list of names); "unknown" for what is like no class.
 
         unknown: False always names a class. strictness: moves the threshold; above 0 more is called unknown.
@@ -458,7 +466,7 @@ class Model:
         return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
 
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes] and how far above the threshold for known images they lie [n]."""
+        """Features [n, D] to probabilities [n, classes] and how far above the threshold of the known they lie [n]."""
         content = self._content
         self._check_taught()
         assert content.solved is not None
@@ -514,7 +522,12 @@ class Model:
         if self._stored is None:
             raise UserError("the model has learned nothing yet; teach it with learn")
         with nullcontext() if locked else files.locked(target):
-            if target == self.path and target.is_file() and self._on_disk is not None and files.digest(target) != self._on_disk:
+            if (
+                target == self.path
+                and target.is_file()
+                and self._on_disk is not None
+                and files.digest(target) != self._on_disk
+            ):
                 raise ModelError(
                     f"{target}: another process has taught this model since it was loaded; load it again and repeat, "
                     "or save under another name"

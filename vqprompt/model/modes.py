@@ -11,12 +11,14 @@ import numpy as np
 
 MOST = 4  # modes per class
 SMALLEST = 3  # images of either half in each mode
-APART = 4.5  # distance of the groups over their spread; a uniform distribution cut in the middle has 3.5, a normal one 2.6
+APART = (
+    4.5  # distance of the groups over their spread; a uniform distribution cut in the middle has 3.5, a normal one 2.6
+)
 
 
 def find_modes(features: np.ndarray) -> np.ndarray:
-    """The mode of each feature [n], counted from 0 in the order of their first image. features: [n, D], in an order that
-    depends on the set alone."""
+    """The mode of each feature [n]; the first image is in mode 0. features: [n, D], in an order that depends on the set
+    alone."""
     labels = np.zeros(len(features), dtype=np.uint8)
     waiting = [0]
     while waiting and labels.max(initial=0) + 1 < MOST:

@@ -46,8 +46,8 @@ class Picture:
 def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
     """Pictures of any source, and notes about how it was read.
 
-    source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a label for each, or one
-    for all.
+    source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a
+    label for each, or one for all.
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
@@ -56,11 +56,19 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path)
-    images = [source] if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4) else [*source]
-    if images and (labels is None or isinstance(labels, str)) and all(isinstance(i, str | Path) for i in images):
-        if labels is not None or not any(Path(i).suffix.lower() in SUFFIXES for i in images):  # several sources
-            found = [find_pictures(i, labels) for i in images]
-            return [p for part, _ in found for p in part], [note for _, notes in found for note in notes]
+    images = (
+        [source]
+        if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+        else [*source]
+    )
+    paths = [Path(i) for i in images if isinstance(i, str | Path)]
+    if (
+        paths
+        and len(paths) == len(images)
+        and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in SUFFIXES for p in paths)))
+    ):  # several sources
+        found = [find_pictures(path, labels) for path in paths]
+        return [p for part, _ in found for p in part], [note for _, notes in found for note in notes]
     if labels is None:
         raise UserError("a list of images needs labels: learn(images, labels), one name for each image or one for all")
     names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]
@@ -115,7 +123,9 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
     notes = []
     entries = [e for e in source.entries if e.split != "test"]
     if len(entries) < len(source.entries):
-        notes.append(f"learned from train/ alone; the {len(source.entries) - len(entries)} images of test/ were left out")
+        notes.append(
+            f"learned from train/ alone; the {len(source.entries) - len(entries)} images of test/ were left out"
+        )
     if source.ignored:
         notes.append(f"{len(source.ignored)} files that are not images were left out ({source.ignored[0]} …)")
     return [
@@ -213,7 +223,9 @@ def clean_name(label: str) -> str:
     if not name or not name.isprintable() or len(name) > LONGEST_NAME:
         raise UserError(f"{label!r} cannot be the name of a class; give 1 to {LONGEST_NAME} printable characters")
     if name.casefold() == UNKNOWN:
-        raise UserError(f"{label!r} cannot be the name of a class: it is what predict answers for what it does not know")
+        raise UserError(
+            f"{label!r} cannot be the name of a class: it is what predict answers for what it does not know"
+        )
     return name
 
 

@@ -5,9 +5,9 @@ What is notable about this implementation:
   they are added, so any order and any number of teachings gives the same bits, and what is taken away again leaves no
   trace.
 - Every image leaves behind its name (the first 8 bytes of a SHA-256 of its content) and its part in the sum. The
-  features themselves are kept for at most `KEPT` images per class: those with the smallest names. That choice depends on
-  the set of images alone, not on when they came. The kept features are what the common covariance, the cross-validation
-  and the modes of a class are computed from; the mean of a class is computed from all its images.
+  features themselves are kept for at most `KEPT` images per class: those with the smallest names. That choice depends
+  on the set of images alone, not on when they came. The kept features are what the common covariance, the measurement
+  of accuracy and the modes of a class are computed from; the mean of a class is computed from all its images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from vqprompt.model.modes import find_modes
 
 STEP = 1 / 1024
-KEPT = 256  # features per class; at 384 dimensions a class takes at most 0.2 MB
+KEPT = 256  # features per class; at 768 dimensions a class takes at most 0.4 MB
 
 
 def to_fixed_point(features: np.ndarray) -> np.ndarray:
