@@ -98,7 +98,9 @@ def test_the_unknown_is_as_described(taught):
     nearness = nearness + 2 * scores.max(1)
     certainty = np.log(shares.max(1))
     (sure, spread), (near, apart) = facts["certainty"], facts["nearness"]
-    familiarity = (certainty - sure) / spread + 0.5 * (nearness - near) / apart
+    m = (nearness - near) / apart
+    familiarity = (certainty - sure) / spread + 0.35 * m + 5 * np.minimum(m + 4, 0)
+    assert "familiarity = c + 0.35 · m + 5 · min(m + 4, 0)" in DOCUMENT.read_text()
     np.testing.assert_allclose(familiarity - facts["threshold"], margin, atol=1e-3)
 
 

@@ -167,7 +167,8 @@ def model_card(model: Model, *, repo_id: str | None = None, licence: str = "othe
         results = [
             EvalResult(
                 task_type="image-classification", dataset_type="private", metric_type="accuracy",
-                dataset_name="the images it was taught, left out one at a time", metric_value=round(shown["accuracy"], 4),
+                dataset_name="the images it was taught, left out one at a time",
+                metric_value=round(shown["accuracy"], 4),
                 metric_name="accuracy, all classes alike",
             )
         ]  # fmt: skip
@@ -184,7 +185,7 @@ def _text(shown: dict[str, Any], title: str, name: str, b: dict[str, Any], known
     accuracy = (
         "Accuracy was not measured when it was taught."
         if shown["accuracy"] is None
-        else f"Accuracy: **{shown['accuracy']:.1%}** of images right that were left out one at a time, every class alike."
+        else f"Accuracy: **{shown['accuracy']:.1%}** of images right when left out one at a time, every class alike."
     )
     error = shown["calibration_error"]
     believable = f" Its percentages are off by {error[-1]:.1%} on average." if error else ""

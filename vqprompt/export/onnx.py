@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vqprompt.data import decode as decoding
 from vqprompt.data.views import _draw, central_boxes
 from vqprompt.errors import UserError
-from vqprompt.model.calibration import NEARNESS
+from vqprompt.model.calibration import FAR, NEARNESS, STEEP
 from vqprompt.model.features import class_tokens
 from vqprompt.model.model import Model
 from vqprompt.model.pictures import ImageLike
@@ -95,7 +95,8 @@ class Whole(nn.Module):
         near = ((x @ self.spread) * x).sum(1) + x @ self.slope + self.background + 2 * scores.max(dim=1).values
         sure = torch.log_softmax(scores / self.temperature, dim=1).max(dim=1).values
         familiar = (sure - self.certainty[0]) / self.certainty[1]
-        familiar = familiar + NEARNESS * (near - self.nearness[0]) / self.nearness[1]
+        nearer = (near - self.nearness[0]) / self.nearness[1]
+        familiar = familiar + NEARNESS * nearer + STEEP * torch.clamp(nearer + FAR, max=0.0)
         return shares, familiar - self.threshold
 
 

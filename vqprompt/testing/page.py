@@ -131,10 +131,10 @@ def _diagram(found: Tested) -> str:
         x, tall = pad + b * step, right * side
         low, high = Share(round(right * count), count).interval
         told = f"{count} answers given with {sure:.0%} on average; {right:.0%} of them right"
-        middle = x + step / 2
+        middle, shade = x + step / 2, 0.25 + 0.75 * float(np.sqrt(count / most))
         shapes.append(
             f'<rect x="{x + 2:.1f}" y="{pad + side - tall:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" '
-            f'fill="#0b6e99" fill-opacity="{0.25 + 0.75 * float(np.sqrt(count / most)):.2f}"><title>{escape(told)}</title></rect>'
+            f'fill="#0b6e99" fill-opacity="{shade:.2f}"><title>{escape(told)}</title></rect>'
             f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{pad + side * (1 - low):.1f}" '
             f'y2="{pad + side * (1 - high):.1f}" stroke="#1f2933"/>'
         )
