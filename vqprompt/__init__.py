@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vqprompt.backbones.load import load_backbone
     from vqprompt.data.stream import Stream
     from vqprompt.datasets import open_dataset
+    from vqprompt.estimators.features import ClosedFormClassifier
+    from vqprompt.estimators.images import VQPromptClassifier
     from vqprompt.learner.learner import Learner
     from vqprompt.learner.predictor import Predictor
     from vqprompt.methods import METHODS
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
     from vqprompt.training.settings import Training
 
 __all__ = [
-    "METHODS", "Learner", "Model", "Predictor", "Stream", "Training", "__version__", "load_backbone", "open_dataset",
+    "METHODS", "ClosedFormClassifier", "Learner", "Model", "Predictor", "Stream", "Training", "VQPromptClassifier",
+    "__version__", "load_backbone", "open_dataset",
 ]  # fmt: skip
 
 _HOMES = {
     "METHODS": "vqprompt.methods",
+    "ClosedFormClassifier": "vqprompt.estimators.features",
+    "VQPromptClassifier": "vqprompt.estimators.images",
     "Learner": "vqprompt.learner.learner",
     "Model": "vqprompt.model.model",
     "Predictor": "vqprompt.learner.predictor",

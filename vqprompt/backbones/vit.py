@@ -191,7 +191,7 @@ class ViT(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """Images to the tokens [B, L, D] that enter block 0: shared by the query and the prompted pass."""
         patches = self.patch_embed(images.to(self.dtype)) + self.pos_embed[:, 1:]
-        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(len(images), -1, -1)
+        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(images.shape[0], -1, -1)
         return torch.cat([first, patches], dim=1)
 
     def encode(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vqprompt._version import __version__
-from vqprompt.commands import bench, listings, teach
+from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import print_error
 from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import option_value
@@ -28,7 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
-for command in (teach.learn, predict, teach.show, teach.rename, teach.forget, teach.undo, teach.cache):
+for command in (
+    check.check, teach.learn, predict, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export,
+    teach.cache,
+):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
     app.command(rich_help_panel=RESEARCH)(explains_interruption(research_command))

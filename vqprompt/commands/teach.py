@@ -308,6 +308,10 @@ def _tell(found: Taught, model: Model, path: Path) -> None:
         _say(f"accuracy now: {_percent(found.accuracy)} on images it has not learned{before}")
     for name, was, now in found.suffering[:5]:
         _say(f"  {name} suffers: {_percent(was)} → {_percent(now)}")
+    from vqprompt.check.quick import noticed
+
+    if line := noticed(model._content.classes, {*found.new_classes, *found.grown_classes}):
+        _say(f"note: {line}")
 
 
 def _as_dict(found: Taught) -> dict[str, Any]:

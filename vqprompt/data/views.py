@@ -26,7 +26,7 @@ def central_boxes(aspect: Tensor, fraction: float) -> Tensor:
     aspect: width / height [B]. Returns x0, y0, x1, y1 in fractions of the image [B, 4].
     """
     if not fraction:
-        return torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(len(aspect), 1)
+        return torch.tensor([0.0, 0.0, 1.0, 1.0]).repeat(aspect.shape[0], 1)
     half_x = fraction / 2 * (1 / aspect).clamp(max=1)
     half_y = fraction / 2 * aspect.clamp(max=1)
     return torch.stack([0.5 - half_x, 0.5 - half_y, 0.5 + half_x, 0.5 + half_y], dim=1)

@@ -392,6 +392,27 @@ class Model:
         self.path = target
         return target
 
+    # ------------------------------------------------------------------ the hub
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **settings: Any) -> Model:
+        """A model from the Hugging Face hub ("somebody/garden"), or from a folder that `save_pretrained` wrote."""
+        from vqprompt.export.hub import from_pretrained
+
+        return from_pretrained(name, **settings)
+
+    def save_pretrained(self, folder: str | Path, **settings: Any) -> Path:
+        """Write the model with a card into a folder, as the hub has it."""
+        from vqprompt.export.hub import save_pretrained
+
+        return save_pretrained(self, folder, **settings)
+
+    def push_to_hub(self, repo_id: str, **settings: Any) -> str:
+        """Upload the model with a card. Returns its address."""
+        from vqprompt.export.hub import push_to_hub
+
+        return push_to_hub(self, repo_id, **settings)
+
 
 # ---------------------------------------------------------------------------------------------- small things
 

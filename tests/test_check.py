@@ -1,0 +1,261 @@
+"""Before teaching: copies, doubtful labels, strangers, unreadable and tiny images; a page and a list."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from drawings import write_drawings
+from vqprompt import Model
+from vqprompt.check.check import Kind, check, near_pairs
+from vqprompt.check.copies import ALIKE, likeness, small_grey
+from vqprompt.check.doubts import find_doubts
+from vqprompt.check.neighbours import nearest
+from vqprompt.check.quick import noticed
+
+NAMES = ["apple", "bicycle", "cactus"]
+TINY = {"size": 56, "device": "cpu"}
+
+
+def photograph(seed: int, side: int = 160) -> Image.Image:
+    """Smooth colours at random, as different from each other as photographs are."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (7, 7, 3), dtype=np.uint8))
+    return coarse.resize((side, side), Image.Resampling.BICUBIC)
+
+
+# ---------------------------------------------------------------------------------------------- neighbours
+
+
+def test_neighbours_of_few_rows_are_exact():
+    rows = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    places, similar = nearest(rows, 4)
+    table = rows @ rows.T
+    np.fill_diagonal(table, -np.inf)
+    assert np.array_equal(places, np.argsort(-table, axis=1)[:, :4])
+    np.testing.assert_allclose(similar, -np.sort(-table, axis=1)[:, :4], atol=1e-6)
+
+
+def test_neighbours_of_many_rows_are_found_nearly_all_and_each_once():
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(100, 32))
+    rows = (centers[np.arange(3000) % 100] + 0.3 * rng.normal(size=(3000, 32))).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    places, similar = nearest(rows, 10)
+    exact = rows @ rows.T
+    np.fill_diagonal(exact, -np.inf)
+    best = np.argsort(-exact, axis=1)[:, :10]
+    assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(places, best, strict=True)]) > 0.8
+    assert all(len({*row}) == 10 for row in places) and (np.diff(similar, axis=1) <= 0).all()
+    assert not (places == np.arange(3000)[:, None]).any()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_neighbours_of_hardly_any_rows(n):
+    places, similar = nearest(np.eye(n, 8, dtype=np.float32), 3)
+    assert (places[:, : n - 1] >= 0).all() and (places[:, n - 1 :] == -1).all()
+    assert np.isneginf(similar[:, n - 1 :]).all()
+
+
+def test_equal_rows_do_not_hang_the_trees():
+    places, _ = nearest(np.ones((2000, 4), np.float32) / 2, 3)
+    assert (places >= 0).all()
+
+
+# ---------------------------------------------------------------------------------------------- copies
+
+
+def test_altered_copies_are_alike_and_other_images_are_not():
+    for seed in range(8):
+        image = photograph(seed)
+        packed = io.BytesIO()
+        image.resize((90, 90)).save(packed, "JPEG", quality=30)
+        altered = [Image.open(packed), ImageOps.mirror(image), image.crop((9, 13, 148, 150)), image.convert("L")]
+        for copy in altered:
+            assert likeness(small_grey(image), small_grey(copy)) >= ALIKE
+        assert likeness(small_grey(image), small_grey(photograph(seed + 100))) < ALIKE
+
+
+def test_blank_images_are_not_called_copies():
+    white, grey = np.full((48, 48), 255, np.uint8), np.full((48, 48), 128, np.uint8)
+    assert likeness(white, grey) == 0 == likeness(white, white)
+
+
+def test_near_pairs_need_both_features_and_pixels():
+    features = np.array([[1, 0.0], [1, 0.01], [0, 1]])
+    grey = np.stack([small_grey(photograph(s)) for s in (0, 1, 0)])
+    assert near_pairs(features, grey) == []
+    assert [pair[:2] for pair in near_pairs(features, grey[[0, 0, 1]])] == [(0, 1)]
+
+
+# ---------------------------------------------------------------------------------------------- doubts
+
+
+def clusters(classes: int, each: int, seed: int = 0, width: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), each)
+    return 6 + 2 * rng.normal(size=(classes, width))[labels] + 0.5 * rng.normal(size=(len(labels), width)), labels
+
+
+@pytest.mark.parametrize("each", [8, 60])
+def test_swapped_labels_are_found(each):
+    x, y = clusters(10, each)
+    rng = np.random.default_rng(1)
+    bad = np.zeros(len(y), bool)
+    bad[rng.choice(len(y), len(y) // 20, replace=False)] = True
+    wrong = np.where(bad, (y + 1 + rng.integers(0, 9, len(y))) % 10, y)
+    seen = find_doubts(x, wrong, 10)
+    hits = seen.mislabelled & bad
+    assert hits.sum() >= 0.75 * bad.sum() and hits.sum() >= 0.9 * seen.mislabelled.sum()
+    assert np.array_equal(seen.likelier[hits], y[hits])
+
+
+def test_strangers_are_found_also_when_they_are_many():
+    x, y = clusters(6, 40)
+    x[::20] = -6 + np.random.default_rng(3).normal(size=x[::20].shape)
+    seen = find_doubts(x, y, 6)
+    assert seen.strange[::20].all() and seen.strange.sum() <= len(x) // 20 + 3
+
+
+def test_clean_images_raise_no_doubt():
+    x, y = clusters(8, 30)
+    seen = find_doubts(x, y, 8)
+    assert not seen.mislabelled.any() and seen.strange.mean() < 0.01
+
+
+def test_one_image_per_class_and_one_class_are_no_trouble():
+    x, y = clusters(5, 1)
+    assert not find_doubts(x, y, 5).mislabelled.any()
+    x, y = clusters(1, 12)
+    assert not find_doubts(x, y, 1).mislabelled.any()
+    assert not find_doubts(np.ones((6, 4)), np.array([0, 0, 0, 1, 1, 1]), 2).strange.any()
+
+
+# ---------------------------------------------------------------------------------------------- folders
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Photographs of three colours, with every fault there is."""
+    home = tmp_path_factory.mktemp("faults")
+    for c, name in enumerate(("red", "green", "blue")):
+        (home / name).mkdir()
+        for i in range(9):
+            pixels = np.asarray(photograph(100 * c + i)) // 3
+            pixels[..., c] += 160
+            Image.fromarray(pixels).save(home / name / f"{i}.png")
+    shutil.copy(home / "red" / "1.png", home / "red" / "again.png")
+    shutil.copy(home / "red" / "2.png", home / "blue" / "twin.png")
+    Image.open(home / "green" / "3.png").crop((8, 8, 150, 152)).convert("RGB").save(home / "green" / "crop.jpg")
+    (home / "green" / "broken.png").write_bytes(b"no image")
+    Image.open(home / "blue" / "4.png").resize((9, 9)).save(home / "blue" / "dwarf.png")
+    (home / "lone & <b>odd").mkdir()
+    photograph(999).save(home / "lone & <b>odd" / "<script>alert(1).png")
+    return home
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return check(folder, **TINY)
+
+
+def kinds(found, name: str) -> set[Kind]:
+    return {f.kind for f in found.findings if Path(f.where).name == name}
+
+
+def test_every_fault_is_found(found):
+    assert Kind.SAME in kinds(found, "again.png")
+    assert Kind.SAME_TWO_CLASSES in kinds(found, "twin.png")
+    assert {f.where.split("/")[-2] for f in found.findings if f.kind is Kind.SAME_TWO_CLASSES} == {"red", "blue"}
+    assert Kind.UNREADABLE in kinds(found, "broken.png")
+    assert Kind.TINY in kinds(found, "dwarf.png")
+    assert Kind.NEAR in kinds(found, "crop.jpg") | kinds(found, "3.png")
+    assert found.few == (("lone & <b>odd", 1),)
+    assert [f.doubt for f in found.findings] == sorted((f.doubt for f in found.findings), reverse=True)
+
+
+def test_nothing_is_moved_and_the_list_is_what_learn_takes(folder, tmp_path, command):
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    status, out, _ = command("check", folder, "--out", tmp_path, "--size", 56)
+    assert status == 0 and "broken.png: cannot be read" in out and "learn --exclude" in out
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    assert {p.name for p in tmp_path.iterdir()} == {"check.html", "exclude.txt"}
+    model = tmp_path / "colours.vqp"
+    status, _, err = command("learn", model, folder, "--size", 56)
+    assert status == 2 and not model.exists()  # the broken one, and the one in two classes
+    status, out, err = command("learn", model, folder, "--size", 56, "--exclude", tmp_path / "exclude.txt")
+    assert status == 0, err
+    assert sum(Model.load(model).counts.values()) <= 27
+
+
+def test_the_page_is_safe_and_whole(folder, found, tmp_path):
+    from vqprompt.check.page import write_page
+
+    page = write_page(found, tmp_path / "check.html", "a <b>folder</b>").read_text()
+    assert "<script" not in page and "a <b>" not in page and "&lt;b&gt;odd" in page
+    assert "default-src 'none'" in page and "data:image/jpeg" in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+
+
+def test_json(folder, tmp_path, command):
+    status, out, _ = command("check", folder, "--out", tmp_path, "--size", 56, "--json")
+    told = json.loads(out)
+    assert (
+        status == 0
+        and told["images"] == 33
+        and {"cannot be read", "an exact copy"} <= {f["kind"] for f in told["findings"]}
+    )
+
+
+def test_copies_between_training_and_test(tmp_path):
+    for part, seeds in (("train", range(8)), ("test", range(50, 53))):
+        for name, offset in (("a", 0), ("b", 1000)):
+            (tmp_path / part / name).mkdir(parents=True)
+            for seed in seeds:
+                photograph(seed + offset).save(tmp_path / part / name / f"{seed}.png")
+    shutil.copy(tmp_path / "test" / "a" / "50.png", tmp_path / "train" / "a" / "leak.png")
+    ImageOps.mirror(Image.open(tmp_path / "test" / "b" / "51.png")).save(tmp_path / "train" / "b" / "mirror.png")
+    for found in (check(tmp_path, **TINY), check(tmp_path / "train", test=tmp_path / "test", **TINY)):
+        told = {Path(f.where).name: f.kind for f in found.findings if "test" in f.kind}
+        assert told == {"leak.png": Kind.SAME_TEST, "mirror.png": Kind.NEAR_TEST}
+
+
+def test_a_model_helps_to_judge_few_images(tmp_path):
+    model = Model(**TINY)
+    model.learn(write_drawings(tmp_path / "known", NAMES, range(20)))
+    new = write_drawings(tmp_path / "new", ["apple"], [30])
+    shutil.copy(tmp_path / "known" / "bicycle" / "3.png", new / "apple" / "learned.png")
+    found = check(new, model=model)
+    told = [f for f in found.findings if f.where.endswith("learned.png")]
+    assert told and told[0].kind is Kind.SAME_TWO_CLASSES and told[0].likelier == "bicycle"
+    assert found.few == ()  # with what the model knows there are enough
+
+
+def test_what_learn_notices_is_one_line():
+    from vqprompt.model.records import ClassRecord, to_fixed_point
+
+    x, y = clusters(5, 30)
+    names = np.arange(len(x), dtype=np.uint64)
+    clean = {str(c): ClassRecord.of(names[y == c], to_fixed_point(x[y == c])) for c in range(5)}
+    assert noticed(clean, ["0"]) is None
+    y[0] = 3
+    odd = {str(c): ClassRecord.of(names[y == c], to_fixed_point(x[y == c])) for c in range(5)}
+    line = noticed(odd, ["3"])
+    assert line and "1 look like another class" in line and "\n" not in line
+    assert noticed(odd, ["1"]) is None and noticed({}, []) is None
+
+
+def test_bad_input_in_words(tmp_path, command):
+    assert "no such folder" in command("check", tmp_path / "nowhere")[2]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(b"")
+    status, out, _ = command("check", tmp_path, "--out", tmp_path / "out", "--size", 28)
+    assert status == 0 and "cannot be read" in out

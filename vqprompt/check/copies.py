@@ -1,0 +1,65 @@
+"""Tells copies of an image (re-compressed, resized, cropped, mirrored) from another image of the same thing.
+
+Features find candidates: a copy is among the nearest of its original, whatever was done to it. They cannot decide,
+because two photographs of one bird on one branch are as near. Pixels decide: the small grey version of one image must
+match a part of the other's, or its mirror image, almost perfectly. Perceptual hashes (imagehash) do this for
+re-compressed images alone; crops and mirror images get other hashes (benchmarks/check.py prints how many it finds).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image
+
+SIDE = 48  # of the small grey version that is kept of each image
+GRID = 12  # points per side at which two images are compared
+SIDES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # of a crop, as a part of the image
+UNEQUAL = 0.11  # by which the sides of a crop may differ
+STEP = 0.05  # between crops
+ALIKE = 0.935  # correlation from which on it is a copy
+NEAR = 0.88  # similarity of features below which nothing is compared
+NEIGHBOURS = 3  # that are compared with each image
+
+
+def small_grey(image: Image.Image) -> np.ndarray:
+    """uint8 [SIDE, SIDE], squashed."""
+    return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX))
+
+
+def likeness(one: np.ndarray, other: np.ndarray) -> float:
+    """The best correlation of either image with a part of the other or of its mirror image; 1 is a perfect copy."""
+    whole = [_normal(_crops(image)[:1]) for image in (one[:, ::-1], other[:, ::-1])]
+    pieces = [_normal(_crops(image)) for image in (one, other)]
+    found = [pieces[a] @ np.stack([pieces[b][0], whole[b][0]]).T for a, b in ((0, 1), (1, 0))]
+    return float(max(table.max() for table in found))
+
+
+def _crops(image: np.ndarray) -> np.ndarray:
+    """Averages over a GRID × GRID raster of each crop to try [M, GRID²]; the first is the whole image."""
+    reading, down, across = _readings()
+    rows = (reading.reshape(-1, SIDE) @ image.astype(np.float32)).reshape(-1, GRID, SIDE)  # [intervals, GRID, SIDE]
+    both = rows.reshape(-1, SIDE) @ reading.reshape(-1, SIDE).T
+    table = both.reshape(len(rows), GRID, len(reading), GRID)
+    return table[down, :, across].reshape(len(down), -1)
+
+
+@lru_cache
+def _readings() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Averages over GRID parts of each interval of a side [intervals, GRID, SIDE], and which intervals make a crop."""
+    intervals = [(low, low + side) for side in SIDES for low in np.arange(0, 1 - side + 1e-9, STEP)]
+    edges = np.array([np.linspace(low, min(high, 1.0), GRID + 1) for low, high in intervals]) * SIDE
+    pixels = np.arange(SIDE)
+    upper = np.minimum(edges[:, 1:, None], pixels + 1)
+    overlap = np.maximum(upper - np.maximum(edges[:, :-1, None], pixels), 0)
+    sides = np.array([high - low for low, high in intervals])
+    down, across = np.nonzero(np.abs(sides[:, None] - sides) < UNEQUAL)
+    return (overlap / overlap.sum(2, keepdims=True)).astype(np.float32), down, across
+
+
+def _normal(values: np.ndarray) -> np.ndarray:
+    """Without average and of length 1; what is all one colour becomes zero, and is like nothing."""
+    values = values - values.mean(1, keepdims=True)
+    length = np.linalg.norm(values, axis=1, keepdims=True)
+    return np.where(length > GRID, values / np.maximum(length, 1e-6), 0)

@@ -1,0 +1,75 @@
+"""`vqprompt check`: what is doubtful in a folder of images, before it is taught."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vqprompt.commands.teach import Device, Json, _progress, _say
+
+
+def check(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="What you would give to `vqprompt learn`: a folder or zip with one folder per class, or a table."
+        ),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A model that these images are for; what it knows helps to judge."),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Test images, which must not be among these; FOLDER/test by default."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write check.html and exclude.txt; here by default.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in px, without a model.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`, or a weights file.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Look through images before teaching: copies, wrong labels, strangers, unreadable ones; nothing is deleted.
+
+    [bold]vqprompt check birds/[/bold], look at check.html, then [bold]vqprompt learn garden.vqp birds/ --exclude
+    exclude.txt[/bold]
+    """
+    from vqprompt.check.check import check as look_through
+    from vqprompt.check.page import write_list, write_page
+    from vqprompt.model.model import Model
+
+    known = None if model is None else Model.load(model, device=device, backbone=backbone)
+    with _progress() as progress:
+        found = look_through(
+            folder, test=test, model=known, backbone=backbone or "vit-s14", size=size, device=device, progress=progress
+        )
+    place = out or Path()
+    page = write_page(found, place / "check.html", str(folder))
+    listed = write_list(found, place / "exclude.txt")
+    if as_json:
+        told = {
+            "images": found.images, "classes": found.classes, "findings": [asdict(f) for f in found.findings],
+            "alike": found.alike, "few": found.few, "notes": found.notes, "seconds": round(found.seconds, 2),
+            "page": str(page), "list": str(listed),
+        }  # fmt: skip
+        print(json.dumps(told, ensure_ascii=False, indent=2))
+        return
+    for note in found.notes:
+        _say(f"note: {note}")
+    for f in found.findings:
+        _say(f"{f.where}: {f.kind}: {f.says}")
+    for one, other, share in found.alike:
+        _say(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
+    for name, count in found.few:
+        _say(f"class {name} has only {count} image{'' if count == 1 else 's'}")
+    doubtful = len({f.where for f in found.findings})
+    _say(
+        f"{doubtful} of {found.images} images are doubtful" if doubtful else f"{found.images} images, nothing doubtful"
+    )
+    _say(f"look at {page}; {listed} names {len(found.left_out)} images for vqprompt learn --exclude")

@@ -1,0 +1,81 @@
+"""`vqprompt test`: how good a model is, on images whose classes are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vqprompt.commands.teach import Device, Json, ModelPath, _percent, _progress, _say
+from vqprompt.errors import UserError
+
+
+def test(
+    model: ModelPath,
+    folder: Annotated[Path, typer.Argument(help="Images it has not learned: one folder per class, a zip, or a table.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where to write test.html, test.json, images.csv and classes.csv."),
+    ] = None,
+    before: Annotated[bool, typer.Option("--before", help="Compare with the model before its last teaching.")] = False,
+    known_only: Annotated[
+        bool, typer.Option("--known-only", help="Refuse images of classes that the model does not know.")
+    ] = False,
+    unknown: Annotated[bool, typer.Option("--unknown/--no-unknown", help="Whether it may answer unknown.")] = True,
+    strictness: Annotated[float, typer.Option(help="Above 0, more images are called unknown; below 0, fewer.")] = 0.0,
+    backbone: Annotated[str | None, typer.Option(help="Where the model's weights file is now.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Test a model with images it has not learned, class by class; writes a page that anybody understands.
+
+    [bold]vqprompt test garden.vqp new-photos/[/bold]
+    """
+    from vqprompt.files import write_atomically
+    from vqprompt.model.model import Model
+    from vqprompt.testing.measure import test_model
+    from vqprompt.testing.page import write_page
+    from vqprompt.testing.tables import as_dict, classes_csv, images_csv
+
+    asked = Model.load(model, device=device, backbone=backbone)
+    earlier = None
+    if before:
+        earlier = Model.load(model, device=device, backbone=backbone)
+        earlier.undo()
+        if not earlier.classes:
+            raise UserError(f"{model}: before its last teaching this model knew nothing; leave out --before")
+    with _progress() as progress:
+        found = test_model(
+            asked, folder, before=earlier, refuse_unknown_classes=known_only, unknown=unknown, strictness=strictness,
+            progress=progress,
+        )  # fmt: skip
+    place = out or Path()
+    page = write_page(found, place / "test.html", model.name, str(folder), asked.accuracy)
+    told = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **as_dict(found)}
+    write_atomically(place / "test.json", json.dumps(told, ensure_ascii=False, indent=2) + "\n")
+    write_atomically(place / "images.csv", images_csv(found))
+    write_atomically(place / "classes.csv", classes_csv(found))
+    if as_json:
+        print(json.dumps(told, ensure_ascii=False))
+        return
+    for note in found.notes:
+        _say(f"note: {note}")
+    for message in found.broken[:10]:
+        _say(f"left out: {message}")
+    low, high = found.balanced_interval
+    was = f"; before the last teaching {_percent(found.balanced_before)}" if found.balanced_before is not None else ""
+    if found.asked:
+        _say(f"right, every class alike: {_percent(found.balanced)} ({_percent(low)} to {_percent(high)}){was}")
+        _say(f"right, every image alike: {_percent(found.right.value)} ({found.right.hits} of {found.right.total})")
+        _say(f"called unknown: {found.unknown.hits} of {found.unknown.total}")
+    if found.strangers:
+        s = found.strangers_found
+        _say(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
+    for c in sorted((c for c in found.per_class if c.recall.total), key=lambda c: c.recall.value or 0)[:5]:
+        if c.recall.hits < c.recall.total:
+            _say(f"  {c.name}: {c.recall.hits} of {c.recall.total} recognized")
+    for label, answer, times in found.confused_pairs()[:3]:
+        _say(f"  {label} was taken for {answer} {times} time{'' if times == 1 else 's'}")
+    _say(f"look at {page}")

@@ -1,0 +1,187 @@
+"""The closed form as a scikit-learn estimator on plain feature matrices.
+
+What is notable about this implementation:
+- It keeps counts, means and one scatter matrix, so `partial_fit` takes any number of rows at a time, in any order, with
+  classes never seen before, and the result is that of one `fit` with everything.
+- Batches are merged by the means' differences (Chan, Golub and LeVeque), which stays exact where features are large and
+  spread little, unlike the difference of two large sums.
+- With a number as shrinkage it equals `LinearDiscriminantAnalysis(solver="lsqr", shrinkage=number)`, which has no
+  `partial_fit`. That one weights the covariances of the classes by their priors; doing so for priors other than the
+  class frequencies needs a scatter matrix per class, which is kept in that case only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, lstsq
+from scipy.special import softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+
+class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A linear discriminant with one covariance for all classes, solved, not trained; learns classes as they come.
+
+    shrinkage: how much of the unit matrix (times the average variance) is mixed into the covariance, from 0 to 1;
+    "auto" estimates it from the scatter and the number of rows (OAS). priors: of the classes, in the order of
+    `classes_`; "uniform"; None takes the class frequencies. temperature: divides the scores; above 1 probabilities are
+    less certain.
+
+    Afterwards: classes_, class_count_, means_, covariance_ (shrunk), shrinkage_, priors_, coef_, intercept_.
+    """
+
+    def __init__(self, shrinkage: float | str = "auto", priors: Any = None, temperature: float = 1.0) -> None:
+        self.shrinkage = shrinkage
+        self.priors = priors
+        self.temperature = temperature
+
+    def fit(self, X: Any, y: Any) -> ClosedFormClassifier:
+        """Learn from rows X [n, D] with labels y [n]; what was known before is forgotten."""
+        self._check_settings()
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self._forget()
+        return self._take_in(X, y, np.unique(y))
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ClosedFormClassifier:
+        """Learn more rows. Classes never seen before join; `classes` may announce some that come later (or never)."""
+        self._check_settings()
+        first = not hasattr(self, "classes_")
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        check_classification_targets(y)
+        if first:
+            self._forget()
+        announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
+        return self._take_in(X, y, announced)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Scores [n, classes]; for two classes [n], that of the second less that of the first."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of each row."""
+        scores = self._scores(X)
+        return self.classes_[scores.argmax(1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [n, classes], in the order of `classes_`."""
+        return softmax(self._scores(X) / self.temperature, axis=1)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        shares = self.predict_proba(X)
+        return np.log(np.maximum(shares, np.finfo(shares.dtype).tiny))
+
+    # ------------------------------------------------------------------ sums
+
+    def _forget(self) -> None:
+        for name in ("classes_", "class_count_", "means_", "_scatter"):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _take_in(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
+        self._make_room(announced, X.shape[1])
+        places = np.searchsorted(self.classes_, y)
+        for place in np.unique(places):
+            rows = X[places == place]
+            count, mean = len(rows), rows.mean(0)
+            offsets = rows - mean
+            known = self.class_count_[place]
+            apart = mean - self.means_[place]
+            scatter = offsets.T @ offsets + np.outer(apart, apart) * (known * count / (known + count))
+            self._scatter[place if self._per_class else 0] += scatter
+            self.means_[place] += apart * (count / (known + count))
+            self.class_count_[place] = known + count
+        self._solve()
+        return self
+
+    def _make_room(self, announced: np.ndarray, width: int) -> None:
+        """Rows for classes that are new; `classes_` stays sorted."""
+        if not hasattr(self, "classes_"):
+            self._per_class = self.priors is not None
+            self.classes_ = announced
+            self.class_count_ = np.zeros(len(announced))
+            self.means_ = np.zeros((len(announced), width))
+            self._scatter = np.zeros((len(announced) if self._per_class else 1, width, width))
+            return
+        if announced.dtype.kind != self.classes_.dtype.kind and "U" in announced.dtype.kind + self.classes_.dtype.kind:
+            raise ValueError(
+                f"labels were {self.classes_.dtype} and are {announced.dtype} now; give names or numbers, not both"
+            )
+        if self._per_class != (self.priors is not None):
+            raise ValueError("priors were set or taken away between two calls of partial_fit; fit anew")
+        joined = np.union1d(self.classes_, announced)
+        if len(joined) == len(self.classes_):
+            return
+        old = np.searchsorted(joined, self.classes_)
+        counts, means = np.zeros(len(joined)), np.zeros((len(joined), width))
+        counts[old], means[old] = self.class_count_, self.means_
+        if self._per_class:
+            scatter = np.zeros((len(joined), width, width))
+            scatter[old] = self._scatter
+            self._scatter = scatter
+        self.classes_, self.class_count_, self.means_ = joined, counts, means
+
+    # ------------------------------------------------------------------ solving
+
+    def _check_settings(self) -> None:
+        if isinstance(self.shrinkage, str):
+            if self.shrinkage != "auto":
+                raise ValueError(f"shrinkage={self.shrinkage!r}: give a number from 0 to 1, or 'auto'")
+        elif not 0 <= self.shrinkage <= 1:
+            raise ValueError(f"shrinkage={self.shrinkage}: give a number from 0 to 1, or 'auto'")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature} must be above 0")
+        if isinstance(self.priors, str) and self.priors != "uniform":
+            raise ValueError(f"priors={self.priors!r}: give a probability for each class, 'uniform' or None")
+
+    def _solve(self) -> None:
+        seen = self.class_count_ > 0
+        total = self.class_count_.sum()
+        self.priors_ = self._priors(seen)
+        if self._per_class:
+            shares = np.divide(self.priors_, self.class_count_, out=np.zeros(len(seen)), where=seen)
+            covariance = np.tensordot(shares, self._scatter, 1)
+        else:
+            covariance = self._scatter[0] / total
+        width = len(covariance)
+        level = np.trace(covariance) / width
+        self.shrinkage_ = _oas(covariance, total) if isinstance(self.shrinkage, str) else float(self.shrinkage)
+        if level <= 0:  # no class has two rows that differ: the nearest mean
+            self.covariance_ = np.eye(width)
+        else:
+            self.covariance_ = (1 - self.shrinkage_) * covariance + self.shrinkage_ * level * np.eye(width)
+        try:
+            self.coef_ = cho_solve(cho_factor(self.covariance_, lower=True), self.means_.T).T
+        except LinAlgError:
+            self.coef_ = lstsq(self.covariance_, self.means_.T)[0].T
+        with np.errstate(divide="ignore"):
+            log_priors = np.log(self.priors_)
+        self.intercept_ = -0.5 * (self.means_ * self.coef_).sum(1) + np.where(seen, log_priors, -np.inf)
+
+    def _priors(self, seen: np.ndarray) -> np.ndarray:
+        if self.priors is None:
+            return self.class_count_ / self.class_count_.sum()
+        if isinstance(self.priors, str):
+            return seen / seen.sum()
+        given = np.asarray(self.priors, float)
+        if given.shape != seen.shape or (given < 0).any() or not given.sum() > 0:
+            raise ValueError(f"priors: give one non-negative number for each of the {len(seen)} classes")
+        return given / given.sum()
+
+    def _scores(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        return X @ self.coef_.T + self.intercept_
+
+
+def _oas(covariance: np.ndarray, count: float) -> float:
+    """Oracle approximating shrinkage of a covariance [D, D] around known means (Chen, Wiesel, Eldar and Hero, 2010)."""
+    width = len(covariance)
+    squares, level = (covariance**2).mean(), np.trace(covariance) / width
+    numerator = squares + level**2
+    denominator = (count + 1) * (squares - level**2 / width)
+    return 1.0 if denominator <= 0 else float(min(numerator / denominator, 1.0))

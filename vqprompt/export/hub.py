@@ -1,0 +1,244 @@
+"""Shares a model on the Hugging Face hub: `save_pretrained`, `from_pretrained`, `push_to_hub`, and a card.
+
+A repository holds the model's file (model.vqp), config.json with what a reader wants to know before fetching it, and
+README.md, the card. The file is the model as it is now, without the versions that `undo` could bring back. Weights of a
+backbone are not in it; the card names them. Nothing that is fetched is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vqprompt.errors import UserError
+from vqprompt.files import write_atomically
+from vqprompt.model import file as files
+from vqprompt.model.file import Stored
+from vqprompt.model.model import Model
+
+FILE, CONFIG, CARD = "model.vqp", "config.json", "README.md"
+LISTED = 200  # classes in the card's table
+
+
+def save_pretrained(
+    model: Model,
+    folder: str | Path,
+    *,
+    repo_id: str | None = None,
+    licence: str = "other",
+    push_to_hub: bool = False,
+    **push_settings: Any,
+) -> Path:
+    """Write model, config and card into a folder, as the hub has them. repo_id: its name there, for the card."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    if not model.classes:
+        raise UserError("the model has learned nothing yet; teach it with learn")
+    if repo_id is not None:
+        try:
+            validate_repo_id(repo_id)
+        except HFValidationError as error:
+            raise UserError(f"{repo_id!r} cannot be a repository's name: {error}") from None
+    folder = Path(folder)
+    if folder.is_file():
+        raise UserError(f"{folder}: a file; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.locked(folder / FILE):
+        files.write(folder / FILE, _to_share(model))
+    write_atomically(folder / CONFIG, json.dumps(_config(model), ensure_ascii=False, indent=2) + "\n")
+    write_atomically(folder / CARD, model_card(model, repo_id=repo_id, licence=licence))
+    if push_to_hub:
+        _upload(folder, repo_id or folder.name, **push_settings)
+    return folder
+
+
+def from_pretrained(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+    device: str = "auto",
+    backbone: str | Path | None = None,
+) -> Model:
+    """A model from a folder that `save_pretrained` wrote, or from the hub ("somebody/garden")."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / FILE).is_file():
+            raise UserError(f"{folder}: no {FILE} in this folder; give one that save_pretrained wrote")
+        return Model.load(folder / FILE, device=device, backbone=backbone)
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(str(name))
+    except HFValidationError:
+        raise UserError(f"{name}: neither a folder nor the name of a repository, such as somebody/garden") from None
+    try:
+        path = hf_hub_download(
+            str(name), FILE, revision=revision, cache_dir=cache_dir, token=token, local_files_only=local_files_only
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{name}: not a folder here, and it cannot be fetched from the hub ({reason})") from None
+    found = Model.load(path, device=device, backbone=backbone)
+    found.path, found._on_disk = None, None  # the cache is not where it should be saved to
+    return found
+
+
+def push_to_hub(
+    model: Model,
+    repo_id: str,
+    *,
+    licence: str = "other",
+    private: bool | None = None,
+    token: str | bool | None = None,
+    commit_message: str = "A model taught with vqprompt",
+) -> str:
+    """Upload model, config and card; the repository is made if need be. Returns its address."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(model, folder, repo_id=repo_id, licence=licence)
+        return _upload(Path(folder), repo_id, private=private, token=token, commit_message=commit_message)
+
+
+def _upload(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    commit_message: str = "A model taught with vqprompt",
+) -> str:
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    api.upload_folder(
+        repo_id=made.repo_id,
+        folder_path=str(folder),
+        commit_message=commit_message,
+        allow_patterns=[FILE, CONFIG, CARD],
+    )
+    return str(made)
+
+
+def _to_share(model: Model) -> Stored:
+    """What others get: not the versions before, which may hold forgotten classes, nor where weights lie here."""
+    assert model._stored is not None
+    backbone = model._stored.backbone
+    return replace(model._stored, backbone=replace(backbone, name=Path(backbone.name).name), past=())
+
+
+def _config(model: Model) -> dict[str, Any]:
+    from vqprompt import __version__
+
+    shown = model.show()
+    return {
+        "library_name": "vqprompt",
+        "version": __version__,
+        "file": FILE,
+        "backbone": {**shown["backbone"], "name": Path(shown["backbone"]["name"]).name},
+        "classes": {c["name"]: c["images"] for c in shown["classes"]},
+        "accuracy": shown["accuracy"],
+        "calibration_error": shown["calibration_error"],
+    }
+
+
+def model_card(model: Model, *, repo_id: str | None = None, licence: str = "other") -> str:
+    """The card, filled in: classes, counts, accuracy, backbone and licence, how to use it, limits."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    from vqprompt.backbones.registry import BACKBONES
+
+    shown = model.show()
+    name, b = repo_id or "your-name/your-model", shown["backbone"]
+    title = name.split("/")[-1]
+    known = BACKBONES.get(b["name"])
+    results = None
+    if shown["accuracy"] is not None:
+        results = [
+            EvalResult(
+                task_type="image-classification", dataset_type="private", metric_type="accuracy",
+                dataset_name="the images it was taught, left out one at a time",
+                metric_value=round(shown["accuracy"], 4),
+                metric_name="accuracy, all classes alike",
+            )
+        ]  # fmt: skip
+    data = ModelCardData(
+        library_name="vqprompt", pipeline_tag="image-classification", license=licence, model_name=title,
+        tags=["continual-learning", "image-classification", "vit"], eval_results=results,
+    )  # fmt: skip
+    return f"---\n{data.to_yaml()}\n---\n\n{_text(shown, title, name, b, known)}"
+
+
+def _text(shown: dict[str, Any], title: str, name: str, b: dict[str, Any], known: Any) -> str:
+    classes: Sequence[dict[str, Any]] = shown["classes"]
+    few = [c["name"] for c in classes if c["images"] < 5]
+    accuracy = (
+        "Accuracy was not measured when it was taught."
+        if shown["accuracy"] is None
+        else f"Accuracy: **{shown['accuracy']:.1%}** of images right when left out one at a time, every class alike."
+    )
+    error = shown["calibration_error"]
+    believable = f" Its percentages are off by {error[-1]:.1%} on average." if error else ""
+    rows = "\n".join(
+        f"| {_cell(c['name'])} | {c['images']} | {'–' if c['accuracy'] is None else format(c['accuracy'], '.0%')} |"
+        for c in classes[:LISTED]
+    )
+    more = f"\n\n… and {len(classes) - LISTED} more, all in config.json." if len(classes) > LISTED else ""
+    weights = Path(b["name"]).name
+    licence = f"its weights are under {known.licence}" if known else "mind the licence of its weights"
+    needed = "" if known else f" You need the weights file `{_cell(weights)}`, and give it with `backbone=`."
+    weak = f"\n- {len(few)} classes have fewer than 5 images: {_cell(', '.join(few[:10]))}." if few else ""
+    return f"""# {_cell(title)}
+
+Recognizes {len(classes)} classes in images, and says *unknown* for what is like none of them. Taught with
+[vqprompt](https://pypi.org/project/vqprompt/) from {shown["images"]} images, none of which is inside; more classes can
+be taught at any time.
+
+{accuracy}{believable}
+
+## How to use it
+
+```python
+import vqprompt
+
+model = vqprompt.Model.from_pretrained("{name}")
+model.predict("photo.jpg")              # a class, or "unknown"
+model.learn("more-photos/")             # one folder per class: new classes join, known ones get better
+model.save("mine.vqp")
+```
+
+## Backbone
+
+`{_cell(weights)}` at {b["size"]} px, frozen (fingerprint `{b["fingerprint"]}`); {licence}.{needed}
+
+## Classes
+
+| class | images | recognized |
+|---|---:|---:|
+{rows}{more}
+
+## Limits
+
+- It knows these classes alone. Pictures of another kind (drawings instead of photographs, another camera, night instead
+  of day) are recognized less often than the figures above say; test it with your own: `vqprompt test`.
+- About 1 in 20 images of known classes is called unknown, and some unknown things are taken for a class.{weak}
+- The file holds features of some of the images it was taught, and a fingerprint of each. They do not show the images,
+  but tell whether a given image was among them.
+"""
+
+
+def _cell(text: str) -> str:
+    """A name that stays a name in Markdown."""
+    for sign in "\\|`*_[]<>#":
+        text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
+    return text
