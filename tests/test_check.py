@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawings import write_drawings
 from PIL import Image, ImageOps
 
-from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.check.check import Kind, check, near_pairs
 from vqprompt.check.copies import ALIKE, likeness, small_grey

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from drawings import write_drawings
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,7 +20,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from drawings import write_drawings
 from vqprompt import ClosedFormClassifier, Model, VQPromptClassifier
 from vqprompt.estimators import images as on_images
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-
 from conftest import make_vit
 from drawings import write_drawings
+from PIL import Image
+
 from vqprompt import Model
 from vqprompt.backbones.load import save_backbone
 from vqprompt.model.closed_form import Discriminant

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawings import write_drawings
 from safetensors import safe_open
 
-from drawings import write_drawings
 from vqprompt import Model
 
 NAMES = ["apple", "bicycle", "cactus"]

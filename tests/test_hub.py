@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import make_vit
+from drawings import write_drawings
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.repocard import metadata_load
 
-from conftest import make_vit
-from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.backbones.load import save_backbone
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from drawings import write_drawings
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, precision_score
 
-from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.testing.measure import Asked, Share, Tested, _count, _reliability, test_model
 from vqprompt.testing.page import _headline, _matrix, write_page

@@ -169,7 +169,7 @@ def _quantize(source: Path, target: Path, width: int, hidden: int) -> None:
 
 def _metadata(model: Model, whole: Whole, int8: bool) -> dict[str, str]:
     assert model._stored is not None
-    from vqprompt import __version__
+    from vqprompt._version import __version__
 
     return {
         "classes": json.dumps(list(model.classes), ensure_ascii=False),

@@ -30,6 +30,7 @@ from vqprompt.model.calibration import familiarity
 from vqprompt.model.closed_form import probabilities
 from vqprompt.model.efforts import check_effort
 from vqprompt.model.file import Backbone, Content, ModelError, Stored
+from vqprompt.model.hub import OnTheHub
 from vqprompt.model.pictures import (
     UNKNOWN,
     ImageLike,
@@ -46,7 +47,7 @@ from vqprompt.progress import Report, ignore
 CROP = 0.875
 
 
-class Model:
+class Model(OnTheHub):
     """
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
     device: "auto", "cpu", "cuda" …
@@ -391,27 +392,6 @@ class Model:
             self._on_disk = files.write(target, self._stored)
         self.path = target
         return target
-
-    # ------------------------------------------------------------------ the hub
-
-    @classmethod
-    def from_pretrained(cls, name: str | Path, **settings: Any) -> Model:
-        """A model from the Hugging Face hub ("somebody/garden"), or from a folder that `save_pretrained` wrote."""
-        from vqprompt.export.hub import from_pretrained
-
-        return from_pretrained(name, **settings)
-
-    def save_pretrained(self, folder: str | Path, **settings: Any) -> Path:
-        """Write the model with a card into a folder, as the hub has it."""
-        from vqprompt.export.hub import save_pretrained
-
-        return save_pretrained(self, folder, **settings)
-
-    def push_to_hub(self, repo_id: str, **settings: Any) -> str:
-        """Upload the model with a card. Returns its address."""
-        from vqprompt.export.hub import push_to_hub
-
-        return push_to_hub(self, repo_id, **settings)
 
 
 # ---------------------------------------------------------------------------------------------- small things

@@ -11,13 +11,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
 from vqprompt.model import file as files
 from vqprompt.model.file import Stored
-from vqprompt.model.model import Model
+
+if TYPE_CHECKING:
+    from vqprompt.model.model import Model
 
 FILE, CONFIG, CARD = "model.vqp", "config.json", "README.md"
 LISTED = 200  # classes in the card's table
@@ -67,6 +69,8 @@ def from_pretrained(
     backbone: str | Path | None = None,
 ) -> Model:
     """A model from a folder that `save_pretrained` wrote, or from the hub ("somebody/garden")."""
+    from vqprompt.model.model import Model
+
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / FILE).is_file():
@@ -138,7 +142,7 @@ def _to_share(model: Model) -> Stored:
 
 
 def _config(model: Model) -> dict[str, Any]:
-    from vqprompt import __version__
+    from vqprompt._version import __version__
 
     shown = model.show()
     return {
@@ -242,3 +246,20 @@ def _cell(text: str) -> str:
     for sign in "\\|`*_[]<>#":
         text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
     return text
+
+
+class OnTheHub:
+    """The three methods that models have on the Hugging Face hub."""
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **settings: Any) -> Model:
+        """A model from the Hugging Face hub ("somebody/garden"), or from a folder that `save_pretrained` wrote."""
+        return from_pretrained(name, **settings)
+
+    def save_pretrained(self: Any, folder: str | Path, **settings: Any) -> Path:
+        """Write the model with a card into a folder, as the hub has it."""
+        return save_pretrained(self, folder, **settings)
+
+    def push_to_hub(self: Any, repo_id: str, **settings: Any) -> str:
+        """Upload the model with a card. Returns its address."""
+        return push_to_hub(self, repo_id, **settings)
