@@ -394,8 +394,5 @@ class Model(OnTheHub):
         return target
 
 
-# ---------------------------------------------------------------------------------------------- small things
-
-
 def _is_one(pictures: Any) -> bool:
     return isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4)

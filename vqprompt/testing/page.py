@@ -26,8 +26,8 @@ LONGEST = 28  # characters of a class name beside the matrix
 def write_page(found: Tested, target: Path, model: str, source: str, held_out: float | None) -> Path:
     """held_out: the accuracy that the model measured when it was taught; None if it did not."""
     page = render(
-        "test.html", found=found, model=model, source=source, held_out=held_out, headline=_headline(found), share=_share,
-        interval=_interval, pairs=_pairs(found), worst=_worst(found), matrix=Markup(_matrix(found)),
+        "test.html", found=found, model=model, source=source, held_out=held_out, headline=_headline(found),
+        share=_share, interval=_interval, pairs=_pairs(found), worst=_worst(found), matrix=Markup(_matrix(found)),
         diagram=Markup(_diagram(found)), weakest=sorted(found.per_class, key=_weakness), unknown_word=UNKNOWN,
     )  # fmt: skip
     target.parent.mkdir(parents=True, exist_ok=True)
