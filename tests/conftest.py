@@ -4,6 +4,8 @@ import os
 import random
 import sys
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: tests run beside each other
+
 import numpy as np
 import pytest
 import torch
@@ -27,8 +29,8 @@ settings.load_profile("vqprompt")
 
 @pytest.fixture(autouse=True, scope="session")
 def whole_session(tmp_path_factory):
-    """Two threads, unless told otherwise; and a home for fixtures that outlive a test."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    """One thread per process, unless OMP_NUM_THREADS says otherwise; and a home for fixtures that outlive a test."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VQPROMPT_HOME", str(tmp_path_factory.mktemp("home")))
         yield
