@@ -37,9 +37,7 @@ def export(
         from vqprompt.export.onnx import export_onnx
 
         written = export_onnx(taken, onnx, int8=int8)
-        _say(
-            f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images in, probabilities and familiarity out"
-        )
+        _say(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images in, probabilities and familiarity out")
     if hub_folder is not None:
         from vqprompt.export.hub import save_pretrained
 

@@ -46,7 +46,9 @@ app = typer.Typer(
 )
 
 
-for command in (teach.learn, check.check, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export, teach.cache):
+for command in (
+    teach.learn, check.check, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
+):  # fmt: skip
     app.command(rich_help_panel="A model of your own")(command)
 app.add_typer(bench_app, name="bench", rich_help_panel="Commands")
 
