@@ -158,7 +158,8 @@ if moment == "half":
 elif moment == "before":
     os.replace = die
 elif moment == "after":
-    files._sync_folder = die
+    import vqprompt.files
+    vqprompt.files._sync_folder = die
 with files.locked(path):
     files.write(path, new)
 """

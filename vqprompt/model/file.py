@@ -26,6 +26,7 @@ from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 
 from vqprompt.errors import UserError
+from vqprompt.files import write_atomically
 from vqprompt.model.closed_form import Discriminant
 from vqprompt.model.records import ClassRecord
 
@@ -248,32 +249,14 @@ def digest(path: Path) -> str:
 def write(path: Path, stored: Stored) -> str:
     """Written whole or not at all. Returns what `read` would call it."""
     data = pack(stored)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for stale in path.parent.glob(f".{path.name}.*.partial"):  # of one that was killed; the lock is ours
-        stale.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync_folder(path.parent)
+        write_atomically(path, data)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be written ({error.strerror or error}); the model is as it was") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        reason = (
+            str(error) if isinstance(error, UserError) else f"{path}: cannot be written ({error.strerror or error})"
+        )
+        raise ModelError(f"{reason}; the model is as it was") from None
     return hashlib.sha256(data).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every file system can
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager

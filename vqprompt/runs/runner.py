@@ -26,7 +26,17 @@ from vqprompt.runs.tracking import Tracking
 from vqprompt.runtime import Runtime, hardware, rounding
 from vqprompt.training.loop import Epoch
 
-CHECKPOINT_SECONDS = float(os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60"))  # between saves in mid-task, at least
+
+def _checkpoint_seconds() -> float:
+    """How long to wait at least between two saves in the middle of a task."""
+    given = os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60")
+    try:
+        return float(given)
+    except ValueError:
+        raise UserError(f"VQPROMPT_CHECKPOINT_SECONDS={given!r}: expected a number of seconds, such as 60") from None
+
+
+CHECKPOINT_SECONDS = _checkpoint_seconds()
 TRAINING_PASSES = 2.0  # work of one training image, in test images; for the remaining time
 
 
