@@ -26,6 +26,7 @@ LAYERS = [
     {"recipes"},
     {"methods"},
     {"learner"},
+    {"cluster"},
     {"model"},
     {"estimators"},
     {"result"},
