@@ -23,25 +23,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vqprompt.errors import ImageError, UserError
+from vqprompt.errors import UserError
 from vqprompt.model import file as files
+from vqprompt.model import teaching
 from vqprompt.model.answers import Answer, describe, share, shorten
 from vqprompt.model.calibration import familiarity
 from vqprompt.model.closed_form import probabilities
 from vqprompt.model.efforts import check_effort
 from vqprompt.model.file import Backbone, Content, ModelError, Stored
 from vqprompt.model.hub import OnTheHub
-from vqprompt.model.pictures import (
-    UNKNOWN,
-    ImageLike,
-    check_spelling,
-    clean_name,
-    find_pictures,
-    spelling,
-)
+from vqprompt.model.pictures import UNKNOWN, ImageLike, check_spelling, clean_name, find_pictures, spelling
 from vqprompt.model.records import ClassRecord
 from vqprompt.model.solving import background_of, calibration_of, renamed, solved, updated_gram
-from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, scan, suffering, take_in, without
+from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering, take_in
 from vqprompt.progress import Report, ignore
 
 CROP = 0.875
@@ -157,15 +151,12 @@ class Model(OnTheHub):
         check_effort(effort)
         if not 0 <= hold_out < 1:
             raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
-        pictures, notes = find_pictures(source, labels)
-        pictures = [replace(p, label=clean_name(p.label)) for p in without(pictures, exclude)]
-        if not pictures:
-            raise ImageError("no image to learn from is left")
-        check_spelling(self.classes, {p.label for p in pictures})
-        new = scan(pictures, self._content.classes, skip_broken, progress)
-        if not new.pictures:
+        pictures, notes = teaching.to_learn(source, labels, exclude)
+        check_spelling(self.classes, teaching.labels_of(pictures))
+        new = teaching.scan(pictures, self._content.classes, skip_broken, progress)
+        if not len(new.names):
             return nothing_new(new, self.accuracy, notes, started)
-        names = sorted({p.label for p in new.pictures})
+        names = sorted(teaching.labels_of(new.pictures))
         fresh = tuple(name for name in names if name not in self._content.classes)
         extractor = self._open_features()
         if announce is not None:

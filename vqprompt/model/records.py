@@ -45,10 +45,11 @@ class ClassRecord:
     def of(cls, names: np.ndarray, features: np.ndarray) -> ClassRecord:
         """Of new images: names [n] without repetition, fixed-point features [n, D]."""
         order = np.argsort(names, kind="stable")
-        return cls._make(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT])
+        return cls.made(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT])
 
     @classmethod
-    def _make(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray) -> ClassRecord:
+    def made(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray) -> ClassRecord:
+        """Of sorted names, the sum of all features, and the features of the first names."""
         return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP))
 
     def merged(self, other: ClassRecord) -> ClassRecord:
@@ -58,7 +59,7 @@ class ClassRecord:
         first = [r.names[: len(r.kept)] for r in (self, other)]
         best = np.argsort(np.concatenate(first), kind="stable")[:KEPT]
         kept = np.concatenate([self.kept, other.kept])[best]
-        return self._make(names[order], self.total + other.total, kept)
+        return self.made(names[order], self.total + other.total, kept)
 
     @property
     def count(self) -> int:

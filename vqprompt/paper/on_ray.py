@@ -76,7 +76,7 @@ class RayExecutor:
         """Per run: what was asked for, else one GPU where there are some, and eight cores or as many as there are."""
         nodes = [node["Resources"] for node in alive_nodes(ray)]
         gpus = self.gpus if self.gpus is not None else min(1.0, max(n.get("GPU", 0.0) for n in nodes))
-        most = max(n.get("CPU", 0.0) for n in nodes if n.get("GPU", 0.0) >= gpus or not self.gpus)
+        most = max((n.get("CPU", 0.0) for n in nodes if n.get("GPU", 0.0) >= gpus), default=1.0)
         return self.cpus or max(1, min(CORES_PER_RUN, int(most))), gpus
 
 
