@@ -47,6 +47,8 @@ class Shards(Protocol):
     scattered: bool
     key: str
 
+    def __len__(self) -> int: ...
+
     def read(self, row: int) -> bytes: ...
 
     def where(self, row: int) -> str: ...
@@ -118,6 +120,9 @@ class TarShards:
         self.splits = _splits(self.paths, self.groups)
         self.key = ":".join(keys)
         self._starts = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
     def read(self, row: int) -> bytes:
         size, number = int(self._sizes[row]), int(self.groups[row])

@@ -172,6 +172,9 @@ class ParquetShards:
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Any] = OrderedDict()  # the last few groups, as Arrow columns
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
     def read(self, row: int) -> bytes:
         group = int(self.groups[row])
         with self._lock:
