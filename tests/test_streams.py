@@ -1,7 +1,10 @@
 """More images than fit: shards and streamed stores give what folders and whole stores give, within bounds."""
 
 import io
+import pickle
+import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -196,3 +199,50 @@ def test_a_limit_that_is_no_number_is_refused(sources, monkeypatch):
     monkeypatch.setenv("VQPROMPT_CACHE_GB", "much")
     with pytest.raises(UserError, match="VQPROMPT_CACHE_GB='much': give a number above 0, such as 50"):
         open_dataset(str(sources / "folder"), 28, 1)
+
+
+def test_a_cluster_learns_what_one_process_learns(sources, weights):
+    """Ray Data on two workers: the same model to the bit, with images among them that are known."""
+    ray = pytest.importorskip("ray")
+    from vqprompt.model.on_ray import Place, classroom
+
+    here, there = Model(weights, device="cpu"), Model(weights, device="cpu")
+    part = sources / "tars" / "shard-{000000..000001}.tar"
+    for model in (here, there):
+        model.learn(part)
+    here.learn(sources / "folder")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        with classroom(Place(workers=2), sources / "folder", there.backbone) as where:
+            assert where.workers == 2
+            found = there.learn(sources / "folder", where=where)
+    finally:
+        ray.shutdown()
+    assert found.known_images and content(here) == content(there)
+    weights_of = [model._content.solved.weights for model in (here, there)]
+    assert np.abs(weights_of[0] - weights_of[1]).max() <= 1e-10
+
+
+def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
+    from vqprompt.cluster.wanted import Wanted
+    from vqprompt.model.on_ray import Lesson, Worker
+
+    shutil.copytree(sources / "folder", tmp_path / "folder")
+    (tmp_path / "folder" / "kind 0" / "000.png").write_bytes(b"no image")
+    source, classes = str(tmp_path / "folder"), tuple(f"kind {c}" for c in range(CLASSES))
+    lesson = Lesson(
+        source, CLASSES * EACH, classes, False, "cpu", Wanted.here([weights], [source]), (weights, 28, 0.875)
+    )
+
+    def answer(lesson, names):
+        batch = {"piece": [pickle.dumps((np.arange(3), names))]}
+        return pickle.loads(Worker(lesson)(batch)["answer"][0])[1]
+
+    assert "000.png: not an image" in answer(lesson, np.arange(3, dtype=np.uint64))
+    assert "other images" in answer(replace(lesson, count=7), None)
+    other = replace(lesson.wanted, weights=((weights, "0123456789abcdef"),))
+    assert "other weights" in answer(replace(lesson, wanted=other), None)
+    other = replace(lesson.wanted, sources="0123456789ab")
+    assert "other source files" in answer(replace(lesson, wanted=other), None)
+    other = replace(lesson.wanted, data=("/nowhere/else",))
+    assert "cannot see the images" in answer(replace(lesson, wanted=other), None)

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vqprompt.commands.lines import duration as _duration
+from vqprompt.commands.lines import progress_lines as _progress
 from vqprompt.errors import UserError
 
 if TYPE_CHECKING:
     from vqprompt.model.model import Model, Plan, Taught
-    from vqprompt.progress import Progress, Report
-
-SECONDS_BETWEEN_LINES = 5.0  # of progress, into a file or pipe
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
@@ -58,6 +57,15 @@ def learn(
         str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")
     ] = None,
     device: Device = "auto",
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Where to look at the images: local, ray (the cluster that this machine is part of) or ray=HOST:PORT. "
+            "The model is the same, to the bit."
+        ),
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="With --on ray: at most so many at a time.")] = None,
+    gpus: Annotated[float | None, typer.Option(help="With --on ray: GPUs per worker, such as 1 or 0.25.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep nothing of the images on disk.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -68,19 +76,29 @@ def learn(
     from vqprompt.model import file as files
     from vqprompt.model.efforts import check_effort
     from vqprompt.model.model import Model
+    from vqprompt.model.on_ray import classroom, parse_place
 
     check_effort(effort)
+    place = parse_place(on, gpus, workers)
+    source: Any = images if len(images) > 1 else images[0]
+    if place is not None and label is not None:
+        raise UserError("--on ray takes the classes from the folders or shards; leave out --as, or --on")
     with files.locked(model):
         if model.exists():
             taught = Model.load(model, device=device, backbone=backbone)
             _check_size(model, taught, size)
         else:
             taught = Model(backbone or "vit-s14", size=size, device=device)
-        with _progress() as progress:
-            found = taught.learn(
-                images if len(images) > 1 else images[0], label, effort=effort, hold_out=hold_out,
-                skip_broken=skip_broken, exclude=_listed(exclude), announce=_announce, progress=progress,
-            )  # fmt: skip
+        learn_from = partial(
+            taught.learn, source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken,
+            exclude=_listed(exclude), announce=_announce,
+        )  # fmt: skip
+        if place is None:
+            with _progress() as progress:
+                found = learn_from(progress=progress)
+        else:
+            with classroom(place, source, taught.backbone) as where, _progress() as progress:
+                found = learn_from(progress=progress, where=where)
         if found.images:
             taught.save(model, locked=True)
     if as_json:
@@ -322,58 +340,6 @@ def _as_dict(found: Taught) -> dict[str, Any]:
         "suffering": [{"class": n, "before": b, "now": a} for n, b, a in found.suffering], "notes": found.notes,
         "seconds": round(found.seconds, 2),
     }  # fmt: skip
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """A live bar in a terminal; lines with the remaining time in a file or pipe. All of it on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as LiveBar
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        with LiveBar(*columns, console=console, transient=True) as bar:
-            line = bar.add_task("starting", total=None)
-
-            def live(event: Progress) -> None:
-                bar.update(
-                    line, completed=event.done, total=event.total or None, description=event.detail or str(event.stage)
-                )
-
-            yield live
-        return
-    started: dict[str, float] = {}
-    last = 0.0
-
-    def lines(event: Progress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        begun = started.setdefault(event.stage, now)
-        first = begun == now
-        if event.done < event.total and (now - last < SECONDS_BETWEEN_LINES or first):
-            if first:
-                last = now
-            return
-        if event.done >= event.total and now - begun < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        remaining = (now - begun) / max(event.done, 1) * (event.total - event.done)
-        what = event.detail or str(event.stage)
-        print(
-            f"{what}: {event.done:.0f} of {event.total:.0f}, {_duration(now - begun)} so far, "
-            f"{_duration(remaining)} remaining", file=sys.stderr, flush=True,
-        )  # fmt: skip
-
-    yield lines
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _percent(share: float | None) -> str:

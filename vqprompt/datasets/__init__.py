@@ -102,5 +102,5 @@ def check_data(data: str) -> None:
             f"{data}: neither a data set ({', '.join(DATASETS)}) nor an existing folder or zip; "
             "give the folder that holds one folder per class, or NAME=PATH for a data set you have elsewhere"
         )
-    if path is not None and not exists(path):
+    if name is not None and path is not None and not exists(path):
         raise UserError(f"{data}: {path} does not exist; give the archive or folder that holds {name}")

@@ -35,7 +35,7 @@ from vqprompt.model.hub import OnTheHub
 from vqprompt.model.pictures import UNKNOWN, ImageLike, check_spelling, clean_name, find_pictures, spelling
 from vqprompt.model.records import ClassRecord
 from vqprompt.model.solving import background_of, calibration_of, renamed, solved, updated_gram
-from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering, take_in
+from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering
 from vqprompt.progress import Report, ignore
 
 CROP = 0.875
@@ -85,6 +85,11 @@ class Model(OnTheHub):
     def accuracy(self) -> float | None:
         """Share of right answers for images that it has not learned (left out one at a time), over classes alike."""
         return self._content.facts.get("accuracy")
+
+    @property
+    def backbone(self) -> str:
+        """The name of the backbone, or the path of its weights."""
+        return str(self._given)
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
@@ -138,6 +143,7 @@ class Model(OnTheHub):
         exclude: Iterable[str | Path] = (),
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
+        where: Any = teaching,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
         those that are known get better. If anything goes wrong, the model stays as it was.
@@ -145,7 +151,7 @@ class Model(OnTheHub):
         effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
         measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go
         on without images that cannot be read. exclude: paths not to learn. announce: called with what is about to
-        happen, before it does.
+        happen, before it does. where: who looks at the images: this machine, or a cluster (`on_ray.classroom`).
         """
         started = time.monotonic()
         check_effort(effort)
@@ -153,7 +159,7 @@ class Model(OnTheHub):
             raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
         pictures, notes = teaching.to_learn(source, labels, exclude)
         check_spelling(self.classes, teaching.labels_of(pictures))
-        new = teaching.scan(pictures, self._content.classes, skip_broken, progress)
+        new = teaching.sift(pictures, *where.name_all(pictures, skip_broken, progress), self._content.classes)
         if not len(new.names):
             return nothing_new(new, self.accuracy, notes, started)
         names = sorted(teaching.labels_of(new.pictures))
@@ -162,7 +168,7 @@ class Model(OnTheHub):
         if announce is not None:
             seconds = extractor.seconds_per_image() * len(new.pictures)
             announce(Plan(len(new.pictures), len(names), fresh, seconds))
-        records, broken = take_in(extractor, new, self._content.classes, skip_broken, progress)
+        records, broken = where.take_in(extractor, new, self._content.classes, skip_broken, progress)
         before = self._content
         counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)

@@ -63,13 +63,10 @@ class NewPictures:
     broken: list[str] = field(default_factory=list)
 
 
-def scan(
-    pictures: Sequence[Picture], known: dict[str, ClassRecord], skip_broken: bool, progress: Report
-) -> NewPictures:
-    """Name every picture by its content; leave out what is known, refuse what is in two classes.
-
-    Of a picture only its name and its place are remembered: 16 bytes.
-    """
+def name_all(
+    pictures: Sequence[Picture], skip_broken: bool, progress: Report
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Name every picture by its content: names [n], which can be read [n], and messages about the others."""
     names, readable = np.zeros(len(pictures), np.uint64), np.ones(len(pictures), bool)
     broken: list[str] = []
     for place, picture in enumerate(pictures):
@@ -81,6 +78,15 @@ def scan(
                 raise ImageError(f"{broken[0]}; mend it, or go on without such images (--skip-broken)") from None
             readable[place] = False
         progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
+    return names, readable, broken
+
+
+def sift(
+    pictures: Sequence[Picture], names: np.ndarray, readable: np.ndarray, broken: list[str],
+    known: dict[str, ClassRecord],
+) -> NewPictures:  # fmt: skip
+    """Leave out what is known and what is there twice; refuse what is in two classes. Of a picture only its name and
+    its place are remembered: 16 bytes."""
     places = np.flatnonzero(readable)
     first = refuse_two_classes(pictures, places, names[places])
     taught = refuse_other_class(pictures, places[first], names[places][first], known)
