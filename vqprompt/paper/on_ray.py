@@ -48,6 +48,7 @@ class RayJob:
     threads: int
     at_once: int
     checkpoint_seconds: float
+    message_seconds: float
     wanted: Wanted
     environment: dict[str, str]
 
@@ -140,8 +141,8 @@ class _Grid:
             return None
         environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         job = RayJob(
-            run.config, files, folder, self.track, self.cpus, self.at_once, runner.CHECKPOINT_SECONDS, self.wanted,
-            environment,
+            run.config, files, folder, self.track, self.cpus, self.at_once, runner.CHECKPOINT_SECONDS,
+            SECONDS_BETWEEN_MESSAGES, self.wanted, environment,
         )  # fmt: skip
         return self.task.remote(job)
 
@@ -214,7 +215,7 @@ def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | Parcel]) -> Non
 
     try:
         found = do_run(
-            job.config, folder, send, SECONDS_BETWEEN_MESSAGES, shown_folder=job.shown_folder, track=job.track,
+            job.config, folder, send, job.message_seconds, shown_folder=job.shown_folder, track=job.track,
             at_once=job.at_once, checkpoint_seconds=job.checkpoint_seconds,
         )  # fmt: skip
         outbox.put(pack(folder))

@@ -45,6 +45,7 @@ class SlurmJob:
     track: tuple[str, ...]
     threads: int
     checkpoint_seconds: float
+    message_seconds: float
     wanted: Wanted
     environment: dict[str, str]
 
@@ -58,7 +59,7 @@ class SlurmJob:
         torch.set_num_threads(self.threads)
         self._say(Started(host_name()))
         return do_run(
-            self.config, self.folder, self._say, SECONDS_BETWEEN_MESSAGES, track=self.track,
+            self.config, self.folder, self._say, self.message_seconds, track=self.track,
             checkpoint_seconds=self.checkpoint_seconds,
         )  # fmt: skip
 
@@ -152,7 +153,7 @@ class _Queue:
         self._said(run).unlink(missing_ok=True)
         return self.executor.submit(
             SlurmJob(run.config, self.out / run.name, self._said(run), self.track, self.settings.cpus,
-                     runner.CHECKPOINT_SECONDS, self.wanted, environment)
+                     runner.CHECKPOINT_SECONDS, SECONDS_BETWEEN_MESSAGES, self.wanted, environment)
         )  # fmt: skip
 
     def _listen(self, run: Run) -> None:
