@@ -83,6 +83,11 @@ class Checked:
         """Images that `learn --exclude` should leave out, most doubtful first, each once."""
         return list(dict.fromkeys(f.where for f in self.findings if f.leave_out))
 
+    @property
+    def doubtful(self) -> int:
+        """How many images there is a doubt about."""
+        return len({f.where for f in self.findings})
+
     def counts(self) -> dict[Kind, int]:
         return dict(Counter(f.kind for f in self.findings))
 
@@ -247,8 +252,7 @@ def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> F
         one, other = other, one
     first, second = rows.pictures[one], rows.pictures[other]
     exact = kind is Kind.SAME
-    what = "the same file as" if exact else "nearly the same picture as"
-    named = f"{what} {first.where} ({first.label})"
+    named = f"{'the same file as' if exact else 'compare with'} {first.where} ({first.label})"
     if across:
         return Finding(second.where, second.label, Kind.SAME_TEST if exact else Kind.NEAR_TEST, 0.98 if exact else 0.9,
                        named + "; testing with it would flatter the model", first.where)  # fmt: skip
@@ -287,7 +291,7 @@ def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:
         one, other = int(left[a]), int(left[b])
         two = rows.pictures[one].label != rows.pictures[other].label
         finding = _copy(rows, one, other, two, Kind.NEAR)
-        found.append(replace(finding, says=f"{finding.says} ({alike:.0%} alike)"))
+        found.append(replace(finding, says=f"{finding.says}: {alike:.0%} alike"))
         if finding.kind is Kind.NEAR_TWO_CLASSES:
             found.append(_copy(rows, other, one, two, Kind.NEAR))
     return found

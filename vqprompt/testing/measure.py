@@ -179,7 +179,8 @@ def test_model(
                 f"the model does not know {', '.join(map(repr, strange[:5]))}{' …' if len(strange) > 5 else ''}; "
                 "teach it, take these folders out, or leave out --known-only to count them as unknown"
             )
-        notes.append(f"{len(strange)} classes are not known to the model; the right answer for them is unknown")
+        are = "class is" if len(strange) == 1 else "classes are"
+        notes.append(f"{len(strange)} {are} not known to the model; the right answer there is unknown")
     features, kept, broken = _embed(model, pictures, progress)
     if not kept:
         raise ImageError(f"none of the {len(pictures)} images can be read, so there is nothing to test with")
