@@ -26,7 +26,15 @@ from vqprompt.check.neighbours import nearest
 from vqprompt.data import decode as decoding
 from vqprompt.errors import UserError
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import Picture, clean_name, find_pictures, name_of, spelling
+from vqprompt.model.pictures import (
+    FROM_TRAINING,
+    Picture,
+    clean_name,
+    find_pictures,
+    name_of,
+    own_test_pictures,
+    spelling,
+)
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 TINY = 32  # px of the shorter side
@@ -116,13 +124,12 @@ def check(
     progress: Report = ignore,
 ) -> Checked:
     """Look through images as `Model.learn` takes them. test: a second source, whose images must not be in the first; a
-    folder's own test/ by default. model: what it knows votes too, and its backbone is used."""
+    folder's or archive's own test/ by default. model: what it knows votes too, and its backbone is used."""
     started = time.monotonic()
     pictures, notes = find_pictures(source, labels)
-    if test is None and isinstance(source, str | Path) and (Path(source) / "train").is_dir():
-        inside = Path(source) / "test"
-        test = inside if inside.is_dir() else None
-    held_out = find_pictures(test)[0] if test is not None else []
+    held_out = find_pictures(test)[0] if test is not None else _own_test(source)
+    if held_out:  # what learn would say, that they are left out, is not true of a check
+        notes = [note for note in notes if not note.startswith(FROM_TRAINING)]
     everything = [replace(p, label=_name(p.label)) for p in (*pictures, *held_out)]
     known = model if model is not None else Model(backbone, size=size, device=device)
     rows, broken = _look(everything, len(pictures), known, progress)
@@ -140,6 +147,10 @@ def check(
         tuple(pair for pair in few if pair[1] < FEW), tuple(notes), time.monotonic() - started,
         {p.where: p.open for p in everything},
     )  # fmt: skip
+
+
+def _own_test(source: Any) -> list[Picture]:
+    return own_test_pictures(Path(source).expanduser()) if isinstance(source, str | Path) else []
 
 
 def _name(label: str) -> str:
