@@ -65,6 +65,7 @@ def learn(
 
     [bold]vqprompt learn garden.vqp birds/[/bold]
     """
+    from vqprompt.check.quick import noticed
     from vqprompt.model import file as files
     from vqprompt.model.efforts import check_effort
     from vqprompt.model.model import Model
@@ -83,10 +84,11 @@ def learn(
             )  # fmt: skip
         if found.images:
             taught.save(model, locked=True)
+    line = noticed(taught._content.classes, {*found.new_classes, *found.grown_classes})
     if as_json:
-        print(json.dumps(_as_dict(found), ensure_ascii=False))
+        print(json.dumps({**_as_dict(found), "noticed": line}, ensure_ascii=False))
     else:
-        _tell(found, taught, model)
+        _tell(found, taught, model, line)
 
 
 def show(model: ModelPath, as_json: Json = False) -> None:
@@ -284,7 +286,7 @@ def _announce(plan: Plan) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _tell(found: Taught, model: Model, path: Path) -> None:
+def _tell(found: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for note in found.notes:
         _say(f"note: {note}")
     if found.known_images:
@@ -308,10 +310,8 @@ def _tell(found: Taught, model: Model, path: Path) -> None:
         _say(f"accuracy now: {_percent(found.accuracy)} on images it has not learned{before}")
     for name, was, now in found.suffering[:5]:
         _say(f"  {name} suffers: {_percent(was)} → {_percent(now)}")
-    from vqprompt.check.quick import noticed
-
-    if line := noticed(model._content.classes, {*found.new_classes, *found.grown_classes}):
-        _say(f"note: {line}")
+    if noticed is not None:
+        _say(f"note: {noticed}")
 
 
 def _as_dict(found: Taught) -> dict[str, Any]:

@@ -66,11 +66,16 @@ class Evaluator:
         """Scores [n, classes]."""
         return self._with_queries(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
 
-    def guesses(self, images: Images, queries: Tensor | None = None) -> Tensor:
-        """The best class of each image [n]; scores are never held for more than one batch."""
-        return self._with_queries(
-            images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries
-        )
+    def guesses(self, images: Images, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The best class of each image [n] and its probability [n]; scores are never held for more than one batch."""
+
+        def best(view: View) -> Tensor:
+            logits = self.method.logits(view)
+            sure = logits.float().softmax(1).max(1).values
+            return torch.stack([logits.argmax(1).double(), sure.double()], dim=1)
+
+        found = self._with_queries(images, best, Stage.TESTING, queries=queries)
+        return found[:, 0].long(), found[:, 1].float()
 
     def queries(self, images: Images) -> Tensor:
         """Features without prompts [n, D]."""

@@ -23,6 +23,7 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
 from vqprompt.data.stream import Task
 from vqprompt.errors import CheckpointError, UserError
+from vqprompt.learner.answers import Answers
 from vqprompt.learner.build import Built, build_method, rebuild_method
 from vqprompt.learner.evaluator import Evaluator
 from vqprompt.learner.predictor import Picture, Predictor, predict_proba
@@ -215,16 +216,19 @@ class Learner:
 
     # ------------------------------------------------------------------ test and predict
 
-    def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
-        """Percent right on each task's test images, among all classes learned so far."""
+    def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Answers:
+        """Answers about each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
         # queries are kept per task, so they are joined here
         queries = torch.cat([self.known_queries.of(t.test) for t in tasks]) if self.method.uses_query else None
         with self.evaluator.reporting(progress):
-            guesses = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        right = guesses.cpu() == truth
-        return [100 * int(part.sum()) / len(part) for part in right.split([len(t.test) for t in tasks])]
+            guesses, sure = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
+        return Answers(truth, guesses.cpu(), sure.cpu(), [len(t.test) for t in tasks])
+
+    def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
+        """Percent right on each task's test images, among all classes learned so far."""
+        return self.test(tasks, progress).accuracies()
 
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Clean features [n, D] with what has been learned so far. task: the number of their task, if they are its

@@ -19,7 +19,8 @@ from vqprompt.learner.checkpoint import INFO, tidy
 from vqprompt.learner.learner import Learner
 from vqprompt.learner.state import SavedState
 from vqprompt.progress import Progress, Report, Stage, ignore
-from vqprompt.result import SCHEMA_VERSION, EpochLosses, ParameterCounts, PromptUse, RunResult
+from vqprompt.result import SCHEMA_VERSION, ClassResults, EpochLosses, ParameterCounts, PromptUse, RunResult
+from vqprompt.runs.classes import class_results
 from vqprompt.runs.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
 from vqprompt.runs.limits import refuse_what_cannot_fit
 from vqprompt.runs.tracking import Tracking
@@ -92,6 +93,7 @@ class Run:
 
     learner: Learner
     stream: Stream
+    classes: ClassResults  # after the task just tested
 
     def __init__(
         self, config: RunConfig, out: Path, progress: Report, checkpoint_seconds: float, shared_queries: Path | None,
@@ -181,9 +183,12 @@ class Run:
         self.learner.learn(task, self.work.report, self._log_epoch, self._checkpoint)
 
     def test(self, task: Task) -> None:
-        self.state.accuracy.append(self.learner.accuracies(self.stream.seen(task.number), self.work.report))
+        seen = self.stream.seen(task.number)
+        answers = self.learner.test(seen, self.work.report)
+        self.state.accuracy.append(answers.accuracies())
+        self.classes = class_results(seen, answers)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
-        tested = [self.learner.prompt_use(seen.test) for seen in self.stream.seen(task.number)]
+        tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
         self.state.test_prompt_use.append(
             [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
         )
@@ -195,6 +200,7 @@ class Run:
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
         self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
         self._save()
+        self.classes.write(self.out)
         self.write_result()
 
     def write_result(self) -> RunResult:
