@@ -223,7 +223,9 @@ def _assemble(described: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stor
         for i in range(len(described["records"]))
     ]  # fmt: skip
     trained = [
-        Trained(**t, tensors={n.removeprefix(f"trained.{i}."): tensors[n] for n in tensors if n.startswith(f"trained.{i}.")})
+        Trained(
+            **t, tensors={n.removeprefix(f"trained.{i}."): tensors[n] for n in tensors if n.startswith(f"trained.{i}.")}
+        )
         for i, t in enumerate(described.get("trained", []))
     ]
     contents = [

@@ -232,7 +232,9 @@ class Model(Asking, OnTheHub):
                 {**e, "detail": "a class"} if name in e.get("detail", "") else e
                 for e in history
             )  # fmt: skip
-        self._change(classes, history, self.accuracy is not None, self._content.trained, self._content.facts.get("moved"))
+        self._change(
+            classes, history, self.accuracy is not None, self._content.trained, self._content.facts.get("moved")
+        )
         if for_good:
             assert self._stored is not None
             self._stored = replace(self._stored, past=())

@@ -38,7 +38,7 @@ def prompts_used(features: Features, trained: Trained, pictures: Iterable[Pictur
 
 
 def _attention(block: Any, x: Tensor, prompt: Tensor) -> float:
-    """The share of the class token's attention that goes to the prompt's keys, averaged over the heads. x: [1, L, D]."""
+    """The share of the class token's attention that the prompt's keys get, averaged over the heads. x: [1, L, D]."""
     attention, width = block.attn, x.shape[-1]
     q, k, _ = attention.qkv(block.norm1(x)).chunk(3, dim=-1)
     keys = torch.cat([attention.prefix(prompt, "after")[0], k], dim=1)

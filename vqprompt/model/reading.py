@@ -36,7 +36,11 @@ class NewPictures:
 
 
 def scan(
-    pictures: list[Picture], known: dict[str, ClassRecord], decoded: DecodedPictures, skip_broken: bool, progress: Report
+    pictures: list[Picture],
+    known: dict[str, ClassRecord],
+    decoded: DecodedPictures,
+    skip_broken: bool,
+    progress: Report,
 ) -> NewPictures:
     """Read and decode every picture once, and name it by its content. Leaves out what is known, refuses what is in two
     classes, and names all that cannot be read, before anything is learned."""

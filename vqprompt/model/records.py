@@ -50,9 +50,7 @@ class ClassRecord:
         """Of new images: names [n] without repetition, fixed-point features [n, D], and which were held out [n]."""
         order = np.argsort(names, kind="stable")
         unseen = np.ones(len(names), bool) if unseen is None else unseen
-        return cls._make(
-            names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT]
-        )
+        return cls._make(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT])
 
     @classmethod
     def _make(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:

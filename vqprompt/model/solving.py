@@ -37,7 +37,9 @@ def solved(content: Content, gram: np.ndarray) -> Content:
     testable = (found.tested > 0) & [record.unseen.any() for record in records]
     if measure and testable.any() and len(names) > 1:
         facts["accuracy"] = float((found.right[testable] / found.tested[testable]).mean())
-        facts["per_class"] = {n: [int(r), int(t)] for n, r, t in zip(names, found.right * testable, found.tested * testable, strict=True)}
+        facts["per_class"] = {
+            n: [int(r), int(t)] for n, r, t in zip(names, found.right * testable, found.tested * testable, strict=True)
+        }
         facts["calibration_error"] = list(found.calibration_error)
     spread = np.concatenate([found.background.matrix, found.background.vector[None]])
     return replace(content, facts=facts, solved=found.discriminant, spread=spread)
