@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import make_vit
 from drawings import write_drawings
 from safetensors import safe_open
 
 from vqprompt import Model
+from vqprompt.backbones.load import save_backbone
 from vqprompt.errors import UserError
 from vqprompt.model import decoded, efforts
 from vqprompt.model.records import STEP, ClassRecord, to_fixed_point
 
 FIRST, SECOND = ["apple", "bicycle"], ["cactus", "car"]
-TINY = {"size": 28, "device": "cpu"}
 IMAGES = 8  # per class; a fifth of them is held out
 
 
@@ -32,21 +34,34 @@ def briefly():
 
 
 @pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """Of a network that is small enough to be trained in no time."""
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_backbone(make_vit(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fresh(weights) -> Callable[[], Model]:
+    return lambda: Model(weights, device="cpu")
+
+
+@pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("drawings")
     return {
         "first": write_drawings(home / "first", FIRST, range(IMAGES)),
         "second": write_drawings(home / "second", SECOND, range(IMAGES)),
         "one": write_drawings(home / "one", ["bed"], range(IMAGES)),
-        "few": write_drawings(home / "few", ["bed", "book"], range(2)),
+        "few": write_drawings(home / "few", ["bed", "cat"], range(2)),
         "test": write_drawings(home / "test", FIRST + SECOND, range(80, 83)),
     }
 
 
 @pytest.fixture(scope="module", params=["good", "best"])
-def taught(request, folders, tmp_path_factory) -> Path:
+def taught(request, fresh, folders, tmp_path_factory) -> Path:
     """Two classes at an effort, saved."""
-    model = Model(**TINY)
+    model = fresh()
     found = model.learn(folders["first"], effort=request.param)
     assert found.effort == model.effort == request.param and model.show()["effort"] == request.param
     return model.save(tmp_path_factory.mktemp("taught") / f"{request.param}.vqp")
@@ -63,8 +78,8 @@ def tensors(model: Model) -> dict[str, np.ndarray]:
 # ---------------------------------------------------------------------------------------------- training
 
 
-def test_the_same_seed_gives_the_same_bits(folders, taught):
-    saved, again, other = Model.load(taught), Model(**TINY), Model(**TINY)
+def test_the_same_seed_gives_the_same_bits(fresh, folders, taught):
+    saved, again, other = Model.load(taught), fresh(), fresh()
     again.learn(folders["first"], effort=saved.effort)
     other.learn(folders["first"], effort=saved.effort, seed=1)
     assert np.array_equal(saved.predict_proba(asked(folders)), again.predict_proba(asked(folders)))
@@ -72,13 +87,17 @@ def test_the_same_seed_gives_the_same_bits(folders, taught):
     assert any(not np.array_equal(tensor, tensors(other)[name]) for name, tensor in tensors(saved).items())
 
 
-def test_features_are_those_of_the_trained_network(folders, taught):
-    plain = Model(**TINY)
+def test_features_are_those_of_the_trained_network(fresh, folders, taught):
+    plain = fresh()
     plain.learn(folders["first"])
     ours, theirs = Model.load(taught).embed(asked(folders)), plain.embed(asked(folders))
     assert ours.shape == theirs.shape and np.abs(ours - theirs).mean() > 0.01
-    nearest = np.corrcoef(ours, theirs)[: len(ours), len(ours) :]
-    assert np.array_equal(nearest.argmax(1), np.arange(len(ours)))  # the same numbers in the same places, moved
+    swapped = np.roll(ours, ours.shape[1] // 2, axis=1)  # the class tokens of the two blocks in the other order
+
+    def alike(one: np.ndarray) -> float:
+        return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(one, theirs, strict=True)]))
+
+    assert alike(ours) > alike(swapped) + 0.01  # the same numbers in the same places, a little moved
 
 
 def test_held_out_images_are_what_accuracy_is_measured_with(folders, taught):
@@ -88,8 +107,8 @@ def test_held_out_images_are_what_accuracy_is_measured_with(folders, taught):
         assert content.facts["per_class"][name][1] == 2
 
 
-def test_nothing_held_out_leaves_accuracy_unmeasured(folders):
-    model = Model(**TINY)
+def test_nothing_held_out_leaves_accuracy_unmeasured(fresh, folders):
+    model = fresh()
     found = model.learn(folders["first"], effort="good", hold_out=0)
     assert found.accuracy is None and model.accuracy is None
     assert not any(record.unseen.any() for record in model._content.classes.values())
@@ -135,8 +154,8 @@ def test_training_on_moves_the_memory_and_undo_brings_all_of_it_back(folders, ta
     assert np.array_equal(model.predict_proba(asked(folders)), answers)
 
 
-def test_an_instant_model_can_be_trained_later_and_undone(folders):
-    model = Model(**TINY)
+def test_an_instant_model_can_be_trained_later_and_undone(fresh, folders):
+    model = fresh()
     model.learn(folders["first"])
     answers = model.predict_proba(asked(folders))
     model.learn(folders["second"], effort="good")
@@ -155,9 +174,11 @@ def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
         model.learn(folders["second"], effort="perfect")
 
 
-@pytest.mark.parametrize(("folder", "reason"), [("one", "one class alone"), ("few", "4 images of 2 classes are too few")])
-def test_what_cannot_train_anything_is_learned_at_once_and_said(folders, folder, reason):
-    model = Model(**TINY)
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("one", "one class alone"), ("few", "4 images of 2 classes are too few")]
+)
+def test_what_cannot_train_anything_is_learned_at_once_and_said(fresh, folders, folder, reason):
+    model = fresh()
     found = model.learn(folders[folder], effort="good")
     assert found.effort == model.effort == "instant" and any(reason in note for note in found.notes)
 
@@ -179,40 +200,39 @@ def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
 # ---------------------------------------------------------------------------------------------- what it says
 
 
-def test_which_prompts_an_image_meets(folders, taught):
+def test_which_prompts_an_image_meets(fresh, folders, taught):
     model = Model.load(taught)
     used = model.prompts_used(asked(folders)[:2])
     if model.effort == "best":
         assert used == [[], []]
         return
-    assert [[use.block for use in image] for image in used] == [list(range(12))] * 2
+    assert [[use.block for use in image] for image in used] == [list(range(6))] * 2
     assert all(use.prompt == 0 and 0 < use.attention < 1 for image in used for use in image)
     assert used[0] != used[1] and len(model.prompts_used(asked(folders)[0])) == 1
-    instant = Model(**TINY)
+    instant = fresh()
     instant.learn(folders["first"])
     assert instant.prompts_used(asked(folders)[:2]) == [[], []]
 
 
 def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
-    """Prompts whose values are zero take attention from the rest: what is left is the output's length."""
     import torch
 
     from vqprompt.model.prompt_use import _attention
 
     block = Model.load(taught)._open_backbone().vit.blocks[0]
     with torch.inference_mode():
-        x, prompt = torch.randn(1, 5, 384), torch.randn(1, 4, 384)
+        x, prompt = torch.randn(1, 5, 32), torch.randn(1, 4, 32)
         found = _attention(block, x, prompt)
         q, k, _ = block.attn.qkv(block.norm1(x)).chunk(3, dim=-1)
         by_hand = []
-        for head in range(6):
-            part = slice(64 * head, 64 * head + 64)
+        for head in range(2):
+            part = slice(16 * head, 16 * head + 16)
             keys = torch.cat([prompt[0, :2, part], k[0, :, part]])
-            by_hand.append(torch.softmax(keys @ q[0, 0, part] / 8, dim=0)[:2].sum())
+            by_hand.append(torch.softmax(keys @ q[0, 0, part] / 4, dim=0)[:2].sum())
     assert found == pytest.approx(float(torch.stack(by_hand).mean()), abs=1e-5)
 
 
-def test_the_exported_graph_has_what_was_trained(folders, taught, tmp_path):
+def test_the_exported_graph_has_what_was_trained(fresh, folders, taught, tmp_path):
     pytest.importorskip("onnxruntime")
     from vqprompt.export.onnx import export_onnx, open_session, prepared
 
@@ -222,7 +242,7 @@ def test_the_exported_graph_has_what_was_trained(folders, taught, tmp_path):
     expected, margin = model.judge(model.embed(asked(folders)))
     np.testing.assert_allclose(shares, expected, atol=2e-3)
     np.testing.assert_allclose(familiar, margin, atol=2e-2, rtol=2e-3)
-    plain = Model(**TINY)
+    plain = fresh()
     plain.learn(folders["first"])
     assert np.abs(plain.predict_proba(asked(folders)) - shares).max() > 0.01
 
@@ -240,9 +260,8 @@ def test_the_file_says_what_was_trained(taught):
     if taught.stem == "good":
         assert own == {"trained.0.pool.prompts"} and trained["method"] == "moving-prompts"
     else:
-        assert {"trained.0.up0", "trained.0.down47", "trained.0.vit.norm.weight"} <= own
+        assert {"trained.0.up0", "trained.0.down23", "trained.0.vit.norm.weight"} <= own
         assert not any(name.endswith(("qkv.weight", "fc1.weight", "pos_embed")) for name in own)
-    assert taught.stat().st_size < 12e6
 
 
 def test_training_that_does_not_fit_its_method_is_refused(taught, folders):
@@ -267,28 +286,26 @@ def test_a_record_moves_with_a_linear_map():
     assert moved.count == 300 and len(moved.kept) == 256 and np.array_equal(moved.unseen, record.unseen)
 
 
-def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(folders, monkeypatch, tmp_path):
+def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders, monkeypatch, tmp_path):
     monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path))
     monkeypatch.setattr(decoded, "IN_MEMORY", 3 * 32 * 32 * 5)
-    opened = []
-    monkeypatch.setattr(
-        decoded.tempfile, "TemporaryFile", lambda f=decoded.tempfile.TemporaryFile, **how: opened.append(f(**how)) or opened[-1]
-    )  # fmt: skip
+    opened, make = [], decoded.tempfile.TemporaryFile
+    monkeypatch.setattr(decoded.tempfile, "TemporaryFile", lambda **how: opened.append(make(**how)) or opened[-1])
     models = {}
     for on_disk in (True, False):
-        models[on_disk] = Model(**TINY)
+        models[on_disk] = fresh()
         models[on_disk].learn(folders["first"], effort="good", on_disk=on_disk)
         assert len(opened) == 1 and opened[0].closed
-        assert list(tmp_path.iterdir()) == []
+        assert not any(file.name.startswith(".teaching") for file in tmp_path.iterdir())
     assert np.array_equal(*(model.predict_proba(asked(folders)) for model in models.values()))
 
 
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_says_how_long_and_what_was_done(folders, command, tmp_path):
+def test_the_command_says_how_long_and_what_was_done(folders, weights, command, tmp_path):
     model = tmp_path / "drawings.vqp"
-    status, out, err = command("learn", model, folders["first"], "--size", 28, "--effort", "good", "--device", "cpu")
+    status, out, err = command("learn", model, folders["first"], "--backbone", weights, "--effort", "good")
     assert status == 0 and "16 images of 2 classes, 2 of them new at effort good: about" in err
     assert "accuracy now" in out
     status, out, _ = command("show", model)
@@ -299,14 +316,14 @@ def test_the_command_says_how_long_and_what_was_done(folders, command, tmp_path)
     assert status == 0 and "To leave no trace, make a model anew" in out
 
 
-def test_all_broken_images_are_named_before_anything_is_learned(command, tmp_path):
+def test_all_broken_images_are_named_before_anything_is_learned(weights, command, tmp_path):
     folder = write_drawings(tmp_path / "images", FIRST, range(3))
     (folder / "apple" / "a.png").write_bytes(b"no image")
     (folder / "bicycle" / "b.png").write_bytes(b"\x89PNG no")
     (folder / "bicycle" / "c.png").write_bytes(b"")
-    status, _, err = command("learn", tmp_path / "m.vqp", folder, "--size", 28)
+    status, _, err = command("learn", tmp_path / "m.vqp", folder, "--backbone", weights)
     assert status == 2 and "3 of 9 images cannot be used" in err and "--skip-broken" in err
     assert all(name in err for name in ("a.png", "b.png", "c.png")) and "about" not in err
     assert not (tmp_path / "m.vqp").exists()
-    status, out, _ = command("learn", tmp_path / "m.vqp", folder, "--size", 28, "--skip-broken")
+    status, out, _ = command("learn", tmp_path / "m.vqp", folder, "--backbone", weights, "--skip-broken")
     assert status == 0 and "learned 6 images" in out and out.count("left out:") == 3

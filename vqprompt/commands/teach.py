@@ -136,13 +136,17 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         )  # fmt: skip
     console.print(table)
     b = found["backbone"]
-    trained = {"instant": "nothing is trained", "good": "prompts are trained", "best": "the network is tuned"}
+    trained = {
+        "instant": "instant (nothing is trained)",
+        "good": "good (prompts are trained)",
+        "best": "best (the network is tuned)",
+    }
     moved = (
         f"; of {len(found['moved'])} classes the memory moved along, so theirs is an estimate" if found["moved"] else ""
     )
     lines = [
         "",
-        f"{len(found['classes'])} classes, {found['images']} images; effort {found['effort']} ({trained[found['effort']]})",
+        f"{len(found['classes'])} classes, {found['images']} images; effort {trained[found['effort']]}",
         f"accuracy {percent(found['accuracy'])} on images it had not learned{moved}",
         f"percentages are off by {percent((found['calibration_error'] or [None])[-1])} on average",
         f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; {found['can_undo']} steps to undo",

@@ -66,7 +66,7 @@ class DecodedPictures:
                 return self._pixels[row - written], self.aspects[row]
             assert self._file is not None
             self._file.seek(row * self._bytes_each)
-            data = self._file.read(self._bytes_each)
+            data = bytearray(self._file.read(self._bytes_each))
         return np.frombuffer(data, np.uint8).reshape(3, self.side, self.side), self.aspects[row]
 
     def store(self, rows: np.ndarray) -> Store:

@@ -34,7 +34,9 @@ class TrainingOf:
 # Small batches: memory stays below 1.5 GB at 224 px, and few images still make many steps.
 TRAINING = {
     "good": TrainingOf("moving-prompts", {}, {"epochs": 20, "batch_size": 16, "lr": 0.01}),
-    "best": TrainingOf("moving-weights", {"rank": 16}, {"epochs": 20, "batch_size": 16, "lr": 0.0018}),
+    "best": TrainingOf(
+        "moving-weights", {"rank": 16, "symmetric": True}, {"epochs": 20, "batch_size": 16, "lr": 0.0025}
+    ),
 }
 
 
