@@ -43,6 +43,8 @@ def report_interruption(arguments: list[str]) -> None:
     if command in RESUMABLE_COMMANDS:
         out = option_value(arguments, "--out") or Path("demo")
         lines += [*_kept(out), "Go on with:", f"  {_quoted(arguments, '--resume')}"]
+    elif command == "learn":
+        lines += ["The model is as it was: it changes in one step, at the end. Give the same command again to learn."]
     elif command == "bench" and "run" in arguments:
         lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted(arguments)}"]
     Console(stderr=True).print(printable("\n".join(lines)), markup=False, highlight=False, soft_wrap=True)

@@ -116,6 +116,11 @@ class Learner:
         with self.evaluator.reporting(progress):
             self._close_task(task, data)
 
+    def continue_after(self, tasks: int) -> None:
+        """The method has what it learned in this many tasks elsewhere, whose classes are not for this learner to know.
+        Call it before the first task."""
+        self.history = [TaskInfo(number, 0, 0) for number in range(tasks)]
+
     def _check(self, task: Task) -> TaskInfo:
         """Refuse what cannot be learned, before anything changes."""
         self._refuse_if_interrupted()

@@ -37,11 +37,13 @@ Given = bytes | Image.Image | np.ndarray
 
 @dataclass(frozen=True)
 class Picture:
-    """One image to learn. where: for messages. open: its bytes, or the image itself."""
+    """One image to learn. where: for messages. open: its bytes, or the image itself. decoded: its squashed pixels and
+    aspect ratio, if it was decoded before."""
 
     where: str
     label: str
     open: Callable[[], Given]
+    decoded: Callable[[], tuple[np.ndarray, float]] | None = None
 
 
 def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
