@@ -22,7 +22,7 @@ from vqprompt.errors import UserError
 BETWEEN_SIGNS = 2.0  # seconds
 PATIENCE = "VQPROMPT_PATIENCE"  # seconds without a sign of life, after which a process counts as lost
 LAUNCHED = "VQPROMPT_LAUNCHED"  # set by `vqprompt run --processes`, which says itself what happened to its processes
-LOST_STATUS = 75  # exit status of a process that ended because it lost another one
+LOST_STATUS = 75  # exit status of a process that ended because another one had ended
 SPEAKERS, SAID = "vqprompt/speakers", "vqprompt/said"  # how many want to say why the run ends; its exit status
 TELLING = timedelta(seconds=10)
 
@@ -37,11 +37,11 @@ class ProcessLost(Exception):
 
 
 def patience() -> float:
-    given = os.environ.get(PATIENCE, "30")
+    given = os.environ.get(PATIENCE, "20")
     try:
         return float(given)
     except ValueError:
-        raise UserError(f"{PATIENCE}={given!r}: expected a number of seconds, such as 30") from None
+        raise UserError(f"{PATIENCE}={given!r}: expected a number of seconds, such as 20") from None
 
 
 class Lifeline:
@@ -90,7 +90,7 @@ class Lifeline:
                 silent = time.monotonic() - heard
                 if silent > self.patience:
                     reason = f"process {other + 1} of {self.count} has given no sign of life for {silent:.0f} seconds"
-                    self.end(LOST_STATUS, partial(self.report, reason), lost=True)
+                    self.end(1, partial(self.report, reason))
 
     def end(self, status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
         """See `end_run`. A process that may not speak waits until it is said: as soon as one process has ended, its
@@ -126,7 +126,7 @@ _own: Lifeline | None = None
 def end_run(status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
     """End the run with this exit status. `tell` says why; of several processes, only the first that gets here says it.
 
-    lost: because another process was lost, or because the user or a launcher ends all of them.
+    lost: because another process ended, or because all of them are being ended; a launcher of ours says which it was.
     """
     if _own is not None:
         _own.end(status, tell, lost)

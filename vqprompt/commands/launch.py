@@ -13,8 +13,6 @@ import typer
 from vqprompt.commands.interrupted import report_interruption
 from vqprompt.lifelines import LAUNCHED, LOST_STATUS
 
-ENDING = 10  # seconds that processes have to end when one of them was lost
-
 
 def launch(count: int) -> None:
     """Start this command `count` times on this machine and wait for the end. Ends with their exit status."""
@@ -22,9 +20,9 @@ def launch(count: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say it in our own words
+    logging.disable(logging.CRITICAL)  # we say it in our own words
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(ENDING))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch warns of lost connections with stacks of C++
     os.environ[LAUNCHED] = "1"
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
@@ -49,7 +47,7 @@ def _explain(statuses: dict[int, int], count: int) -> int:
     if told:
         return max(told)
     killed = {rank: signal.Signals(-status).name for rank, status in statuses.items() if status < 0}
-    reason = "a process does not answer any more"
+    reason = "a process ended"
     if killed:
         rank, name = next(iter(killed.items()))
         reason = f"process {rank + 1} of {count} was killed ({name})"
