@@ -33,7 +33,7 @@ class Learned(NamedTuple):
 
 
 def small_stream() -> Stream:
-    return Stream(make_dataset(classes=4, train=11, test=40), TASKS)
+    return Stream(make_dataset(classes=4, train=11, test=20), TASKS)
 
 
 def learn(method: str) -> Learned:
