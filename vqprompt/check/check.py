@@ -269,14 +269,15 @@ def _tiny(rows: _Rows) -> list[Finding]:
     ]  # fmt: skip
 
 
-def near_pairs(features: np.ndarray, grey: np.ndarray) -> list[tuple[int, int, float]]:
-    """Pairs of rows, the smaller first, that show one picture, and how alike they are. features: [n, D]."""
+def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALIKE) -> list[tuple[int, int, float]]:
+    """Pairs of rows, the smaller first, that show one picture, and how alike they are. features: [n, D]. grey: their
+    small versions. least: how alike the pictures of a pair must be."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     places, similar = nearest(unit.astype(np.float32), copies.NEIGHBOURS)
     rows, columns = np.nonzero((similar >= copies.NEAR) & (places >= 0))
     pairs = sorted({(min(a, b), max(a, b)) for a, b in zip(rows.tolist(), places[rows, columns].tolist(), strict=True)})
     scored = ((a, b, copies.likeness(grey[a], grey[b])) for a, b in pairs)
-    return [pair for pair in scored if pair[2] >= copies.ALIKE]
+    return [pair for pair in scored if pair[2] >= least]
 
 
 def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from vqprompt.data import decode as decoding
 from vqprompt.data.views import _draw, central_boxes
 from vqprompt.errors import UserError
-from vqprompt.model.calibration import FAR, NEARNESS, STEEP
 from vqprompt.model.features import class_tokens
 from vqprompt.model.model import Model
 from vqprompt.model.pictures import ImageLike
+from vqprompt.model.solving import calibration_of
 
 OPSET = 18
 
@@ -77,8 +77,7 @@ class Whole(nn.Module):
             assert content.spread is not None
             self.register_buffer("spread", torch.from_numpy(content.spread[:-1].copy()))
             self.register_buffer("slope", torch.from_numpy(content.spread[-1].copy()))
-            self.background, self.threshold = float(facts["background"]), float(facts["threshold"])
-            self.certainty, self.nearness = tuple(facts["certainty"]), tuple(facts["nearness"])
+            self.background, self.calibration = float(facts["background"]), calibration_of(facts)
 
     def forward(self, image: Tensor, aspect: Tensor) -> tuple[Tensor, Tensor]:
         pixels = image.permute(0, 3, 1, 2)
@@ -93,11 +92,14 @@ class Whole(nn.Module):
         if not self.knows_unknown:
             return shares, torch.ones_like(shares[:, 0])
         near = ((x @ self.spread) * x).sum(1) + x @ self.slope + self.background + 2 * scores.max(dim=1).values
-        sure = torch.log_softmax(scores / self.temperature, dim=1).max(dim=1).values
-        familiar = (sure - self.certainty[0]) / self.certainty[1]
-        nearer = (near - self.nearness[0]) / self.nearness[1]
-        familiar = familiar + NEARNESS * nearer + STEEP * torch.clamp(nearer + FAR, max=0.0)
-        return shares, familiar - self.threshold
+        calibration, logs = self.calibration, torch.log_softmax(scores / self.temperature, dim=1)
+        weighing = calibration.weighing
+        sure = logs.max(dim=1).values if weighing.certainty == "largest" else (shares * logs).sum(1)
+        familiar = (sure - calibration.certainty[0]) / calibration.certainty[1]
+        nearer = (near - calibration.nearness[0]) / calibration.nearness[1]
+        familiar = familiar + weighing.nearness * nearer
+        familiar = familiar + weighing.steep * torch.clamp(nearer + weighing.far, max=0.0)
+        return shares, familiar - calibration.threshold
 
 
 def export_onnx(model: Model, target: str | Path, *, int8: bool = False) -> Path:

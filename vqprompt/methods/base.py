@@ -24,7 +24,7 @@ from vqprompt.statistics import ClassStatistics, Drift, Moving, Rebalancing, fit
 from vqprompt.training.optim import Losses
 from vqprompt.training.view import View
 
-__all__ = ["Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
+__all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
 
 
 class Options(BaseModel, extra="forbid"):
@@ -60,7 +60,15 @@ class StatisticsOptions(Options):
 CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
 
 
-class Head(nn.Linear):
+class Classifier(nn.Linear):
+    """A linear layer that computes in full precision, also where a backbone that learns computes in bf16."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            return super().forward(features.float())
+
+
+class Head(Classifier):
     """The linear classifier. When it grows, existing rows keep their values."""
 
     def __init__(self, width: int) -> None:

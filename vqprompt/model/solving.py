@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vqprompt.model.calibration import Background, Calibration, solve
+from vqprompt.model.calibration import OF_OLD_FILES, Background, Calibration, Weighing, solve
 from vqprompt.model.closed_form import Discriminant
 from vqprompt.model.file import Content
 from vqprompt.model.records import ClassRecord, gram_of
@@ -28,6 +28,7 @@ def solved(content: Content, gram: np.ndarray) -> Content:
         "nearness": list(c.nearness),
         "threshold": c.threshold if np.isfinite(c.threshold) else None,
         "background": found.background.constant,
+        "weighing": vars(c.weighing),
     }
     testable = found.tested > 0
     if measure and testable.any() and len(names) > 1:
@@ -43,6 +44,7 @@ def calibration_of(facts: dict[str, Any]) -> Calibration:
     return Calibration(
         facts["temperature"], tuple(facts["certainty"]), tuple(facts["nearness"]),
         -np.inf if threshold is None else threshold,
+        Weighing(**facts["weighing"]) if "weighing" in facts else OF_OLD_FILES,
     )  # fmt: skip
 
 
