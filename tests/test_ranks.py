@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import two_ranks
 from conftest import TINY, command_environment, make_vit
 
+from vqprompt import distributed
 from vqprompt.backbones.load import save_backbone
 from vqprompt.distributed import Ranks, SeveralRanks, Share
 from vqprompt.errors import UserError
@@ -199,6 +201,15 @@ def test_a_device_that_processes_cannot_share_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match=r"2 processes on .* 1 GPUs"):
         Fake(2).device("auto")
+
+
+def test_processes_that_do_not_meet_give_up(monkeypatch):
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "RANK": "1", "WORLD_SIZE": "2"}  # nobody answers there
+    for name, value in there.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "JOINING", timedelta(seconds=1))
+    with pytest.raises(UserError, match=r"the 2 processes of this run did not meet at 127.0.0.1:9 within 1 seconds"):
+        distributed.join()
 
 
 def test_only_run_works_in_several_processes(command, monkeypatch):

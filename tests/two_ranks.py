@@ -20,8 +20,9 @@ from vqprompt.training.settings import Training
 
 SETTINGS = {"epochs": 1, "batch_size": 7, "test_crop": 0.0}  # shares of 3 and 4; the last batch has a single image
 TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
-CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "key_loss": "batch",
-         "rebalancing": {"epochs": 2, "ratio": 1}, "identity_rebalancing": {"epochs": 2, "ratio": 1}}  # fmt: skip
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "rebalancing": {"epochs": 2, "ratio": 1},
+         "identity_rebalancing": {"epochs": 2, "ratio": 1}}  # fmt: skip
+OF_THE_WHOLE_BATCH = {"key_loss": "batch", "spread": {"balance": 0.1}}  # losses that are no means over images
 
 
 class Learned(NamedTuple):
@@ -37,7 +38,8 @@ def small_stream() -> Stream:
 
 
 def learn(method: str) -> Learned:
-    options = {key: value for key, value in CHEAP.items() if key in METHODS[method].Options.model_fields}
+    known = METHODS[method].Options.model_fields
+    options = {key: value for key, value in (CHEAP | OF_THE_WHOLE_BATCH).items() if key in known}
     training = Training(**{**METHODS[method].training_defaults, **SETTINGS})
     learner, stream = make_learner(method, training=training, **options), small_stream()
     if METHODS[method].joint:

@@ -288,13 +288,15 @@ def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.s
     if started_together() > 1 and not isinstance(_joined, SeveralRanks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            dist.init_process_group(backend, timeout=FOREVER)
-            lifeline = Lifeline(dist.get_rank(), dist.get_world_size(), JOINING, report)
+            store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[no-untyped-call]
+            dist.init_process_group(backend, timeout=FOREVER, store=store, rank=rank, world_size=count)
+            lifeline = Lifeline(rank, count, JOINING, report)
         except (RuntimeError, ValueError) as error:
-            count, reason = started_together(), str(error).splitlines()[0]
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
+            seconds, reason = JOINING.total_seconds(), str(error).splitlines()[0]
             raise UserError(
-                f"the {count} processes of this run did not meet at {os.environ['MASTER_ADDR']}:"
-                f"{os.environ.get('MASTER_PORT')} ({reason}); start all of them with the same address"
+                f"the {started_together()} processes of this run did not meet at {where} within {seconds:.0f} seconds "
+                f"({reason}); start all of them with the address of the first"
             ) from None
         _joined = several = SeveralRanks(lifeline)
         several.refuse_differences(version_of_vqprompt=__version__, version_of_PyTorch=torch.__version__)

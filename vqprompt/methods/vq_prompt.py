@@ -90,7 +90,7 @@ class VQPrompt(Method):
     def features(self, view: View) -> tuple[Tensor, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)
-        prompt, losses = self.pool.mix(alpha), self.pool.balance(alpha)
+        prompt, losses = self.pool.mix(alpha), self.pool.balance(alpha, view.whole_batch)
         if o.quantize:
             quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
             prompt = quantized.prompt
