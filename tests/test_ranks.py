@@ -170,13 +170,13 @@ class Fake(SeveralRanks):
 def test_a_process_with_another_version_or_other_weights_is_refused(what):
     same = {"version_of_vqprompt": "1", "backbone_weights": "abc"}
     Fake(3).refuse_differences(**same)
-    with pytest.raises(UserError, match=r"process 2 of 3 \(on elsewhere\) has another .*: other, not"):
+    with pytest.raises(UserError, match=r"process 2 of 3 \(on elsewhere\) differs from process 1 .*: other, not"):
         Fake(3, {what: "other"}).refuse_differences(**same)
 
 
 def test_differences_are_found_over_the_real_connection(of_two):
     refused = of_two["refused"]
-    assert refused.startswith("process 2 of 2 (on ") and "has another color than process 1" in refused
+    assert refused.startswith("process 2 of 2 (on ") and "in the color: blue, not red" in refused
 
 
 @pytest.mark.parametrize(("count", "message"), [(17, "16 training images of task 1"), (9, "batches of 8 images")])

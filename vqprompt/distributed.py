@@ -216,13 +216,14 @@ class SeveralRanks(Ranks):
         return all(self.gather(yes))
 
     def refuse_differences(self, **own: object) -> None:
-        for rank, (machine, values) in enumerate(found := self.gather((platform.node(), own))):
+        found = self.gather((platform.node(), own))
+        first_machine, first = found[0]
+        for rank, (machine, values) in enumerate(found):
             for what, value in values.items():
-                if value != found[0][1][what]:
-                    named = what.replace("_", " ")
+                if value != first[what]:
                     raise UserError(
-                        f"process {rank + 1} of {self.count} (on {machine}) has another {named} than process 1 (on "
-                        f"{found[0][0]}): {value}, not {found[0][1][what]}; give all of them the same"
+                        f"process {rank + 1} of {self.count} (on {machine}) differs from process 1 (on {first_machine})"
+                        f" in the {what.replace('_', ' ')}: {value}, not {first[what]}; give all of them the same"
                     )
 
     @contextmanager

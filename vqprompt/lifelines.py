@@ -8,6 +8,7 @@ for the run: the first process watches all others, and these watch the first.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -59,12 +60,14 @@ class Lifeline:
         self.store = dist.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=joining
         )
-        self.released = threading.Event()
+        self.released, self.ending = threading.Event(), False
         self.heard = dict.fromkeys(self.watched, time.monotonic())  # when each of them last gave a sign
         self.store.set(self._sign(rank), "0")
         self.store.wait([self._sign(other) for other in self.watched])
         for work in (self._give_signs, self._watch):
             threading.Thread(target=work, daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._ended_by_launcher)
         global _own
         _own = self
 
@@ -92,9 +95,15 @@ class Lifeline:
                     reason = f"process {other + 1} of {self.count} has given no sign of life for {silent:.0f} seconds"
                     self.end(1, partial(self.report, reason))
 
+    def _ended_by_launcher(self, *_: object) -> None:
+        if not self.ending:  # else it is on its way, perhaps in the middle of a word
+            reason = "ended by its launcher (SIGTERM), perhaps because another process or machine was lost"
+            self.end(128 + signal.SIGTERM, partial(self.report, reason), lost=True)
+
     def end(self, status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
         """See `end_run`. A process that may not speak waits until it is said: as soon as one process has ended, its
-        launcher ends the others, also in the middle of a word."""
+        launcher ends the others."""
+        self.ending = True
         if not (lost and os.environ.get(LAUNCHED)):
             first = True  # if the store is lost, each of them says it
             with suppress(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -189,7 +190,9 @@ class Run:
                 f"{self.config.batch_size}, or give a larger --batch-size"
             )
         self.ranks.refuse_differences(
-            backbone_weights=self.learner.built.weights, data_set=self.state.images, device=self.learner.device.type
+            weights_of_the_backbone=self.learner.built.weights,
+            images=hashlib.sha256("".join(self.state.images).encode()).hexdigest()[:16],
+            device=self.learner.device.type,
         )
 
     # ------------------------------------------------------------------ learn
