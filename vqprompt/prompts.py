@@ -5,7 +5,7 @@ Below them is what other prompting methods share: selection by cosine, and parts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -85,12 +85,12 @@ class PromptPool(nn.Module):
         """The soft prompts of queries: [B, D] to [B, M, L_p, D]."""
         return self.mix(self.weights(query, temperature, normalize_keys, normalize_query))
 
-    def balance(self, alpha: Tensor, whole_batch: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    def balance(self, alpha: Tensor) -> dict[str, Tensor]:
         """The loss that spreads a batch over the pool, if it is wanted: the divergence of the mean weights from equal
-        ones, averaged over blocks. whole_batch: `View.whole_batch`."""
+        ones, averaged over blocks."""
         if not self.spread.balance:
             return {}
-        mean = whole_batch(alpha).mean(dim=0)
+        mean = alpha.mean(dim=0)
         divergence = (mean * (mean * mean.shape[-1]).clamp(min=1e-9).log()).sum(dim=-1).mean()
         return {"balance": self.spread.balance * divergence}
 
