@@ -32,6 +32,7 @@ LAYERS = [
     {"runs.config"},
     {"report"},
     {"check", "testing", "export"},
+    {"serve"},
     {"runs"},
     {"paper"},
     {"commands"},

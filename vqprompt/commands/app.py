@@ -16,6 +16,7 @@ from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
+from vqprompt.commands.serve import serve
 from vqprompt.errors import UserError
 
 app = typer.Typer(
@@ -29,8 +30,8 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    check.check, teach.learn, predict, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export,
-    teach.cache,
+    check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
+    export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):

@@ -30,7 +30,6 @@ from vqprompt.errors import UserError
 from vqprompt.model.calibration import FAR, NEARNESS, STEEP
 from vqprompt.model.features import class_tokens
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import ImageLike
 
 OPSET = 18
 
@@ -181,7 +180,7 @@ def _metadata(model: Model, whole: Whole, int8: bool) -> dict[str, str]:
     }
 
 
-def prepared(images: list[ImageLike], side: int) -> dict[str, np.ndarray]:
+def prepared(images: list[decoding.ImageLike], side: int) -> dict[str, np.ndarray]:
     """Images as the exported graph takes them."""
     opened = [decoding.open_image(image) for image in images]
     return {

@@ -395,4 +395,5 @@ class Model(OnTheHub):
 
 
 def _is_one(pictures: Any) -> bool:
-    return isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4)
+    array = isinstance(pictures, np.ndarray) and pictures.ndim < 4
+    return array or isinstance(pictures, str | Path | bytes | Image.Image)
