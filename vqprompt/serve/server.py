@@ -61,28 +61,21 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
     return Shelf([Served(path.stem, path, settings.new, versions, drawings=settings.example)], None, warn)
 
 
-def serve(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None] = lambda url: None) -> None:
+def serve(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
     """Serve until Ctrl-C or SIGTERM. ready: called with the address as soon as requests are answered."""
+    open_server(settings, say, ready).run()
+
+
+def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> Server:
+    """A server that holds its port and its models, and has not begun to answer."""
     check_token(settings.host, settings.token)
     listening = _listen(settings.host, settings.port)
-    state = make_state(settings, say)
     try:
-        for served in state.shelf:
-            served.warm_up()
-        host, port = settings.host, listening.getsockname()[1]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        app = make_app(state, settings.token, own_names(host))
-        config = uvicorn.Config(
-            app, http=_Protocol, ws="none", access_log=False, log_level="warning", server_header=False,
-            timeout_keep_alive=30, timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
-            limit_concurrency=int(settings.limits.connections),
-        )  # fmt: skip
-        _Protocol.header_seconds = settings.limits.header_seconds
-        server = _Server(config, state, lambda: ready(url))
-        server.run(sockets=[listening])
-    finally:
-        state.close()
+        state = make_state(settings, say)
+    except BaseException:
         listening.close()
+        raise
+    return Server(settings, state, listening, ready)
 
 
 def make_state(settings: Settings, say: Callable[[str], None]) -> State:
@@ -114,25 +107,45 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise UserError(
-            f"--host {host} --port {port}: cannot be used ({error.strerror}); give another one, such as --port {port + 1}"
+            f"--host {host} --port {port}: cannot be used ({error.strerror}); try another, such as --port {port + 1}"
         ) from None
     return listening
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Tells when it is ready, and lets streams of events end when it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, state: State, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]
+    ) -> None:
+        self.state, self._listening, self._tell = state, listening, ready
+        host, port = settings.host, listening.getsockname()[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        limits = settings.limits
+        config = uvicorn.Config(
+            make_app(state, settings.token, own_names(host)), ws="none", access_log=False, log_level="warning",
+            http=type("Protocol", (_Protocol,), {"header_seconds": limits.header_seconds}), server_header=False,
+            timeout_keep_alive=30, timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
+            limit_concurrency=int(limits.connections),
+        )  # fmt: skip
         super().__init__(config)
-        self._state, self._ready = state, ready
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            for served in self.state.shelf:
+                served.warm_up()
+            super().run(sockets=[self._listening])
+        finally:
+            self.state.close()
+            self._listening.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._ready()
+            self._tell(self.url)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        self._state.closing = True
+        self.state.closing = True
         super().handle_exit(sig, frame)
 
 
