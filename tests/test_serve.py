@@ -14,6 +14,7 @@ from serving import SIZE, Client, drawn, serving
 
 from vqprompt import Model
 from vqprompt.errors import UserError
+from vqprompt.files import write_atomically
 from vqprompt.model.left_out import left_out_answers
 from vqprompt.serve.limits import Limits
 from vqprompt.serve.versions import Versions
@@ -323,9 +324,7 @@ class TestVersions:
         versions = Versions(path, 3)
         for number in range(1, 7):
             versions.keep()
-            path.write_bytes(b"")
-            path.unlink()
-            path.write_text(f"content {number}")
+            write_atomically(path, f"content {number}")
         assert versions.numbers() == [3, 4, 5] and versions.current == 6
         assert versions.file(4).read_text() == "content 4" and versions.file(6) == path
         versions.return_to(4)

@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.exceptions import HTTPException
 
 from vqprompt.errors import UserError, explain
 from vqprompt.model.efforts import check_effort
@@ -122,9 +122,9 @@ async def _receive(request: Request, served: Served) -> tuple[Upload, str]:
                     raise TooLarge(f"an image has more than {state.limits.image_mb:g} MB; shrink it")
                 await run_in_threadpool(received.add, file.filename, label, content)
             return received, str(form.get("effort") or "instant")
-    except MultiPartException as error:
+    except HTTPException as error:  # a form that cannot be read, or with too much in it
         state.uploads.drop(received)
-        raise Refused(f"{error.message} (at most {most} images per upload)") from None
+        raise Refused(f"{error.detail} (at most {most} images per upload)") from None
     except BaseException:
         state.uploads.drop(received)
         raise
