@@ -19,7 +19,7 @@ def test_killed_at_any_moment_it_starts_again_with_the_last_whole_model(tmp_path
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     path, finished = tmp_path / "m.vqp", []
-    names = ["apple", "bicycle", "car", "house"]
+    names = ["apple", "bicycle"]
     images = {name: drawn(tmp_path / "drawn", name, range(40)) for name in names}
     chance = random.Random(3)
     for number, name in enumerate(names):
@@ -41,7 +41,9 @@ def test_killed_at_any_moment_it_starts_again_with_the_last_whole_model(tmp_path
         assert set(finished) <= set(model.classes)
         for known_name, count in model.counts.items():
             assert count in (6, 34), (known_name, count)
-    with served_by_command(path, home=home):
+    with served_by_command(path, home=home) as (client, _):
+        client.model = "m"
+        assert set(finished) <= {c["name"] for c in client.about()["classes"]}
         left = [p for p in (tmp_path / "temporary").iterdir() if "vqprompt-serve" in p.name]
         assert len(left) == 1, "uploads of servers that were killed are deleted"
     assert [p.name for p in tmp_path.iterdir() if p.suffix == ".partial"] == []
@@ -57,7 +59,6 @@ def _alive(group: int) -> bool:
 
 def test_the_example_knows_drawings_and_ends_cleanly(tmp_path, home, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(example, "PER_CLASS", 2)
     path = tmp_path / "drawings.vqp"
     example.make_example(path, per_class=2)
     with served_by_command(path, "--example", "--token", "a secret of some length", home=home) as (client, process):

@@ -52,8 +52,8 @@ def serve(
     started = time.monotonic()
     try:
         import fastapi  # noqa: F401
-        import multipart  # noqa: F401
         import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
