@@ -80,7 +80,6 @@ class Jobs:
         self._closing = False
         self._process: Any = None
         self._connection: Any = None
-        self._cancel: Any = None
         self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
         self._thread.start()
 
@@ -157,7 +156,6 @@ class Jobs:
 
     def _hand_over(self, job: Job) -> Report:
         self._start_teacher()
-        self._cancel.clear()
         self._connection.send(job.task)
         deadline, told = time.monotonic() + self.limits.job_minutes * 60, None
         while True:
@@ -171,8 +169,9 @@ class Jobs:
                 late = Report("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
                 return self._stop_teacher() or late
             if job.cancelled.is_set():
-                self._cancel.set()
-                told = told or now
+                if told is None:
+                    told = now
+                    self._connection.send(teacher.CANCEL)
                 if now - told > SECONDS_TO_CANCEL:
                     return self._stop_teacher() or Report("cancelled")
 
@@ -193,8 +192,7 @@ class Jobs:
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._cancel = context.Event()
-        self._process = context.Process(target=teacher.main, args=(theirs, self._cancel), daemon=True)
+        self._process = context.Process(target=teacher.main, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 

@@ -25,7 +25,8 @@ from vqprompt.serve.models import New
 from vqprompt.serve.versions import Versions
 
 SECONDS_BETWEEN_REPORTS = 0.1
-NICENESS = 10
+NICENESS = 5
+CANCEL = "cancel"  # what the server sends while a task is under way
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Cancelled(Exception):
     """Somebody does not want it any more. Raised where progress is reported; nothing has changed on disk."""
 
 
-def main(connection: Connection, cancel: Any) -> None:
+def main(connection: Connection) -> None:
     """Do what comes through the connection until the server ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -65,10 +66,11 @@ def main(connection: Connection, cancel: Any) -> None:
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     while True:
         try:
-            task: Task = connection.recv()
+            task = connection.recv()
         except (EOFError, OSError):
             return
-        connection.send(_do(task, connection, cancel))
+        if task != CANCEL:  # one that came too late, for the task before
+            connection.send(_do(task, connection))
 
 
 def _end_with_the_server() -> None:
@@ -80,12 +82,13 @@ def _end_with_the_server() -> None:
         os._exit(1)
 
 
-def _do(task: Task, connection: Connection, cancel: Any) -> Report:
+def _do(task: Task, connection: Connection) -> Report:
     last = 0.0
 
     def tell(event: Progress) -> None:
         nonlocal last
-        if cancel.is_set():
+        if connection.poll():
+            connection.recv()
             raise Cancelled
         if time.monotonic() - last > SECONDS_BETWEEN_REPORTS or event.done == event.total:
             last = time.monotonic()

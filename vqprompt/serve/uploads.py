@@ -47,7 +47,6 @@ class Upload:
     folder: Path
     names: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    bytes: int = 0
     born: float = field(default_factory=time.monotonic)
     used: int = 0
 
@@ -55,7 +54,6 @@ class Upload:
         (self.folder / f"{len(self.names):06}").write_bytes(content)
         self.names.append(shown_name(name))
         self.labels.append(label)
-        self.bytes += len(content)
 
     def images(self, without: Sequence[int] = ()) -> tuple[list[Path], list[str]]:
         """Paths and labels of the images, without some of them."""
