@@ -34,6 +34,7 @@ LAYERS = [
     {"runs.config"},
     {"report"},
     {"check", "testing", "export"},
+    {"serve"},
     {"runs"},
     {"paper"},
     {"commands"},

@@ -18,6 +18,7 @@ from vqprompt.commands.interrupted import explains_interruption, report_interrup
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
+from vqprompt.commands.serve import serve
 from vqprompt.errors import UserError
 from vqprompt.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
@@ -32,8 +33,8 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    check.check, teach.learn, predict, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export,
-    teach.cache,
+    check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
+    export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
