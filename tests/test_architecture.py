@@ -15,6 +15,8 @@ MOST_LINES = 400
 LAYERS = [
     {"_version", "errors", "metrics", "progress", "assets"},
     {"files"},
+    {"lifelines"},
+    {"distributed"},
     {"downloads"},
     {"backbones"},
     {"runtime"},
@@ -33,6 +35,7 @@ LAYERS = [
     {"runs.config"},
     {"report"},
     {"check", "testing", "export"},
+    {"serve"},
     {"runs"},
     {"paper"},
     {"commands"},

@@ -102,7 +102,7 @@ class Growing:
 
     def record(self) -> ClassRecord:
         names, total, _, kept = self.parts()
-        return ClassRecord.made(np.sort(names, kind="stable"), total, kept)
+        return ClassRecord.made(np.sort(names, kind="stable"), total, kept, np.ones(len(kept), bool))
 
 
 def shard_pictures(path: str | Path) -> ShardPictures | None:

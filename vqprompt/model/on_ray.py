@@ -23,7 +23,7 @@ from vqprompt.errors import ImageError, UserError
 from vqprompt.model.many import Chosen, Growing
 from vqprompt.model.pictures import Picture
 from vqprompt.model.records import ClassRecord
-from vqprompt.model.teaching import NewPictures, features_of, joined, labels_of, name_all, to_learn
+from vqprompt.model.streaming import NamedPictures, features_of, joined, labels_of, name_all, to_learn
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 PIECE = 2048  # images per piece of work, at most
@@ -84,7 +84,7 @@ class RayClassroom:
     def name_all(
         self, pictures: Sequence[Picture], skip_broken: bool, progress: Report
     ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """As `teaching.name_all`."""
+        """As `streaming.name_all`."""
         device = "auto" if self.place.gpus else "cpu"
         classes = tuple(sorted(labels_of(pictures)))
         self.lesson = Lesson(self.source, len(pictures), classes, skip_broken, device, self.wanted)
@@ -99,9 +99,9 @@ class RayClassroom:
         return names, readable, broken
 
     def take_in(
-        self, extractor: Any, new: NewPictures, known: dict[str, ClassRecord], skip_broken: bool, progress: Report
+        self, extractor: Any, new: NamedPictures, known: dict[str, ClassRecord], skip_broken: bool, progress: Report
     ) -> tuple[dict[str, ClassRecord], list[str]]:
-        """As `teaching.take_in`. extractor: what this machine would use; the workers open their own."""
+        """As `streaming.take_in`. extractor: what this machine would use; the workers open their own."""
         assert self.lesson is not None and isinstance(new.pictures, Chosen)
         settings = (self.backbone, extractor.vit.config.image_size, extractor.crop)
         growing: dict[str, Growing] = {}
@@ -195,7 +195,7 @@ class Worker:
             return name_all(piece, skip_broken, ignore)
         growing: dict[str, Growing] = {}
         broken: list[str] = []
-        new = NewPictures(piece, names)
+        new = NamedPictures(piece, names)
         for picture, name, feature in features_of(self.extractor, new, skip_broken, broken, ignore):
             growing.setdefault(picture.label, Growing()).add(name, feature)
         return {label: g.parts() for label, g in growing.items()}, broken
