@@ -71,8 +71,9 @@ class StreamedStore(Store):
 
     def __init__(self, rows: Rows, side: int, progress: Report, groups: np.ndarray | None = None) -> None:
         self.rows, self.side, self.count = rows, side, len(rows)
-        fingerprint = hashlib.sha256(f"{side}:{rows.key}".encode()).hexdigest()[:24]
-        super().__init__(np.zeros((0, 3, side, side), np.uint8), self._aspects(fingerprint, progress), fingerprint)
+        name = hashlib.sha256(f"{side}:{rows.key}".encode()).hexdigest()[:24]
+        # without a fingerprint: what is computed from so many images would fill the disk too
+        super().__init__(np.zeros((0, 3, side, side), np.uint8), self._aspects(name, progress), "")
         self.groups = groups
         self._cache = DecodedCache(self.count, 3 * side * side)
 
@@ -103,9 +104,9 @@ class StreamedStore(Store):
             raise _unreadable(self.rows, row, error) from None
         self._cache.keep(row, pixels)
 
-    def _aspects(self, fingerprint: str, progress: Report) -> np.ndarray:
+    def _aspects(self, name: str, progress: Report) -> np.ndarray:
         """Width / height of every image, from the headers, or from the cache."""
-        file = cache_folder() / "images" / f"{fingerprint}.aspect.npy"
+        file = cache_folder() / "images" / f"{name}.aspect.npy"
         known = load_array(file)
         if known is not None and known.shape == (self.count,):
             return known
