@@ -26,7 +26,7 @@ def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignor
 def of_shards(name: str, shards: Shards, side: int, seed: int, progress: Report) -> Dataset:
     """Images that are decoded when they are needed. A few arrays are all that is in memory."""
     check_names(name, shards.classes)
-    labels, is_test, notes = shards.labels.astype(np.int64), shards.splits, ()
+    labels, is_test, notes = shards.labels.astype(np.int64), shards.splits, tuple[str, ...]()
     if is_test is None:
         is_test = hold_out(shards.path, shards.classes, labels, np.arange(len(labels)), seed)
         notes = (no_split_note(seed),)

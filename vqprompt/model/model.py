@@ -178,7 +178,7 @@ class Model(Asking, OnTheHub):
             place = where or streaming.ThisMachine()
             return streaming.learn_many(self, pictures, notes, place, hold_out, skip_broken, announce, progress)
         with closing(DecodedPictures(self._stored.backbone.side, on_disk)) as decoded:
-            new = scan(pictures, self._content.classes, decoded, skip_broken, progress)
+            new = scan(list(pictures), self._content.classes, decoded, skip_broken, progress)
             if not new.pictures:
                 return nothing_new(new, self.accuracy, notes, started)
             if effort != "instant" and (reason := why_not_train(new.labels)) is not None:

@@ -141,7 +141,8 @@ class RayClassroom:
             )  # fmt: skip
         else:
             answers = pieces.map_batches(
-                answer_about, fn_kwargs={"lesson": lesson}, batch_size=1, num_cpus=self.place.cpus,
+                answer_about,  # type: ignore[arg-type]
+                fn_kwargs={"lesson": lesson}, batch_size=1, num_cpus=self.place.cpus,
                 compute=data.TaskPoolStrategy(size=at_once),
             )  # fmt: skip
         for row in answers.iter_rows():
