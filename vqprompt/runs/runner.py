@@ -113,7 +113,7 @@ class Run:
         self.learner.shared_queries = self.shared_queries
         dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress, self.config.stored)
         c = self.config
-        images = (c.seed, c.validation, c.train_per_class, c.test_per_class)
+        images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
         self.stream = Stream(dataset, c.tasks, *images)
         if self.learner.method.joint:  # the same classes, in one task
             self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
