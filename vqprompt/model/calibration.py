@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vqprompt.model.closed_form import (
+    TESTED,
     Basis,
     Discriminant,
     Groups,
@@ -29,6 +30,7 @@ from vqprompt.model.closed_form import (
     choose_shrinkage,
     of_classes,
     probabilities,
+    spread_evenly,
 )
 from vqprompt.model.records import ClassRecord
 
@@ -134,7 +136,7 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     groups = Groups.of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
-    trials = Trials.of(records, range(len(records)))
+    trials = Trials.of(records, spread_evenly(len(records), TESTED))
     background = Background.of(groups, basis, shrinkage)
     right, tested = np.zeros(len(records), int), np.zeros(len(records), int)
     if not len(trials):  # one image per class: nothing can be left out
