@@ -123,6 +123,7 @@ class RunResult(Record):
     validation: float = 0.0
     notes: list[str] = []
     hardware: str = ""
+    processes: int = Field(1, description="how many computed it together, last")
     rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
 
     @property

@@ -1,7 +1,8 @@
 """A model as an ONNX file: image in; probabilities and familiarity out; any number of images at once.
 
-Everything is inside: the central crop, normalization, the backbone, the classifier, the temperature and the score that
-tells the unknown. Left outside is reading a file and squashing it to a square, which every language has:
+Everything is inside: the central crop, normalization, the backbone with what was trained, the classifier, the
+temperature and the score that tells the unknown. Left outside is reading a file and squashing it to a square, which
+every language has:
 
     image: uint8 [n, side, side, 3], the whole picture in RGB, resized to side × side (Pillow: BICUBIC)
     aspect: float32 [n], width / height of the picture before that
@@ -27,9 +28,7 @@ from torch import Tensor, nn
 from vqprompt.data import decode as decoding
 from vqprompt.data.views import _draw, central_boxes
 from vqprompt.errors import UserError
-from vqprompt.model.features import class_tokens
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import ImageLike
 from vqprompt.model.solving import calibration_of
 
 OPSET = 18
@@ -54,6 +53,7 @@ class Whole(nn.Module):
         features, content = model._open_features(), model._content
         assert content.solved is not None
         self.vit, self.crop, self.side = features.vit, float(features.crop), int(features.side)
+        self.encode = features.encode  # with the prompts or the change that was trained
         facts, solved = content.facts, content.solved
         config = self.vit.config
         for name, values in (("mean", config.mean), ("deviation", config.std)):
@@ -83,7 +83,7 @@ class Whole(nn.Module):
         pixels = image.permute(0, 3, 1, 2)
         boxes = central_boxes(aspect, self.crop)
         seen = _draw(pixels, boxes, None, self.vit.config.image_size, self.mean, self.deviation, torch.float32)
-        x = class_tokens(self.vit, seen)
+        x = self.encode(seen)
         scores = x @ self.weights.T + self.bias
         if self.several:
             parts = scores.index_select(1, self.places).unflatten(1, (-1, self.most)) + self.hidden
@@ -183,7 +183,7 @@ def _metadata(model: Model, whole: Whole, int8: bool) -> dict[str, str]:
     }
 
 
-def prepared(images: list[ImageLike], side: int) -> dict[str, np.ndarray]:
+def prepared(images: list[decoding.ImageLike], side: int) -> dict[str, np.ndarray]:
     """Images as the exported graph takes them."""
     opened = [decoding.open_image(image) for image in images]
     return {

@@ -36,6 +36,7 @@ from vqprompt.model.records import ClassRecord
 
 ACCEPTED = 0.95  # share of known images that are not called unknown
 BINS = 15
+LEAST_SPREAD = 0.05  # of certainty: where all known images are certain, 99 % must not count as far from 100 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +161,7 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     np.add.at(tested, trials.classes, 1)
     certainty = certainty_of(shares, Weighing().certainty)
     calibration = Calibration(
-        temperature, (float(certainty.mean()), float(certainty.std()) or 1.0),
+        temperature, (float(certainty.mean()), max(float(certainty.std()), LEAST_SPREAD)),
         (float(nearness.mean()), float(nearness.std()) or 1.0), 0.0,
     )  # fmt: skip
     threshold = float(np.quantile(familiarity(shares, nearness, calibration), 1 - ACCEPTED))

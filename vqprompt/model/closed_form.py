@@ -153,15 +153,17 @@ class Trials:
 
     @classmethod
     def of(cls, records: Sequence[ClassRecord], chosen: Sequence[int], most: int | None = None) -> Trials:
-        """The first kept images of the chosen classes, equally many of each; none of a class with a single image."""
+        """The first kept images of the chosen classes, equally many of each; none of a class with a single image. Of
+        images that a network was trained on, none if the class has others."""
         most = min(TESTED, COMPARED // max(len(chosen), 1)) if most is None else most
         each = max(1, most // max(len(chosen), 1))
         starts = np.cumsum([0, *(int(r.modes.max(initial=0)) + 1 for r in records)])
         parts = []
         for c in chosen:
             r = records[c]
-            n = min(each, len(r.kept)) if r.count > 1 else 0  # modes have at least SMALLEST images
-            parts.append((r.kept[:n], r.names[:n], np.full(n, c), starts[c] + r.modes[:n]))
+            rows = np.flatnonzero(r.unseen) if r.unseen.any() else np.arange(len(r.kept))
+            rows = rows[:each] if r.count > 1 else rows[:0]  # modes have at least SMALLEST images
+            parts.append((r.kept[rows], r.names[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
         kept, names, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
         return cls(kept * STEP, names, classes, groups)
 

@@ -31,17 +31,19 @@ UNKNOWN = "unknown"
 FROM_TRAINING = "learned from train/ alone"  # how the note begins that says so
 LONGEST_NAME = 200
 
-ImageLike = str | Path | Image.Image | np.ndarray
+ImageLike = str | Path | bytes | Image.Image | np.ndarray  # bytes: the content of an image file
 Given = bytes | Image.Image | np.ndarray
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One image to learn. where: for messages. open: its bytes, or the image itself."""
+    """One image to learn. where: for messages. open: its bytes, or the image itself. decoded: its squashed pixels and
+    aspect ratio, if it was decoded before."""
 
     where: str
     label: str
     open: Callable[[], Given]
+    decoded: Callable[[], tuple[np.ndarray, float]] | None = None
 
 
 def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
@@ -59,7 +61,7 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         return _from_path(path)
     images = (
         [source]
-        if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+        if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]
     )
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
@@ -81,8 +83,11 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
 def _given(image: ImageLike, label: str, number: int) -> Picture:
     if isinstance(image, str | Path):
         return Picture(str(image), label, _reader(Path(image).expanduser()))
-    if not isinstance(image, Image.Image | np.ndarray):
-        raise UserError(f"image {number + 1}: give a path, a Pillow image or a uint8 array, not {type(image).__name__}")
+    if not isinstance(image, bytes | Image.Image | np.ndarray):
+        raise UserError(
+            f"image {number + 1}: give a path, the bytes of an image file, a Pillow image or a uint8 array, not "
+            f"{type(image).__name__}"
+        )
     return Picture(f"image {number + 1}", label, lambda: image)
 
 
