@@ -235,7 +235,8 @@ class Run:
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
         self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
         self._save()
-        self.classes.write(self.out)
+        if self.ranks.first:
+            self.classes.write(self.out)
         self.write_result()
 
     def write_result(self) -> RunResult:
