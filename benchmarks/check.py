@@ -1,88 +1,63 @@
-"""How much `vqprompt check` finds, and how its time and memory grow: CUB-200 with known faults put in.
-
-python benchmarks/check.py --images cub200.zip --features features.npz
-
-features.npz: x [n, D] (or [n, blocks, D], of which the last two are taken), y [n], names [n] of the files in the zip,
-as `Model(size=224).embed` gives them; made here, slowly, if it does not exist.
-"""
+"""How much `vqprompt check` finds when faults are put into a folder, and how its time and memory grow."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import time
 import tracemalloc
-import zipfile
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from vqprompt import Model
+from vqprompt import ClosedFormClassifier, Model
 from vqprompt.check.check import near_pairs
 from vqprompt.check.copies import small_grey
-from vqprompt.check.doubts import find_doubts
-from vqprompt.data.decode import decode
+from vqprompt.check.doubts import Doubts, find_doubts
 from vqprompt.model.closed_form import best_temperature, probabilities
 
-SIZE = 224
 COPIES = 50  # of each sort
 KINDS = ("re-compressed", "cropped", "mirrored")
+WRONG = 20  # one label in so many
+STRANGE = 100  # one drawing among so many images
+UNLIKELY, SUPPORT = (0.02, 0.05, 0.1, 0.2, 0.4), (0.0, 0.05, 0.1, 0.15, 0.2)
+FARS = tuple(np.arange(2.5, 5.01, 0.1).round(1).tolist())
+ALIKE = tuple(np.arange(0.9, 0.971, 0.005).round(3).tolist())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True)
-    parser.add_argument("--features", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
-    parser.add_argument("--growth", type=int, nargs="*", default=[2500, 5000, 10000, 20000])
-    parser.add_argument("--parts", nargs="+", default=["labels", "drawings", "copies", "growth"])
-    arguments = parser.parse_args()
-    model = Model(size=SIZE)
-    archive = zipfile.ZipFile(arguments.images)
-    if not arguments.features.exists():
-        make_features(model, archive, arguments.features)
-    held = np.load(arguments.features)
-    x, y, names = held["x"], held["y"], held["names"]
-    x = x[:, -2:].reshape(len(x), -1) if x.ndim == 3 else x
-    print(f"{len(x)} images of {y.max() + 1} classes, {x.shape[1]} features, seeds {arguments.seeds}")
-    if "labels" in arguments.parts:
-        swapped_labels(x, y, arguments.seeds)
-    if "drawings" in arguments.parts:
-        drawings_mixed_in(model, x, y, arguments.seeds)
-    if "copies" in arguments.parts:
-        hidden_copies(model, archive, x, y, names, arguments.seeds)
-    if "growth" in arguments.parts:
-        growth(x, y, arguments.growth)
-
-
-def make_features(model: Model, archive: zipfile.ZipFile, target: Path) -> None:
-    names = sorted(n for n in archive.namelist() if n.endswith(".jpg"))
-    classes = sorted({n.split("/")[-2] for n in names})
-    x = np.concatenate(
-        [model.embed([decode(archive.read(n), n) for n in names[i : i + 64]]) for i in range(0, len(names), 64)]
-    )
-    y = np.array([classes.index(n.split("/")[-2]) for n in names])
-    np.savez(target, x=x, y=y, names=np.array(names))
-
-
-def told(found: np.ndarray, true: np.ndarray) -> str:
+def recall_and_precision(found: np.ndarray, true: np.ndarray) -> dict[str, float]:
     hits = int((found & true).sum())
-    return f"recall {hits / true.sum():.3f}, precision {hits / max(found.sum(), 1):.3f}"
+    return {"recall": hits / max(int(true.sum()), 1), "precision": hits / max(int(found.sum()), 1)}
 
 
-def swapped_labels(x: np.ndarray, y0: np.ndarray, seeds: list[int]) -> None:
-    classes = int(y0.max()) + 1
+def f1(found: np.ndarray, true: np.ndarray) -> float:
+    return 2 * int((found & true).sum()) / max(int(found.sum()) + int(true.sum()), 1)
+
+
+# ---------------------------------------------------------------------------------------------- wrong labels
+
+
+def swap_labels(y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of which one in twenty is another class's, and which those are."""
+    rng, classes = np.random.default_rng(seed), int(y.max()) + 1
+    wrong = np.zeros(len(y), bool)
+    wrong[rng.choice(len(y), len(y) // WRONG, replace=False)] = True
+    return np.where(wrong, (y + rng.integers(1, classes, len(y))) % classes, y), wrong
+
+
+def swapped_labels(x: np.ndarray, y: np.ndarray, seeds: Sequence[int], compare: bool) -> Iterator[dict[str, Any]]:
     for seed in seeds:
-        rng = np.random.default_rng(seed)
-        y, bad = y0.copy(), np.zeros(len(x), bool)
-        bad[rng.choice(len(x), len(x) // 20, replace=False)] = True
-        y[bad] = (y0[bad] + rng.integers(1, classes, bad.sum())) % classes
-        seen = find_doubts(x, y, classes)
-        print(f"5 % of labels swapped, seed {seed}: {told(seen.mislabelled, bad)}")
-        if seed == seeds[0]:
-            print(f"  plain neighbours' vote: {told(plain_vote(x, y, classes), bad)}")
-            print(f"  confident learning's rule (as in cleanlab): {told(confident_learning(x, y, classes), bad)}")
+        labels, wrong = swap_labels(y, seed)
+        classes = int(y.max()) + 1
+        yield {"by": "check", "seed": seed} | recall_and_precision(find_doubts(x, labels, classes).mislabelled, wrong)
+        if compare and seed == seeds[0]:
+            plain = plain_vote(x, labels, classes)
+            yield {"by": "plain vote of ten neighbours", "seed": seed} | recall_and_precision(plain, wrong)
+            rule = confident_learning(x, labels, classes)
+            yield {"by": "confident learning's rule", "seed": seed} | recall_and_precision(rule, wrong)
 
 
 def plain_vote(x: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
@@ -101,8 +76,6 @@ def plain_vote(x: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
 
 def confident_learning(x: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray:
     """Another class is at least as likely as its own images make it on average. Five-fold, closed form."""
-    from vqprompt import ClosedFormClassifier
-
     folds = np.random.default_rng(0).integers(0, 5, len(x))
     scores = np.full((len(x), classes), -1e3)
     for fold in range(5):
@@ -116,22 +89,73 @@ def confident_learning(x: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray
     return ((shares >= typical) & (shares > own[:, None])).any(1)
 
 
-def drawings_mixed_in(model: Model, x: np.ndarray, y0: np.ndarray, seeds: list[int]) -> None:
-    from importlib.resources import files
+def choose_for_labels(folders: dict[str, list[tuple[np.ndarray, np.ndarray]]]) -> list[dict[str, float]]:
+    """F1 of every pair of thresholds, best first: over all kinds of folders alike. folders: features and labels."""
+    seen: dict[str, list[tuple[Doubts, np.ndarray]]] = {}
+    for name, several in folders.items():
+        seen[name] = []
+        for seed, (x, y) in enumerate(several):
+            labels, wrong = swap_labels(y, seed)
+            seen[name].append((find_doubts(x, labels, int(y.max()) + 1), wrong))
+    rows = []
+    for unlikely, support in product(UNLIKELY, SUPPORT):
+        scores = {
+            name: float(np.mean([f1(d.disputed(unlikely / len(d.mixed), support), w) for d, w in several]))
+            for name, several in seen.items()
+        }
+        rows.append(
+            {"unlikely": unlikely, "support": support, "average": float(np.mean(list(scores.values()))), **scores}
+        )
+    return sorted(rows, key=lambda row: -row["average"])
 
-    with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
-        sheets = np.load(file)["images"].reshape(-1, 28, 28)
-    rng = np.random.default_rng(seeds[0])
-    count = len(x) // 100
-    drawn = model.embed([sheets[i] for i in rng.choice(len(sheets), count, replace=False)])
+
+# ---------------------------------------------------------------------------------------------- strangers
+
+
+def mix_in(x: np.ndarray, y: np.ndarray, strangers: np.ndarray, seed: int) -> tuple[Doubts, np.ndarray]:
+    """What is thought of images to which one in a hundred strangers was added, and which those are."""
+    rng, count = np.random.default_rng(seed), max(len(x) // STRANGE, 1)
+    labels = np.concatenate([y, rng.integers(0, y.max() + 1, count)])
+    added = strangers[rng.choice(len(strangers), count, replace=False)]
+    return find_doubts(np.concatenate([x, added]), labels, int(y.max()) + 1), np.arange(len(labels)) >= len(x)
+
+
+def strangers_mixed_in(
+    x: np.ndarray, y: np.ndarray, strangers: np.ndarray, seeds: Sequence[int]
+) -> Iterator[dict[str, Any]]:
     for seed in seeds:
-        rng = np.random.default_rng(seed)
-        labels = np.concatenate([y0, rng.integers(0, y0.max() + 1, count)])
-        seen = find_doubts(np.concatenate([x, drawn]), labels, int(y0.max()) + 1)
-        print(f"1 % drawings mixed in, seed {seed}: {told(seen.strange, np.arange(len(labels)) >= len(x))}")
+        seen, true = mix_in(x, y, strangers, seed)
+        yield {"seed": seed} | recall_and_precision(seen.strange, true)
 
 
-def changed(image: Image.Image, kind: str, rng: np.random.Generator) -> Image.Image:
+def choose_for_strangers(folders: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[dict[str, float]]:
+    """F1 of every distance, best first. folders: features, labels, and features of strangers."""
+    seen = {name: [mix_in(*folder, seed) for seed in range(3)] for name, folder in folders.items()}
+    rows = []
+    for far in FARS:
+        scores = {name: float(np.mean([f1(d.distance > far, t) for d, t in pairs])) for name, pairs in seen.items()}
+        rows.append({"far": far, "average": float(np.mean(list(scores.values()))), **scores})
+    return sorted(rows, key=lambda row: -row["average"])
+
+
+# ---------------------------------------------------------------------------------------------- copies
+
+
+class Pictures:
+    """Images with their features and small grey versions. images: opens one by its row."""
+
+    def __init__(self, images: Any, x: np.ndarray) -> None:
+        self.images, self.x = images, x
+        with ThreadPoolExecutor() as pool:
+            self.grey = np.stack(list(pool.map(lambda row: small_grey(images(row)), range(len(x)))))
+
+    def some(self, rows: np.ndarray) -> Pictures:
+        part = object.__new__(Pictures)
+        part.images, part.x, part.grey = (lambda row: self.images(int(rows[row]))), self.x[rows], self.grey[rows]
+        return part
+
+
+def altered(image: Image.Image, kind: str, rng: np.random.Generator) -> Image.Image:
     if kind == "mirrored":
         return ImageOps.mirror(image)
     if kind == "cropped":
@@ -144,86 +168,93 @@ def changed(image: Image.Image, kind: str, rng: np.random.Generator) -> Image.Im
     return Image.open(packed).convert("RGB")
 
 
-def hidden_copies(
-    model: Model, archive: zipfile.ZipFile, x: np.ndarray, y: np.ndarray, names: np.ndarray, seeds: list[int]
-) -> None:
-    started = time.monotonic()
-    grey = np.stack([small_grey(decode(archive.read(str(n)), str(n))) for n in names])
-    print(f"small grey versions of {len(names)} images: {time.monotonic() - started:.0f} s")
-    already = {(a, b) for a, b, _ in near_pairs(x, grey)}
-    print(f"copies that CUB-200 has by itself: {len(already)} pairs")
-    for a, b in sorted(already):
-        print(f"  {names[a]} | {names[b]}")
-    for seed in seeds:
+class Hidden:
+    """50 exact and 50 altered copies among images, and every pair that might show one picture, with how alike it is."""
+
+    def __init__(self, model: Model, pictures: Pictures, seed: int) -> None:
+        x, n = pictures.x, len(pictures.x)
         rng = np.random.default_rng(seed)
-        rows = rng.choice(len(x), 2 * COPIES, replace=False)
-        exact, altered = rows[:COPIES], rows[COPIES:]
-        kinds = [KINDS[i % 3] for i in range(COPIES)]
-        originals = [decode(archive.read(str(names[r])), str(names[r])) for r in altered]
-        copies = [changed(image, kind, rng) for image, kind in zip(originals, kinds, strict=True)]
-        features = np.concatenate([x, x[exact], model.embed(copies)])
-        small = np.concatenate([grey, grey[exact], np.stack([small_grey(c) for c in copies])])
-        true = {(int(r), len(x) + i) for i, r in enumerate(rows)}
-        found = {(a, b) for a, b, _ in near_pairs(features, small)} - already
-        hits = found & true
-        by_kind = {
-            kind: np.mean([(int(r), len(x) + COPIES + i) in hits for i, r in enumerate(altered) if kinds[i] == kind])
-            for kind in KINDS
-        }
-        same = np.mean([(int(r), len(x) + i) in hits for i, r in enumerate(exact)])
-        # a copy of an image that has a copy of its own is one, too
-        told_off = {p for p in found - true if not any(set(p) & set(t) for t in already)}
-        print(
-            f"{COPIES} exact and {COPIES} altered copies, seed {seed}: exact recall {same:.3f}, altered recall "
-            f"{np.mean([t in hits for t in true if t[1] >= len(x) + COPIES]):.3f} "
-            f"({', '.join(f'{k} {v:.2f}' for k, v in by_kind.items())}), precision "
-            f"{len(hits) / max(len(hits) + len(told_off), 1):.3f}"
-        )
-        if seed == seeds[0]:
-            hashes(originals, copies, kinds)
+        rows = rng.choice(n, 2 * COPIES, replace=False)
+        self.kinds = ["exact"] * COPIES + [KINDS[i % 3] for i in range(COPIES)]
+        self.originals = [pictures.images(int(row)) for row in rows[COPIES:]]
+        self.copies = [altered(*pair, rng) for pair in zip(self.originals, self.kinds[COPIES:], strict=True)]
+        features = np.concatenate([x, x[rows[:COPIES]], model.embed(self.copies)])
+        small = [pictures.grey, pictures.grey[rows[:COPIES]], np.stack([small_grey(c) for c in self.copies])]
+        self.true = {(int(row), n + i): kind for i, (row, kind) in enumerate(zip(rows, self.kinds, strict=True))}
+        self.pairs = {(a, b): alike for a, b, alike in near_pairs(features, np.concatenate(small), min(ALIKE))}
+
+    def found(self, alike: float, already: set[tuple[int, int]]) -> dict[str, float]:
+        """already: copies that the images have by themselves. A copy of one of those is rightly a copy of both."""
+        found = {pair for pair, value in self.pairs.items() if value >= alike} - already
+        twins = {row for pair in already for row in pair}
+        hits = found & self.true.keys()
+        wrong = {pair for pair in found - hits if not set(pair) & twins}
+        told = {"precision": len(hits) / max(len(hits) + len(wrong), 1)}
+        for name, kinds in {"exact": ("exact",), "altered": KINDS, **{kind: (kind,) for kind in KINDS}}.items():
+            told[f"recall, {name}"] = float(np.mean([pair in hits for pair, k in self.true.items() if k in kinds]))
+        return told
 
 
-def hashes(originals: list[Image.Image], copies: list[Image.Image], kinds: list[str]) -> None:
+def own_copies(pictures: Pictures, alike: float) -> set[tuple[int, int]]:
+    return {(a, b) for a, b, _ in near_pairs(pictures.x, pictures.grey, alike)}
+
+
+def choose_for_copies(model: Model, pictures: Pictures) -> list[dict[str, float]]:
+    """F1 of every likeness, best first, over altered copies. Copies that the images have by themselves are those that
+    are found at the strictest likeness."""
+    already, hidden = own_copies(pictures, max(ALIKE)), [Hidden(model, pictures, seed) for seed in range(3)]
+    rows = []
+    for alike in ALIKE:
+        told = [h.found(alike, already) for h in hidden]
+        recall, precision = (float(np.mean([t[key] for t in told])) for key in ("recall, altered", "precision"))
+        rows.append({"alike": alike, "average": 2 * recall * precision / (recall + precision), "recall": recall,
+                     "precision": precision})  # fmt: skip
+    return sorted(rows, key=lambda row: -row["average"])
+
+
+def imagehash_finds(hidden: Hidden) -> dict[str, float] | None:
+    """Shares of the altered copies whose perceptual hash differs by at most 8 of 64 bits; None if not installed."""
     try:
         import imagehash
     except ImportError:
-        print("  imagehash is not installed, and not compared")
-        return
-    near = [imagehash.phash(a) - imagehash.phash(b) <= 8 for a, b in zip(originals, copies, strict=True)]
-    shares = {k: np.mean([n for n, kind in zip(near, kinds, strict=True) if kind == k]) for k in KINDS}
-    print("  imagehash (pHash, 8 bits of 64): " + ", ".join(f"{k} {v:.2f}" for k, v in shares.items()))
+        return None
+    near = [imagehash.phash(a) - imagehash.phash(b) <= 8 for a, b in zip(hidden.originals, hidden.copies, strict=True)]
+    kinds = hidden.kinds[COPIES:]
+    return {k: float(np.mean([n for n, kind in zip(near, kinds, strict=True) if kind == k])) for k in KINDS}
 
 
-def growth(x: np.ndarray, y: np.ndarray, sizes: list[int]) -> None:
+# ---------------------------------------------------------------------------------------------- time and memory
+
+
+def growth(x: np.ndarray, y: np.ndarray, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Everything after the backbone. Images that might be, as many as are asked for, are mixtures of two of a class."""
     from sklearn.neighbors import NearestNeighbors
 
     rng = np.random.default_rng(0)
-    times = []
+    before: tuple[int, float, int] | None = None
     for n in sizes:
         rows = rng.integers(0, len(x), n)
         order = np.argsort(y, kind="stable")
         starts = np.searchsorted(y[order], y[rows])
         others = order[starts + (rng.random(n) * np.bincount(y)[y[rows]]).astype(int)]  # of the same class
         mixture = rng.random((n, 1)).astype(np.float32)
-        features = mixture * x[rows] + (1 - mixture) * x[others]  # images that might be, as many as are asked for
+        features = mixture * x[rows] + (1 - mixture) * x[others]
         features += (0.5 * x.std() * rng.normal(size=features.shape)).astype(np.float32)
         grey = rng.integers(0, 256, (n, 48, 48), dtype=np.uint8)
         tracemalloc.start()
-        started = time.process_time()
+        started, clock = time.process_time(), time.monotonic()
         find_doubts(features, y[rows], int(y.max()) + 1)
         near_pairs(features, grey)
-        seconds, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+        seconds, elapsed = time.process_time() - started, time.monotonic() - clock
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        started = time.process_time()
+        told: dict[str, Any] = {"images": n, "seconds": elapsed, "seconds of processor": seconds, "MB": peak / 1e6}
+        if before is not None:
+            m, t, p = before
+            told |= {"time ×": seconds / t, "memory ×": peak / p, "n·log n ×": n * np.log(n) / (m * np.log(m))}
         if n <= 10000:
+            started = time.process_time()
             NearestNeighbors(n_neighbors=10).fit(features).kneighbors(features)
-        brute = f"{time.process_time() - started:6.1f} s" if n <= 10000 else "not run"
-        times.append((n, seconds, peak))
-        print(f"{n:6} images: {seconds:6.1f} s of processor, {peak / 1e6:6.0f} MB; scikit-learn's search {brute}")
-    for (n, t, m), (n2, t2, m2) in zip(times, times[1:], strict=False):  # noqa: RUF007
-        allowed = n2 * np.log(n2) / (n * np.log(n))
-        print(f"{n} → {n2}: time × {t2 / t:.2f}, memory × {m2 / m:.2f} (n·log n: × {allowed:.2f})")
-
-
-if __name__ == "__main__":
-    main()
+            told["scikit-learn's neighbours, seconds of processor"] = time.process_time() - started
+        before = (n, seconds, peak)
+        yield told

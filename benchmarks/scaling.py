@@ -7,6 +7,9 @@ One axis grows at a time, everything else is held. What is timed is the product 
 `accuracies`, `rebalance`) on random images in memory, with a small ViT on a CPU and ViT-S/14 on CUDA. For every row:
 the points, what a unit costs, and the exponent: the slope of a straight line through the points in log-log, nothing
 subtracted; beside it the slope between the last two points alone, where fixed costs weigh least. 1 is linear.
+
+`many_classes` goes to 10,000 classes: what follows the backbone, on random features. `many_tasks` goes to 1,000 tasks,
+with a tiny ViT.
 """
 
 from __future__ import annotations
@@ -30,11 +33,15 @@ from common import make_parser, noise_stream, seconds_of, stored_side, write_jso
 from vqprompt.backbones.vit import ViT, ViTConfig
 from vqprompt.data.stream import Stream, Task
 from vqprompt.learner.learner import Learner
+from vqprompt.methods.base import CLOSED_FORM, Head
+from vqprompt.model.calibration import solve
+from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
 from vqprompt.runtime import hardware
 from vqprompt.statistics.gaussians import make_statistics
 from vqprompt.statistics.rebalancing import Rebalancing, rebalance
 from vqprompt.training.settings import Training
 
+AXES = ("classes", "images", "tasks", "pool", "image_size", "many_classes", "many_tasks")
 FITTED, LAST = 1.15, 1.3  # exponents clearly above 1: of the line through all points, of the last two alone
 
 
@@ -55,6 +62,8 @@ class Plan:
     pools: Sequence[int]
     sizes: Sequence[int]
     some: int  # images where their number does not matter
+    many_classes: Sequence[int] = (625, 1250, 2500, 5000, 10_000)
+    many_tasks: Sequence[int] = (125, 250, 500, 1000)  # as many classes as the last one are divided among them
 
 
 PLANS = {
@@ -67,7 +76,7 @@ PLANS = {
         ViTConfig(), 128, Rebalancing(), 3, 1,
         classes=[100, 200, 400, 800, 1600], new_task=(16, 32), images=[512, 1024, 2048, 4096, 8192],
         tasks=[2, 4, 8, 16, 32], whole=(64, 64, 16), pools=[10, 20, 40, 80, 160], sizes=[112, 168, 224, 336, 448],
-        some=1024,
+        some=1024, many_tasks=[250, 1000],
     ),
 }  # fmt: skip
 
@@ -197,14 +206,16 @@ class Bench:
         """Random images. tasks: classes per task; train: per task, training images per class; test: per class."""
         return noise_stream(tasks, train, test, stored_side(size or self.plan.vit.image_size), self.rng)
 
-    def grow(self, points: Sequence[int], measure: Callable[[int], dict[str, float]]) -> dict[str, list[float]]:
+    def grow(
+        self, points: Sequence[int], measure: Callable[[int], dict[str, float]], rounds: int | None = None
+    ) -> dict[str, list[float]]:
         """Medians over rounds. Every round visits all points, so that a disturbance does not hit only one of them."""
         for _ in range(self.plan.warmup):
-            for point in points:
+            for point in points[: None if rounds is None else 1]:
                 measure(point)
-        rounds = [[measure(point) for point in points] for _ in range(self.plan.rounds)]
+        visits = [[measure(point) for point in points] for _ in range(rounds or self.plan.rounds)]
         return {
-            name: [statistics.median(r[i][name] for r in rounds) for i in range(len(points))] for name in rounds[0][0]
+            name: [statistics.median(v[i][name] for v in visits) for i in range(len(points))] for name in visits[0][0]
         }
 
     def seconds(self, call: Callable[[], Any]) -> float:
@@ -289,6 +300,73 @@ class Bench:
         held = f"{classes} classes, {classes * train} training and {classes * test} test images"
         return Axis("Tasks", "task", "tasks", list(streams), held, self.grow(self.plan.tasks, measure))
 
+    def many_classes(self) -> Axis:
+        """What follows the backbone: statistics, classifier, and the closed form of `vqprompt learn`."""
+        plan, width, each, new = self.plan, self.plan.vit.width, 4, 10
+        settings = plan.rebalancing.model_copy(update={"ratio": 4, "epochs": 1})
+        closed = settings.model_copy(update={"how": "closed-form", "covariance": "shared"})
+        queries = torch.randn(256, width, device=self.device)
+
+        def measure(classes: int) -> dict[str, float]:
+            labels = torch.arange(classes, device=self.device).repeat_interleave(each)
+            features = torch.randn(len(labels), width, device=self.device)
+            diagonal, shared = (make_statistics(width, kind).to(self.device) for kind in ("diagonal", "shared"))
+            found = {
+                "means and variances": self.seconds(lambda: diagonal.add(features, labels)),
+                "means, shared covariance": self.seconds(lambda: shared.add(features, labels)),
+            }
+            head = Head(width).to(self.device)
+            head.grow(classes - new)
+            found["head, ten classes more"] = self.seconds(lambda: head.grow(classes))
+            found["head, scores of 256"] = statistics.median(self.seconds(lambda: head(queries)) for _ in range(5))
+            found["closed form"] = self.seconds(lambda: rebalance(head, shared, classes - new, plan.batch, closed, 0))
+            with Peak(self.device) as peak:
+                found["rebalancing, one epoch"] = self.seconds(
+                    lambda: rebalance(head, diagonal, classes - new, plan.batch, settings, 0)
+                )
+            fixed = to_fixed_point(features.cpu().numpy()).reshape(classes, each, width)
+            names = np.arange(classes * each, dtype=np.uint64).reshape(classes, each)
+            records = [ClassRecord.of(n, f) for n, f in zip(names, fixed, strict=True)]
+            gram = sum(map(gram_of, records), np.zeros((width, width)))
+            found["a model's solve (CPU)"] = self.seconds(lambda: solve(records, gram))
+            found["kept_bytes"] = sum(t.nbytes for t in (*diagonal.buffers(), *head.parameters()))
+            return {**found, "kept_by_a_model_bytes": sum(r.nbytes for r in records),
+                    "taken_while_rebalancing_bytes": peak.bytes}  # fmt: skip
+
+        held = (
+            f"features of {width} dimensions, {each} per class; {settings.ratio * plan.batch} pseudo-features "
+            f"per step, at most {settings.steps} steps"
+        )
+        points, rounds = list(plan.many_classes), 1 if self.device.type == "cuda" else None
+        return Axis("Many classes", "class", "classes", points, held, self.grow(points, measure, rounds))
+
+    def many_tasks(self) -> Axis:
+        """As `tasks`, with a ViT so small that tasks themselves are what costs. One round."""
+        size, points = 28, list(self.plan.many_tasks)
+        config = ViTConfig(width=48, depth=2, heads=2, patch=14, image_size=size)
+        few = Rebalancing(ratio=1, epochs=1, steps=10)
+        methods = {"VQ-Prompt": {"rebalancing": few, "blocks": [0, 1]}, "Linear, closed form": CLOSED_FORM}
+        rows: dict[str, list[float]] = {}
+        for tasks in points:
+            stream = self.stream([points[-1] // tasks] * tasks, [2] * tasks, 1, size)
+            for title, options in methods.items():
+                torch.manual_seed(0)
+                method = "linear" if options is CLOSED_FORM else "vq-prompt"
+                learner = Learner(ViT(config), method, training=Training(epochs=1, batch_size=16), tasks=tasks,
+                                  device=str(self.device), compile="off", **options)  # fmt: skip
+                learning, testing, testable = 0.0, 0.0, max(1, tasks // 10)
+                with Peak(self.device) as peak:
+                    for task in stream:
+                        learning += self.seconds(partial(learner.learn, task))
+                        if (task.number + 1) % testable == 0:  # ten times in all
+                            testing += self.seconds(partial(learner.accuracies, stream.seen(task.number)))
+                rows.setdefault(f"{title}: learning", []).append(learning)
+                rows.setdefault(f"{title}: ten tests", []).append(testing)
+                rows.setdefault(f"{title}: kept_bytes", []).append(kept(learner))
+                rows.setdefault(f"{title}: taken_bytes", []).append(peak.bytes)
+        held = f"{points[-1]} classes, two training images and one test image of each; at most {few.steps} steps"
+        return Axis("Many tasks", "task", "tasks", points, held, rows)
+
     def pool(self) -> Axis:
         task = next(iter(self.stream([8], [self.plan.some // 8])))
 
@@ -328,8 +406,7 @@ def bytes_per_class(width: int) -> dict[str, int]:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--axes", nargs="+", choices=["classes", "images", "tasks", "pool", "image_size"],
-                        help="only these (default: all)")  # fmt: skip
+    parser.add_argument("--axes", nargs="+", choices=AXES, default=AXES, help="only these (default: all)")
     args = parser.parse_args()
     device, started, before = torch.device(args.device), time.perf_counter(), others_share()
     plan = PLANS[device.type]
@@ -341,7 +418,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(plan, device, Path(folder))
         bench.learner().learn(next(iter(bench.stream([8], [plan.some // 8]))))  # libraries load and settle
-        for name in args.axes or ["classes", "images", "tasks", "pool", "image_size"]:
+        for name in args.axes:
             axis = getattr(bench, name)()
             axis.show()
             found["axes"][name] = axis.summary()

@@ -160,76 +160,11 @@ def memory_of_large_photographs(home: Path) -> dict[str, float]:
 
 
 def quality(features: Path, strangers: Path | None = None) -> dict[str, float]:
-    """On features of any data set: npz with x [n, D], y [n], test [n] (bool). strangers: the same, of another kind."""
-    from scipy.linalg import cho_factor, cho_solve
-    from sklearn.metrics import roc_auc_score
+    """On features of any data set, and of images of another kind."""
+    from quality import measure, read_images
 
-    from vqprompt.model.calibration import calibration_error, familiarity, shrunk, solve
-    from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
-    from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
-
-    def opened(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        data = np.load(path)
-        x = data["x"]
-        return (x[:, -2:].reshape(len(x), -1) if x.ndim == 3 else x), data["y"], data["test"]
-
-    x, y, test = opened(features)
-
-    def records(classes: np.ndarray) -> list[ClassRecord]:
-        names = np.random.default_rng(0).permutation(len(x)).astype(np.uint64)
-        return [ClassRecord.of(names[(y == c) & ~test], to_fixed_point(x[(y == c) & ~test])) for c in classes]
-
-    classes = np.unique(y)
-    rs = records(classes)
-    groups = Groups.of(rs, sum(gram_of(r) for r in rs))
-    basis, found = Basis.of(groups), solve(rs, sum(gram_of(r) for r in rs))
-    truth = np.searchsorted(classes, y[test])
-    accuracy = {}
-    for s in SHRINKAGES:
-        distance = LeaveOneOut(groups, basis, Trials.of(rs, range(len(rs)))).at(s).distance
-        accuracy[s] = float((basis.discriminant(groups, s, distance).scores(x[test]).argmax(1) == truth).mean())
-    scores = found.discriminant.scores(x[test])
-    told: dict[str, float] = {
-        "classes": len(classes), "images to learn": int((~test).sum()), "images to test": int(test.sum()),
-        "estimated shrinkage": found.shrinkage, "accuracy %": 100 * accuracy[found.shrinkage],
-        "best fixed shrinkage": max(accuracy, key=accuracy.get), "its accuracy %": 100 * max(accuracy.values()),  # type: ignore[arg-type]
-        "accuracy at shrinkage 0.1 %": 100 * accuracy[0.1],
-        "accuracy estimated by leaving one out %": 100 * float(found.right.sum() / found.tested.sum()),
-        "calibration error without temperature %": 100 * calibration_error(probabilities(scores, 1.0), truth),
-        "calibration error %": 100 * calibration_error(probabilities(scores, found.calibration.temperature), truth),
-    }  # fmt: skip
-
-    def aurocs(learned: list[ClassRecord], asked: np.ndarray, known: np.ndarray) -> dict[str, float]:
-        gram = sum(gram_of(r) for r in learned)
-        half, sums = solve(learned, gram), Groups.of(learned, gram)
-        within = cho_factor(shrunk(sums.covariance(), half.shrinkage))
-        s = half.discriminant.scores(asked).astype(np.float64)
-        p, t = probabilities(s, half.calibration.temperature), half.calibration.temperature
-        near = half.background.scores(asked) + 2 * s.max(1)
-        norm = (asked * cho_solve(within, asked.T.astype(np.float64)).T).sum(1)
-        ours = familiarity(p, near, half.calibration)
-        energy = t * (np.log(np.exp((s - s.max(1, keepdims=True)) / t).sum(1)) + s.max(1) / t)
-        kinds = {
-            "ours": ours, "maximum probability": p.max(1), "energy": energy, "largest logit": s.max(1),
-            "relative Mahalanobis": near, "Mahalanobis": 2 * s.max(1) - norm,
-        }  # fmt: skip
-        found = {f"AUROC of {name} %": 100 * float(roc_auc_score(known, value)) for name, value in kinds.items()}
-        accepted = ours >= half.calibration.threshold
-        found["known images accepted %"] = 100 * float(accepted[known].mean())
-        found["strange images refused %"] = 100 * float((~accepted[~known]).mean())
-        return found
-
-    splits = []
-    for seed in range(3):
-        known = np.sort(np.random.default_rng(seed).permutation(classes)[: len(classes) // 2])
-        splits.append(aurocs(records(known), x[test], np.isin(y[test], known)))
-    told |= {f"half unknown: {name}": float(np.mean([s[name] for s in splits])) for name in splits[0]}
-    if strangers is not None:
-        other, _, _ = opened(strangers)
-        asked = np.concatenate([x[test], other])
-        for name, value in aurocs(rs, asked, np.arange(len(asked)) < test.sum()).items():
-            told[f"{strangers.stem} unknown: {name}"] = value
-    return told
+    told = measure(read_images(features), None if strangers is None else read_images(strangers).x)
+    return {f"{part}: {name}": value for part, values in told.items() for name, value in values.items()}
 
 
 def main() -> None:

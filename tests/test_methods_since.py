@@ -89,6 +89,18 @@ class TestPrototypes:
         assert not same_tensors(states[0], states[1])
         assert same_tensors(states[1], states[2]) and same_tensors(states[2], states[3])
 
+    @pytest.mark.parametrize("method", ["aper", "ranpac", "ease"])
+    def test_adapters_are_trained_with_a_cosine_classifier(self, method):
+        learner = make_learner(method)
+        learner.method.start_task(TaskInfo(0, 0, 2))
+        with torch.no_grad():
+            learner.method.sharpness.fill_(3.0)
+        view = view_of(learner, labels=torch.tensor([0, 1, 1, 0, 1]))
+        loss = learner.method.losses(view)["task"]
+        features, rows = learner.method.features(view)[0], learner.method.head.weight
+        cosines = F.cosine_similarity(features[:, None], rows[None], dim=-1)
+        torch.testing.assert_close(loss, F.cross_entropy(3 * cosines, view.labels))
+
     def test_apers_features_are_the_frozen_and_the_adapted_ones(self):
         learner, _ = learned("aper")
         view = view_of(learner)
@@ -154,6 +166,12 @@ class TestEASE:
         weights = torch.softmax(F.cosine_similarity(before[:, None, 0], new[None, :, 0], dim=-1), dim=-1)
         torch.testing.assert_close(after[:2, 1], weights @ new[:, 1], rtol=1e-4, atol=1e-4)
 
+    def test_mixtures_are_made_of_all_classes_seen_in_a_subspace(self):
+        learner, _ = learned("ease")
+        known = learner.method.prototypes  # 6 classes, 3 subspaces; classes 2 to 5 were seen in subspace 1
+        weights = torch.softmax(F.cosine_similarity(known[:2, None, 0], known[None, 2:, 0], dim=-1), dim=-1)
+        torch.testing.assert_close(known[:2, 1], weights @ known[2:, 1], rtol=1e-4, atol=1e-4)
+
     def test_a_class_s_own_subspace_counts_fully(self):
         learner, _ = learned("ease", others=0.25)
         method: EASE = learner.method
@@ -161,7 +179,7 @@ class TestEASE:
         features = method.features(view)[0].unflatten(1, (3, -1))
         for c in range(6):
             cosines = F.cosine_similarity(features, method.prototypes[c][None], dim=-1)
-            weights = torch.tensor([1.0 if t == c // 2 else 0.25 for t in range(3)])
+            weights = torch.tensor([1.0 if t == c // 2 else 0.125 for t in range(3)])  # 0.25, shared by two subspaces
             torch.testing.assert_close(method.logits(view)[:, c] * 0.1, cosines @ weights, rtol=1e-4, atol=1e-4)
 
 

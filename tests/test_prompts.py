@@ -1,5 +1,7 @@
 """Soft selection, quantization, the two gradient estimators, the two losses, and the method made of them."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from vqprompt.errors import UserError
 from vqprompt.learner.learner import Learner
 from vqprompt.methods.task import TaskInfo
 from vqprompt.methods.vq_prompt import SoftPrompt, VQOptions, VQPrompt, VQPromptS
-from vqprompt.prompts import PromptPool
+from vqprompt.prompts import PromptPool, Spread
 from vqprompt.runs.config import resolve
 from vqprompt.training.view import View
 
@@ -285,7 +287,7 @@ def test_the_simpler_forms_are_the_same_class_with_options(simpler, options, ter
 
 def test_soft_prompt_uses_the_soft_prompt_itself():
     method, view = start_method(SoftPrompt)
-    prompts = dict(enumerate(method.soft_prompt(view.query).unbind(1)))
+    prompts = dict(enumerate(method.pool.soft(view.query, method.options.tau).unbind(1)))
     torch.testing.assert_close(method.features(view)[0], method.vit(view.images, prompts))
 
 
@@ -348,3 +350,50 @@ class TestOldLogits:
             else:
                 learner.learn(task)
                 kept = {name: p.detach().clone() for name, p in learner.method.head.named_parameters()}
+
+
+class TestSpread:
+    """Beyond the paper: ways to use more of the pool."""
+
+    def grouped_queries(self) -> torch.Tensor:
+        """Three groups that differ little beside the large part that all queries share."""
+        generator = torch.Generator().manual_seed(0)
+        centers = torch.nn.functional.one_hot(torch.arange(3), 16).float()
+        return 50 + centers.repeat_interleave(20, 0) + 0.01 * torch.randn(60, 16, generator=generator)
+
+    def test_keys_by_k_means_send_each_group_to_its_own_prompt(self):
+        queries = self.grouped_queries()
+        torch.manual_seed(0)
+        pool = PromptPool(2, 3, 4, 16, Spread(keys="k-means"))
+        pool.start_keys(queries, seed=1)
+        choices = pool.nearest(pool.soft(queries, 0.1)).view(3, 20, 2)
+        assert (choices == choices[:, :1]).all()  # one prompt per group
+        assert all(len(set(choices[:, 0, block].tolist())) == 3 for block in range(2))
+        plain = PromptPool(2, 3, 4, 16)
+        assert len(plain.nearest(plain.soft(queries, 0.1)).unique(dim=0)) == 1  # without it all share one
+
+    def test_fewer_queries_than_keys(self):
+        torch.manual_seed(0)
+        pool = PromptPool(1, 5, 4, 16, Spread(keys="k-means"))
+        before = pool.keys.detach().clone()
+        pool.start_keys(self.grouped_queries()[:2], seed=1)
+        assert torch.equal(pool.keys[:, 2:], before[:, 2:]) and not torch.equal(pool.keys[:, :2], before[:, :2])
+
+    def test_balance_is_zero_only_if_all_prompts_are_used_equally(self):
+        pool = PromptPool(2, 4, 4, 16, Spread(balance=0.5))
+        equal = torch.eye(4)[:, None].expand(-1, 2, -1)  # each image surely gets another prompt
+        one = torch.eye(4)[:1, None].expand(8, 2, -1)
+        assert pool.balance(equal)["balance"].item() == pytest.approx(0, abs=1e-6)
+        assert pool.balance(one)["balance"].item() == pytest.approx(0.5 * math.log(4), abs=1e-5)
+        assert PromptPool(2, 4, 4, 16).balance(one) == {}
+
+    @pytest.mark.parametrize("method", ["vq-prompt", "moving-prompts"])
+    def test_a_learner_with_it_saves_and_loads(self, method, tmp_path):
+        learner = make_learner(method, pool=3, spread={"keys": "k-means", "balance": 0.1}, tau=0.1)
+        task = next(iter(make_stream()))
+        learner.learn(task)
+        assert learner.method.pool.center.abs().max() > 0
+        learner.save(tmp_path)
+        again = Learner.load(tmp_path, backbone=make_vit(), device="cpu", compile="off")
+        images = [np.full((28, 28, 3), shade, np.uint8) for shade in (0, 100, 255)]
+        assert torch.equal(again.predict_proba(images), learner.predict_proba(images))

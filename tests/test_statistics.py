@@ -192,6 +192,26 @@ class TestRebalancing:
         expected = [0.1 * (1 + np.cos(np.pi * epoch / 4)) / 2 for epoch in range(4) for _ in range(3)]
         np.testing.assert_allclose(rates, expected)
 
+    @pytest.mark.parametrize(("kind", "centroids"), [("diagonal", 1), ("diagonal", 2), ("shared", 1)])
+    def test_with_more_classes_than_steps_only_what_the_steps_need_is_drawn(self, kind, centroids, monkeypatch):
+        statistics, _, _ = filled(kind, centroids, classes=5)
+        drawn = []
+        every = ClassStatistics.sample_some
+
+        def noted(self, count, *given):
+            features, labels = every(self, count, *given)
+            drawn.append((features, labels))
+            return features, labels
+
+        monkeypatch.setattr(ClassStatistics, "sample_some", noted)
+        head = Head(WIDTH)
+        head.grow(5)
+        rebalance(head, statistics, 4, 500, Rebalancing(epochs=1, steps=3, ratio=4, centroids=centroids), seed=0)
+        features, labels = drawn[0]
+        assert features.shape == (3 * 500 * 4, WIDTH) and labels.bincount().min() > 1000, "all classes have their turn"
+        means = torch.stack([features[labels == c].mean(0) for c in range(5)])
+        assert (means - statistics.class_means()).abs().max() < 0.5, "of the classes that their labels name"
+
     def test_steps_of_an_epoch_are_capped(self):
         """Each step scores all classes: a step for every old one, too, would make time quadratic in the classes."""
         statistics, _, _ = filled(classes=5)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.errors import UserError
@@ -24,25 +25,74 @@ class Quantized(NamedTuple):
     commitment: Tensor  # moves the soft prompts towards the chosen elements
 
 
+class Spread(BaseModel, extra="forbid"):
+    """Ways, beyond the paper, to make images use more of the pool. Without them most images share a few prompts,
+    because their queries have a large part in common."""
+
+    keys: Literal["random", "k-means"] = Field(
+        "random",
+        description="k-means: keys start at centers of the first task's queries; queries are compared as differences "
+        "from their mean, at unit length",
+    )
+    balance: float = Field(0.0, ge=0, description="weight of a loss that is 0 when a batch uses all prompts equally")
+
+
 class PromptPool(nn.Module):
     """N keys and N prompts for each of M blocks; all blocks are computed together.
 
     Keys and prompts start uniform in [0, 1), as in the released code.
     """
 
-    def __init__(self, blocks: int, size: int, length: int, width: int) -> None:
+    center: Tensor  # [D], mean query of the first task; only with keys by k-means
+
+    def __init__(self, blocks: int, size: int, length: int, width: int, spread: Spread | None = None) -> None:
         super().__init__()
+        self.spread = spread or Spread()
         self.keys = nn.Parameter(torch.rand(blocks, size, width))
         self.prompts = nn.Parameter(torch.rand(blocks, size, length, width))
+        if self.spread.keys == "k-means":
+            self.register_buffer("center", torch.zeros(width))
+
+    @torch.no_grad()
+    def start_keys(self, queries: Tensor, seed: int) -> None:
+        """Let keys start at cluster centers of these queries [n, D]. Where there are fewer queries than keys, the other
+        keys stay random."""
+        from sklearn.cluster import KMeans
+
+        self.center.copy_(queries.mean(0))
+        unit = F.normalize(queries - self.center, dim=-1).cpu().numpy()
+        clusters = KMeans(min(self.keys.shape[1], len(unit)), n_init=4, random_state=seed % 2**32).fit(unit)
+        centers = torch.from_numpy(clusters.cluster_centers_).to(self.keys)
+        self.keys[:, : len(centers)] = F.normalize(centers, dim=-1)
+
+    def weights(
+        self, query: Tensor, temperature: float = 1.0, normalize_keys: bool = True, normalize_query: bool = False
+    ) -> Tensor:
+        """alpha = softmax(K q / temperature): [B, D] to [B, M, N]."""
+        if self.spread.keys == "k-means":
+            query, normalize_query = query - self.center, True
+        keys = F.normalize(self.keys, dim=-1) if normalize_keys else self.keys
+        query = F.normalize(query, dim=-1) if normalize_query else query
+        return torch.softmax(torch.einsum("bd,mnd->bmn", query, keys) / temperature, dim=-1)
+
+    def mix(self, alpha: Tensor) -> Tensor:
+        """p' = sum_i alpha_i P_i: [B, M, N] to [B, M, L_p, D]."""
+        return torch.einsum("bmn,mnld->bmld", alpha, self.prompts)
 
     def soft(
         self, query: Tensor, temperature: float = 1.0, normalize_keys: bool = True, normalize_query: bool = False
     ) -> Tensor:
-        """p' = sum_i alpha_i P_i with alpha = softmax(K q / temperature): [B, D] to [B, M, L_p, D]."""
-        keys = F.normalize(self.keys, dim=-1) if normalize_keys else self.keys
-        query = F.normalize(query, dim=-1) if normalize_query else query
-        alpha = torch.softmax(torch.einsum("bd,mnd->bmn", query, keys) / temperature, dim=-1)
-        return torch.einsum("bmn,mnld->bmld", alpha, self.prompts)
+        """The soft prompts of queries: [B, D] to [B, M, L_p, D]."""
+        return self.mix(self.weights(query, temperature, normalize_keys, normalize_query))
+
+    def balance(self, alpha: Tensor) -> dict[str, Tensor]:
+        """The loss that spreads a batch over the pool, if it is wanted: the divergence of the mean weights from equal
+        ones, averaged over blocks."""
+        if not self.spread.balance:
+            return {}
+        mean = alpha.mean(dim=0)
+        divergence = (mean * (mean * mean.shape[-1]).clamp(min=1e-9).log()).sum(dim=-1).mean()
+        return {"balance": self.spread.balance * divergence}
 
     def nearest(self, soft: Tensor) -> Tensor:
         """Index of the pool element closest to each soft prompt [B, M]."""

@@ -93,8 +93,8 @@ class Attention(nn.Module):
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         if prompt is not None:
             prefix_k, prefix_v = self.prefix(prompt.to(x.dtype), placement)
-            k = torch.cat([prefix_k.expand(len(x), -1, -1), k], dim=1)
-            v = torch.cat([prefix_v.expand(len(x), -1, -1), v], dim=1)
+            k = torch.cat([prefix_k.expand(x.shape[0], -1, -1), k], dim=1)
+            v = torch.cat([prefix_v.expand(x.shape[0], -1, -1), v], dim=1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 

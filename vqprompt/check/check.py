@@ -26,7 +26,15 @@ from vqprompt.check.neighbours import nearest
 from vqprompt.data import decode as decoding
 from vqprompt.errors import UserError
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import Picture, clean_name, find_pictures, name_of, spelling
+from vqprompt.model.pictures import (
+    FROM_TRAINING,
+    Picture,
+    clean_name,
+    find_pictures,
+    name_of,
+    own_test_pictures,
+    spelling,
+)
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 TINY = 32  # px of the shorter side
@@ -83,6 +91,11 @@ class Checked:
         """Images that `learn --exclude` should leave out, most doubtful first, each once."""
         return list(dict.fromkeys(f.where for f in self.findings if f.leave_out))
 
+    @property
+    def doubtful(self) -> int:
+        """How many images there is a doubt about."""
+        return len({f.where for f in self.findings})
+
     def counts(self) -> dict[Kind, int]:
         return dict(Counter(f.kind for f in self.findings))
 
@@ -111,13 +124,12 @@ def check(
     progress: Report = ignore,
 ) -> Checked:
     """Look through images as `Model.learn` takes them. test: a second source, whose images must not be in the first; a
-    folder's own test/ by default. model: what it knows votes too, and its backbone is used."""
+    folder's or archive's own test/ by default. model: what it knows votes too, and its backbone is used."""
     started = time.monotonic()
     pictures, notes = find_pictures(source, labels)
-    if test is None and isinstance(source, str | Path) and (Path(source) / "train").is_dir():
-        inside = Path(source) / "test"
-        test = inside if inside.is_dir() else None
-    held_out = find_pictures(test)[0] if test is not None else []
+    held_out = find_pictures(test)[0] if test is not None else _own_test(source)
+    if held_out:  # what learn would say, that they are left out, is not true of a check
+        notes = [note for note in notes if not note.startswith(FROM_TRAINING)]
     everything = [replace(p, label=_name(p.label)) for p in (*pictures, *held_out)]
     known = model if model is not None else Model(backbone, size=size, device=device)
     rows, broken = _look(everything, len(pictures), known, progress)
@@ -135,6 +147,10 @@ def check(
         tuple(pair for pair in few if pair[1] < FEW), tuple(notes), time.monotonic() - started,
         {p.where: p.open for p in everything},
     )  # fmt: skip
+
+
+def _own_test(source: Any) -> list[Picture]:
+    return own_test_pictures(Path(source).expanduser()) if isinstance(source, str | Path) else []
 
 
 def _name(label: str) -> str:
@@ -247,8 +263,7 @@ def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> F
         one, other = other, one
     first, second = rows.pictures[one], rows.pictures[other]
     exact = kind is Kind.SAME
-    what = "the same file as" if exact else "nearly the same picture as"
-    named = f"{what} {first.where} ({first.label})"
+    named = f"{'the same file as' if exact else 'compare with'} {first.where} ({first.label})"
     if across:
         return Finding(second.where, second.label, Kind.SAME_TEST if exact else Kind.NEAR_TEST, 0.98 if exact else 0.9,
                        named + "; testing with it would flatter the model", first.where)  # fmt: skip
@@ -269,14 +284,15 @@ def _tiny(rows: _Rows) -> list[Finding]:
     ]  # fmt: skip
 
 
-def near_pairs(features: np.ndarray, grey: np.ndarray) -> list[tuple[int, int, float]]:
-    """Pairs of rows, the smaller first, that show one picture, and how alike they are. features: [n, D]."""
+def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALIKE) -> list[tuple[int, int, float]]:
+    """Pairs of rows, the smaller first, that show one picture, and how alike they are. features: [n, D]. grey: their
+    small versions. least: how alike the pictures of a pair must be."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     places, similar = nearest(unit.astype(np.float32), copies.NEIGHBOURS)
     rows, columns = np.nonzero((similar >= copies.NEAR) & (places >= 0))
     pairs = sorted({(min(a, b), max(a, b)) for a, b in zip(rows.tolist(), places[rows, columns].tolist(), strict=True)})
     scored = ((a, b, copies.likeness(grey[a], grey[b])) for a, b in pairs)
-    return [pair for pair in scored if pair[2] >= copies.ALIKE]
+    return [pair for pair in scored if pair[2] >= least]
 
 
 def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:
@@ -286,7 +302,7 @@ def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:
         one, other = int(left[a]), int(left[b])
         two = rows.pictures[one].label != rows.pictures[other].label
         finding = _copy(rows, one, other, two, Kind.NEAR)
-        found.append(replace(finding, says=f"{finding.says} ({alike:.0%} alike)"))
+        found.append(replace(finding, says=f"{finding.says}: {alike:.0%} alike"))
         if finding.kind is Kind.NEAR_TWO_CLASSES:
             found.append(_copy(rows, other, one, two, Kind.NEAR))
     return found

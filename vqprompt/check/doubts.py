@@ -57,7 +57,11 @@ class Doubts:
 
     @property
     def mislabelled(self) -> np.ndarray:
-        return (self.probability < self.unlikely) & (self.support <= SUPPORT)
+        return self.disputed(self.unlikely, SUPPORT)
+
+    def disputed(self, unlikely: float, support: float) -> np.ndarray:
+        """Images whose label is less probable than `unlikely`, and has at most `support` of the neighbours' votes."""
+        return (self.probability < unlikely) & (self.support <= support)
 
     @property
     def strange(self) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.teach import Device, Json, _progress, _say
+from vqprompt.commands.teach import Device, Json
+from vqprompt.commands.teaching_words import progress_shown, say
 
 
 def check(
@@ -45,13 +46,13 @@ def check(
     from vqprompt.model.model import Model
 
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
-    with _progress() as progress:
+    with progress_shown() as progress:
         found = look_through(
             folder, test=test, model=known, backbone=backbone or "vit-s14", size=size, device=device, progress=progress
         )
     place = out or Path()
-    page = write_page(found, place / "check.html", str(folder))
     listed = write_list(found, place / "exclude.txt")
+    page = write_page(found, place / "check.html", str(folder), listed)
     if as_json:
         told = {
             "images": found.images, "classes": found.classes, "findings": [asdict(f) for f in found.findings],
@@ -61,15 +62,16 @@ def check(
         print(json.dumps(told, ensure_ascii=False, indent=2))
         return
     for note in found.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     for f in found.findings:
-        _say(f"{f.where}: {f.kind}: {f.says}")
+        say(f"{f.where}: {f.kind}: {f.says}")
     for one, other, share in found.alike:
-        _say(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
+        say(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
     for name, count in found.few:
-        _say(f"class {name} has only {count} image{'' if count == 1 else 's'}")
-    doubtful = len({f.where for f in found.findings})
-    _say(
-        f"{doubtful} of {found.images} images are doubtful" if doubtful else f"{found.images} images, nothing doubtful"
+        say(f"class {name} has only {count} image{'' if count == 1 else 's'}")
+    say(
+        f"{found.doubtful} of {found.images} images are doubtful"
+        if found.doubtful
+        else f"{found.images} images, nothing doubtful"
     )
-    _say(f"look at {page}; {listed} names {len(found.left_out)} images for vqprompt learn --exclude")
+    say(f"look at {page}; {listed} names {len(found.left_out)} images for vqprompt learn --exclude")

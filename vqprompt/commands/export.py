@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.teach import ModelPath, _say
+from vqprompt.commands.teach import ModelPath
+from vqprompt.commands.teaching_words import say
 from vqprompt.errors import UserError
 
 
@@ -37,9 +38,9 @@ def export(
         from vqprompt.export.onnx import export_onnx
 
         written = export_onnx(taken, onnx, int8=int8)
-        _say(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images in, probabilities and familiarity out")
+        say(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images in, probabilities and familiarity out")
     if hub_folder is not None:
         from vqprompt.model.hub import save_pretrained
 
         save_pretrained(taken, hub_folder)
-        _say(f"wrote {hub_folder}: look at its README.md, the model's card")
+        say(f"wrote {hub_folder}: look at its README.md, the model's card")

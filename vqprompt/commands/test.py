@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.teach import Device, Json, ModelPath, _percent, _progress, _say
+from vqprompt.commands.teach import Device, Json, ModelPath
+from vqprompt.commands.teaching_words import percent, progress_shown, say
 from vqprompt.errors import UserError
 
 
@@ -46,7 +47,7 @@ def test(
         earlier.undo()
         if not earlier.classes:
             raise UserError(f"{model}: before its last teaching this model knew nothing; leave out --before")
-    with _progress() as progress:
+    with progress_shown() as progress:
         found = test_model(
             asked, folder, before=earlier, refuse_unknown_classes=known_only, unknown=unknown, strictness=strictness,
             progress=progress,
@@ -61,21 +62,21 @@ def test(
         print(json.dumps(told, ensure_ascii=False))
         return
     for note in found.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     for message in found.broken[:10]:
-        _say(f"left out: {message}")
+        say(f"left out: {message}")
     low, high = found.balanced_interval
-    was = f"; before the last teaching {_percent(found.balanced_before)}" if found.balanced_before is not None else ""
+    was = f"; before the last teaching {percent(found.balanced_before)}" if found.balanced_before is not None else ""
     if found.asked:
-        _say(f"right, every class alike: {_percent(found.balanced)} ({_percent(low)} to {_percent(high)}){was}")
-        _say(f"right, every image alike: {_percent(found.right.value)} ({found.right.hits} of {found.right.total})")
-        _say(f"called unknown: {found.unknown.hits} of {found.unknown.total}")
+        say(f"right, every class alike: {percent(found.balanced)} ({percent(low)} to {percent(high)}){was}")
+        say(f"right, every image alike: {percent(found.right.value)} ({found.right.hits} of {found.right.total})")
+        say(f"called unknown: {found.unknown.hits} of {found.unknown.total}")
     if found.strangers:
         s = found.strangers_found
-        _say(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
+        say(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
     for c in sorted((c for c in found.per_class if c.recall.total), key=lambda c: c.recall.value or 0)[:5]:
         if c.recall.hits < c.recall.total:
-            _say(f"  {c.name}: {c.recall.hits} of {c.recall.total} recognized")
+            say(f"  {c.name}: {c.recall.hits} of {c.recall.total} recognized")
     for label, answer, times in found.confused_pairs()[:3]:
-        _say(f"  {label} was taken for {answer} {times} time{'' if times == 1 else 's'}")
-    _say(f"look at {page}")
+        say(f"  {label} was taken for {answer} {times} time{'' if times == 1 else 's'}")
+    say(f"look at {page}")

@@ -1,7 +1,8 @@
 """A model as an ONNX file: image in; probabilities and familiarity out; any number of images at once.
 
-Everything is inside: the central crop, normalization, the backbone, the classifier, the temperature and the score that
-tells the unknown. Left outside is reading a file and squashing it to a square, which every language has:
+Everything is inside: the central crop, normalization, the backbone with what was trained, the classifier, the
+temperature and the score that tells the unknown. Left outside is reading a file and squashing it to a square, which
+every language has:
 
     image: uint8 [n, side, side, 3], the whole picture in RGB, resized to side × side (Pillow: BICUBIC)
     aspect: float32 [n], width / height of the picture before that
@@ -27,9 +28,8 @@ from torch import Tensor, nn
 from vqprompt.data import decode as decoding
 from vqprompt.data.views import _draw, central_boxes
 from vqprompt.errors import UserError
-from vqprompt.model.calibration import FAR, NEARNESS, STEEP
-from vqprompt.model.features import class_tokens
 from vqprompt.model.model import Model
+from vqprompt.model.solving import calibration_of
 
 OPSET = 18
 
@@ -53,6 +53,7 @@ class Whole(nn.Module):
         features, content = model._open_features(), model._content
         assert content.solved is not None
         self.vit, self.crop, self.side = features.vit, float(features.crop), int(features.side)
+        self.encode = features.encode  # with the prompts or the change that was trained
         facts, solved = content.facts, content.solved
         config = self.vit.config
         for name, values in (("mean", config.mean), ("deviation", config.std)):
@@ -76,14 +77,13 @@ class Whole(nn.Module):
             assert content.spread is not None
             self.register_buffer("spread", torch.from_numpy(content.spread[:-1].copy()))
             self.register_buffer("slope", torch.from_numpy(content.spread[-1].copy()))
-            self.background, self.threshold = float(facts["background"]), float(facts["threshold"])
-            self.certainty, self.nearness = tuple(facts["certainty"]), tuple(facts["nearness"])
+            self.background, self.calibration = float(facts["background"]), calibration_of(facts)
 
     def forward(self, image: Tensor, aspect: Tensor) -> tuple[Tensor, Tensor]:
         pixels = image.permute(0, 3, 1, 2)
         boxes = central_boxes(aspect, self.crop)
         seen = _draw(pixels, boxes, None, self.vit.config.image_size, self.mean, self.deviation, torch.float32)
-        x = class_tokens(self.vit, seen)
+        x = self.encode(seen)
         scores = x @ self.weights.T + self.bias
         if self.several:
             parts = scores.index_select(1, self.places).unflatten(1, (-1, self.most)) + self.hidden
@@ -92,11 +92,14 @@ class Whole(nn.Module):
         if not self.knows_unknown:
             return shares, torch.ones_like(shares[:, 0])
         near = ((x @ self.spread) * x).sum(1) + x @ self.slope + self.background + 2 * scores.max(dim=1).values
-        sure = torch.log_softmax(scores / self.temperature, dim=1).max(dim=1).values
-        familiar = (sure - self.certainty[0]) / self.certainty[1]
-        nearer = (near - self.nearness[0]) / self.nearness[1]
-        familiar = familiar + NEARNESS * nearer + STEEP * torch.clamp(nearer + FAR, max=0.0)
-        return shares, familiar - self.threshold
+        calibration, logs = self.calibration, torch.log_softmax(scores / self.temperature, dim=1)
+        weighing = calibration.weighing
+        sure = logs.max(dim=1).values if weighing.certainty == "largest" else (shares * logs).sum(1)
+        familiar = (sure - calibration.certainty[0]) / calibration.certainty[1]
+        nearer = (near - calibration.nearness[0]) / calibration.nearness[1]
+        familiar = familiar + weighing.nearness * nearer
+        familiar = familiar + weighing.steep * torch.clamp(nearer + weighing.far, max=0.0)
+        return shares, familiar - calibration.threshold
 
 
 def export_onnx(model: Model, target: str | Path, *, int8: bool = False) -> Path:

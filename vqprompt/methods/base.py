@@ -24,7 +24,7 @@ from vqprompt.statistics import ClassStatistics, Drift, Moving, Rebalancing, fit
 from vqprompt.training.optim import Losses
 from vqprompt.training.view import View
 
-__all__ = ["Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
+__all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
 
 
 class Options(BaseModel, extra="forbid"):
@@ -60,7 +60,15 @@ class StatisticsOptions(Options):
 CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
 
 
-class Head(nn.Linear):
+class Classifier(nn.Linear):
+    """A linear layer that computes in full precision, also where a backbone that learns computes in bf16."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            return super().forward(features.float())
+
+
+class Head(Classifier):
     """The linear classifier. When it grows, existing rows keep their values."""
 
     def __init__(self, width: int) -> None:
@@ -231,14 +239,16 @@ class Method(nn.Module):
 
     @classmethod
     def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Options that an older run saved. Options that did not exist then get the values of `before`."""
+        """Options that an older run saved. Options that did not exist then get the values of `before`. What is not a
+        group of options is left for validation to refuse."""
         completed = copy.deepcopy(saved)
         for name, value in cls.before.items():
             *groups, last = name.split(".")
-            inner = completed
+            inner: Any = completed
             for group in groups:
-                inner = inner.setdefault(group, {})
-            inner.setdefault(last, value)
+                inner = inner.setdefault(group, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict):
+                inner.setdefault(last, value)
         return completed
 
     def classifiers(self) -> list[nn.Linear]:

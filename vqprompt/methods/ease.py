@@ -2,12 +2,13 @@
 
 Every task learns its own adapters, and old ones stay. Each set of adapters gives a subspace, and a class has a mean in
 every subspace. In subspaces that came after the class its images are missing, so the mean is synthesized: a mixture of
-the new classes' means, weighted by how similar these classes are to the old one in its own subspace. Scores are
+the means of classes that were seen there, weighted by how similar they are to the class in its own subspace. Scores are
 cosines, summed over subspaces; a class's own subspace counts fully, the others a little.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -16,17 +17,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.methods.base import Losses, Method, TaskData, TaskInfo, View
-from vqprompt.methods.prototypes import TEMPERATURE, AdapterOptions, Adapters
+from vqprompt.methods.base import Losses, TaskData, TaskInfo, View
+from vqprompt.methods.prototypes import TEMPERATURE, AdapterOptions, Adapters, CosineTraining
 from vqprompt.prompts import train_only
 from vqprompt.statistics import means_by_class
 
 
 class EaseOptions(AdapterOptions):
-    others: float = Field(0.1, ge=0, description="weight of a subspace that is not the class's own")
+    others: float = Field(0.1, ge=0, description="weight of all subspaces together that are not the class's own")
 
 
-class EASE(Method):
+class EASE(CosineTraining):
     title = "EASE"
     year = 2024
     summary = "adapters per task; class means in all subspaces, by cosine"
@@ -55,20 +56,27 @@ class EASE(Method):
     def finish_task(self, data: TaskData) -> None:
         new = means_by_class(data.features, data.labels, data.task.old_classes, data.task.all_classes)
         new = new.unflatten(1, (len(self.adapters), -1))
-        old, start = [], 0
-        for task, size in enumerate(self.task_sizes[:-1]):
-            known = self.prototypes[start : start + size]
-            alike = F.normalize(known[:, task], dim=-1) @ F.normalize(new[:, task], dim=-1).T
-            old.append(torch.cat([known, (torch.softmax(alike, dim=-1) @ new[:, -1])[:, None]], dim=1))
-            start += size
-        self.prototypes = torch.cat([*old, new])
+        self.prototypes = torch.cat([F.pad(self.prototypes, (0, 0, 0, 1)), new])
+        self._synthesize()
+
+    def _synthesize(self) -> None:
+        """Fill in the means of classes in subspaces that came after them, from all classes whose images were seen
+        there."""
+        known, first = self.prototypes, [0, *accumulate(self.task_sizes)]
+        for task in range(len(self.task_sizes)):
+            old = known[first[task] : first[task + 1]]
+            for later in range(task + 1, len(self.task_sizes)):
+                seen = known[first[later] :]
+                alike = F.normalize(old[:, task], dim=-1) @ F.normalize(seen[:, task], dim=-1).T
+                old[:, later] = torch.softmax(alike, dim=-1) @ seen[:, later]
 
     def logits(self, view: View) -> Tensor:
         features = self.features(view)[0].unflatten(1, (len(self.adapters), -1))
-        known = features[:, : self.prototypes.shape[1]]  # in the middle of a task its subspace has no means yet
+        subspaces = self.prototypes.shape[1]
+        known = features[:, :subspaces]  # in the middle of a task its subspace has no means yet
         cosines = torch.einsum("btd,ctd->bct", F.normalize(known, dim=-1), F.normalize(self.prototypes, dim=-1))
         own = torch.repeat_interleave(torch.tensor(self.task_sizes, device=features.device))[: len(self.prototypes)]
-        weights = torch.where(F.one_hot(own, known.shape[1]).bool(), 1.0, self.options.others)
+        weights = torch.where(F.one_hot(own, subspaces).bool(), 1.0, self.options.others / max(subspaces - 1, 1))
         scores = (cosines * weights).sum(-1) / TEMPERATURE
         return F.pad(scores, (0, self.head.out_features - len(self.prototypes)), value=-torch.inf)
 

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskInfo, View
+from vqprompt.methods.base import STATISTICS, Classifier, Losses, Method, StatisticsOptions, TaskInfo, View
 from vqprompt.methods.sldc import symmetric_cross_entropy
 from vqprompt.statistics import Moving, Rebalancing
 
@@ -61,7 +61,7 @@ class MovingMemory(Method):
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
-        self.task_head = nn.Linear(self.vit.config.width, task.new_classes)
+        self.task_head = Classifier(self.vit.config.width, task.new_classes)
 
     def end_task(self) -> None:
         super().end_task()

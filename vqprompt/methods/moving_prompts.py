@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.methods.base import Losses, View
+from vqprompt.methods.base import Losses, TaskData, View
 from vqprompt.methods.moving import MovingMemory, MovingOptions
-from vqprompt.prompts import PromptPool, check_blocks
+from vqprompt.prompts import PromptPool, Spread, check_blocks
 
 
 class MovingPromptsOptions(MovingOptions):
@@ -27,6 +27,7 @@ class MovingPromptsOptions(MovingOptions):
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
     prompt_lr_scale: float = Field(5.0, gt=0, description="rate of prompts and keys, relative to the classifier's")
+    spread: Spread = Spread()
 
 
 class MovingPrompts(MovingMemory):
@@ -41,16 +42,22 @@ class MovingPrompts(MovingMemory):
         check_blocks(blocks, vit.config.depth)
         super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
         self.uses_query = options.pool > 1  # type: ignore[misc]
-        self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width)
+        self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
+
+    def prepare_training(self, data: TaskData) -> None:
+        if data.task.number == 0 and self.uses_query and self.options.spread.keys == "k-means":
+            self.pool.start_keys(data.queries, data.seed)
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         o = self.options
         if o.pool == 1:
             prompts = dict(zip(o.blocks, self.pool.prompts, strict=True))
             return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), {}
-        quantized = self.pool.quantize(self.pool.soft(view.query, o.tau))
+        alpha = self.pool.weights(view.query, o.tau)
+        quantized = self.pool.quantize(self.pool.mix(alpha))
         prompts = dict(zip(o.blocks, quantized.prompt.unbind(1), strict=True))
         losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
+        losses |= self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
         return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.backbones.vit import Adapter, ViT
@@ -81,7 +81,25 @@ class Adapters(nn.Module):
         return list(zip(self.down, self.down_bias, up, up_bias, strict=True))
 
 
-class APER(SimpleCIL):
+class CosineTraining(Method):
+    """For methods that train adapters with a cosine classifier: scores are sharpness · cos(features, row of the head),
+    and the sharpness is learned."""
+
+    def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.sharpness = nn.Parameter(torch.ones(()))
+
+    def start_task(self, task: TaskInfo) -> None:
+        super().start_task(task)
+        nn.init.ones_(self.sharpness)
+
+    def losses(self, view: View) -> Losses:
+        features, own = self.features(view)
+        cosines = F.normalize(features, dim=-1) @ F.normalize(self.head.weight, dim=-1).T
+        return {"task": self.task_loss(self.sharpness * cosines, view.labels), **own}
+
+
+class APER(CosineTraining, SimpleCIL):
     title = "APER"
     summary = "SimpleCIL, with adapted features joined to the frozen ones"
     Options: ClassVar[Any] = AdapterOptions

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
-from vqprompt.methods.base import Losses, Method, TaskData, TaskInfo, View
-from vqprompt.methods.prototypes import AdapterOptions, Adapters
+from vqprompt.methods.base import Losses, TaskData, TaskInfo, View
+from vqprompt.methods.prototypes import AdapterOptions, Adapters, CosineTraining
 
 
 class RanPACOptions(AdapterOptions):
@@ -28,7 +28,7 @@ RIDGES = [10.0**e for e in range(-8, 10)]
 HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge
 
 
-class RanPAC(Method):
+class RanPAC(CosineTraining):
     title = "RanPAC"
     summary = "random ReLU features, ridge regression; first task adapts"
     year = 2023

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
-from vqprompt.methods.task import TaskInfo
-from vqprompt.prompts import PromptPool, check_blocks
+from vqprompt.methods.task import TaskData, TaskInfo
+from vqprompt.prompts import PromptPool, Spread, check_blocks
 from vqprompt.recipes import SHARP
 from vqprompt.training.view import View
 
@@ -40,6 +40,7 @@ class VQOptions(StatisticsOptions):
         "always", description="prompts learn in every task, or only in the first; then old statistics stay valid"
     )
     prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
+    spread: Spread = Spread()
     statistics: bool = Field(True, description=STATISTICS)
 
     @field_validator("length")
@@ -76,7 +77,11 @@ class VQPrompt(Method):
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         check_blocks(options.blocks, vit.config.depth)
-        self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
+        self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width, options.spread)
+
+    def prepare_training(self, data: TaskData) -> None:
+        if data.task.number == 0 and self.options.spread.keys == "k-means":
+            self.pool.start_keys(data.queries, data.seed)
 
     def grow(self, task: TaskInfo) -> None:
         super().grow(task)
@@ -84,20 +89,22 @@ class VQPrompt(Method):
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         o = self.options
-        prompt, losses = self.soft_prompt(view.query), {}
+        alpha = self.prompt_weights(view.query)
+        prompt = self.pool.mix(alpha)
+        losses = self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
         if o.quantize:
             quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
             prompt = quantized.prompt
-            losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
+            losses |= {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
         prompts = dict(zip(o.blocks, prompt.unbind(1), strict=True))
         return self.vit.encode(view.tokens, prompts, o.placement).float(), losses
 
-    def soft_prompt(self, query: Tensor) -> Tensor:
-        return self.pool.soft(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)
+    def prompt_weights(self, query: Tensor) -> Tensor:
+        return self.pool.weights(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
-        return self.pool.nearest(self.soft_prompt(query)) if self.options.quantize else None
+        return self.pool.nearest(self.pool.mix(self.prompt_weights(query))) if self.options.quantize else None
 
     @property
     def choosable(self) -> int:

@@ -17,6 +17,16 @@ class Answer:
     familiarity: float
 
 
+@dataclass(frozen=True)
+class PromptUse:
+    """A prompt that an image met. block: in which block of the network, from 0. prompt: which of the block's prompts.
+    attention: how much of the class token's attention it got there, from 0 to 1, over all heads."""
+
+    block: int
+    prompt: int
+    attention: float
+
+
 def share(right: int, tested: int) -> float | None:
     return right / tested if tested else None
 

@@ -2,22 +2,25 @@
 
 - One temperature divides the scores, so that of the answers given with 80 %, about 80 % are right. It is fitted to
   images left out one at a time.
-- How familiar an image looks is the sum of two numbers, each in units of its own spread over known images: the
-  logarithm of the largest probability (low between two classes), and a third of the relative Mahalanobis distance (low
-  far away from all classes: how much nearer an image is to its class than to the average of all images). Either alone
-  misses what the other finds: the first takes a bird for a drawing with certainty, the second an unknown drawing for a
-  known one.
+- How familiar an image looks is a weighted sum of two numbers, each in units of its own spread over known images:
+  certainty, the negative entropy of the probabilities (low between classes), and nearness, the relative Mahalanobis
+  distance (low far away from all classes: how much nearer an image is to its class than to the average of all images).
+  Either alone misses what the other finds: by certainty a bird is taken for a drawing, by nearness an unknown drawing
+  for a known one.
+- The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
+  docs/trust.md says how near). They are kept in a model's file, so that a file keeps meaning what it meant.
 - The threshold accepts 95 % of known images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from vqprompt.model.closed_form import (
+    TESTED,
     Basis,
     Discriminant,
     Groups,
@@ -27,13 +30,13 @@ from vqprompt.model.closed_form import (
     choose_shrinkage,
     of_classes,
     probabilities,
+    spread_evenly,
 )
 from vqprompt.model.records import ClassRecord
 
-NEARNESS = 0.35  # its weight beside certainty; 0.15 to 0.5 do about as well
-FAR, STEEP = 4.0, 5.0  # from so many spreads away on, nearness counts more: certainty cannot make up for it
 ACCEPTED = 0.95  # share of known images that are not called unknown
 BINS = 15
+LEAST_SPREAD = 0.05  # of certainty: where all known images are certain, 99 % must not count as far from 100 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +67,32 @@ class Background:
 
 
 @dataclass(frozen=True)
+class Weighing:
+    """How certainty and nearness make familiarity.
+
+    certainty: "entropy" of all probabilities, or "largest" of them. nearness: its weight beside certainty. far, steep:
+    from so many spreads away on, nearness counts that much more, and no certainty makes up for it.
+    """
+
+    certainty: str = "entropy"
+    nearness: float = 0.35
+    far: float = 4.0
+    steep: float = 5.0
+
+
+OF_OLD_FILES = Weighing("largest", 0.35, 4.0, 5.0)  # which do not say
+
+
+@dataclass(frozen=True)
 class Calibration:
-    """temperature; the average and the spread over known images of the two parts of familiarity; and the value that
-    95 % of known images exceed."""
+    """temperature; the average and the spread over known images of the two parts of familiarity; the value that 95 % of
+    known images exceed; and how the parts are weighed."""
 
     temperature: float
     certainty: tuple[float, float]
     nearness: tuple[float, float]
     threshold: float
+    weighing: Weighing = field(default_factory=Weighing)
 
 
 def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
@@ -84,10 +105,18 @@ def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
 
 def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibration) -> np.ndarray:
     """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]."""
-    certainty = np.log(np.maximum(shares.max(1), 1e-12))
+    weighing = calibration.weighing
     (sure, spread_sure), (near, spread_near) = calibration.certainty, calibration.nearness
+    surer = (certainty_of(shares, weighing.certainty) - sure) / spread_sure
     nearer = (nearness - near) / spread_near
-    return (certainty - sure) / spread_sure + NEARNESS * nearer + np.minimum(nearer + FAR, 0) * STEEP
+    return surer + weighing.nearness * nearer + weighing.steep * np.minimum(nearer + weighing.far, 0)
+
+
+def certainty_of(shares: np.ndarray, kind: str) -> np.ndarray:
+    """Probabilities [n, C] to certainty [n]: the negative entropy, or the logarithm of the largest."""
+    if kind == "largest":
+        return np.log(np.maximum(shares.max(1), 1e-12))
+    return (shares * np.log(np.maximum(shares, 1e-12))).sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +137,7 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     groups = Groups.of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
-    trials = Trials.of(records, range(len(records)))
+    trials = Trials.of(records, spread_evenly(len(records), TESTED))
     background = Background.of(groups, basis, shrinkage)
     right, tested = np.zeros(len(records), int), np.zeros(len(records), int)
     if not len(trials):  # one image per class: nothing can be left out
@@ -130,16 +159,16 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     hit = shares.argmax(1) == trials.classes
     np.add.at(right, trials.classes, hit)
     np.add.at(tested, trials.classes, 1)
-    certainty = np.log(np.maximum(shares.max(1), 1e-12))
+    certainty = certainty_of(shares, Weighing().certainty)
     calibration = Calibration(
-        temperature, (float(certainty.mean()), float(certainty.std()) or 1.0),
+        temperature, (float(certainty.mean()), max(float(certainty.std()), LEAST_SPREAD)),
         (float(nearness.mean()), float(nearness.std()) or 1.0), 0.0,
     )  # fmt: skip
     threshold = float(np.quantile(familiarity(shares, nearness, calibration), 1 - ACCEPTED))
     before = calibration_error(probabilities(scores, 1.0), trials.classes)
     return Solved(
         basis.discriminant(groups, shrinkage, left_out.distance), background, shrinkage,
-        Calibration(temperature, calibration.certainty, calibration.nearness, threshold), right, tested,
+        replace(calibration, threshold=threshold), right, tested,
         (before, calibration_error(shares, trials.classes)),
     )  # fmt: skip
 

@@ -19,8 +19,10 @@ import numpy as np
 
 from vqprompt.model.records import STEP, ClassRecord
 
-TESTED = 2000  # images that are classified to measure accuracy, spread evenly over the classes …
-COMPARED = 400_000  # … and with many classes fewer, so that images times classes stays below this; one of each at least
+# Accuracy is measured on TESTED images, spread evenly over the classes. With many classes it is measured on fewer, so
+# that images times classes stays below COMPARED, but on one of each class, or of TESTED classes where there are more.
+TESTED = 2000
+COMPARED = 400_000
 SEARCHED = 128  # classes that take part in choosing the shrinkage, with at most 5 images each on average
 FAIRNESS = 0.5  # towards classes of few images; all of it would let their noisy means win where they should not
 SHRINKAGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -151,15 +153,17 @@ class Trials:
 
     @classmethod
     def of(cls, records: Sequence[ClassRecord], chosen: Sequence[int], most: int | None = None) -> Trials:
-        """The first kept images of the chosen classes, equally many of each; none of a class with a single image."""
+        """The first kept images of the chosen classes, equally many of each; none of a class with a single image. Of
+        images that a network was trained on, none if the class has others."""
         most = min(TESTED, COMPARED // max(len(chosen), 1)) if most is None else most
         each = max(1, most // max(len(chosen), 1))
         starts = np.cumsum([0, *(int(r.modes.max(initial=0)) + 1 for r in records)])
         parts = []
         for c in chosen:
             r = records[c]
-            n = min(each, len(r.kept)) if r.count > 1 else 0  # modes have at least SMALLEST images
-            parts.append((r.kept[:n], r.names[:n], np.full(n, c), starts[c] + r.modes[:n]))
+            rows = np.flatnonzero(r.unseen) if r.unseen.any() else np.arange(len(r.kept))
+            rows = rows[:each] if r.count > 1 else rows[:0]  # modes have at least SMALLEST images
+            parts.append((r.kept[rows], r.names[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
         kept, names, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
         return cls(kept * STEP, names, classes, groups)
 
@@ -228,10 +232,15 @@ class LeaveOneOut:
         return LeftOut(scores, distance, norms)
 
 
+def spread_evenly(count: int, most: int) -> list[int]:
+    """All numbers below `count`, or `most` of them at equal distances."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int)).tolist()
+
+
 def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basis) -> float:
     """The shrinkage under which images that were left out are recognized best."""
-    chosen = np.unique(np.linspace(0, len(records) - 1, min(len(records), SEARCHED)).astype(int))
-    trials = Trials.of(records, chosen.tolist(), SEARCHED * 5)
+    chosen = spread_evenly(len(records), SEARCHED)
+    trials = Trials.of(records, chosen, SEARCHED * 5)
     if len(chosen) < 2 or not len(trials) or groups.kept_counts.max() < 2:
         return 0.5  # nothing to choose by
     place = np.full(len(records), -1)

@@ -1,23 +1,83 @@
-"""How much work a teaching may be. A model file is taught at effort instant today."""
+"""How much work a teaching may be, and what training leaves behind in a model."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from vqprompt.errors import UserError
 
 EFFORTS = {
     "instant": "closed form on frozen features: seconds, and exact",
     "good": "prompts are trained",
-    "best": "the backbone is tuned slowly",
+    "best": "the network is tuned slowly",
+}
+ENOUGH = 4  # images per class, on average, below which training would learn them by heart
+
+
+@dataclass(frozen=True)
+class TrainingOf:
+    """How an effort trains. method: whose loop steps these are. options: its settings where they differ from the
+    method's own. training: settings of the loop. passes: the work of one training image, in images that are only looked
+    at; with the memory of other classes to hold on to, one more."""
+
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    passes: float = 3.0
+
+
+# Small batches: memory stays below 1.5 GB at 224 px, and few images still make many steps.
+TRAINING = {
+    "good": TrainingOf("moving-prompts", {}, {"epochs": 20, "batch_size": 16, "lr": 0.01}),
+    "best": TrainingOf(
+        "moving-weights", {"rank": 16, "symmetric": True}, {"epochs": 20, "batch_size": 16, "lr": 0.0025}
+    ),
 }
 
 
-def check_effort(effort: str) -> None:
-    """Refuse what does not exist, and say of what cannot be done yet what can be done instead."""
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What was trained, on top of the backbone. effort: "good" or "best". method, options: whose it is. tensors: what
+    it has learned, by the names of its state."""
+
+    effort: str
+    method: str
+    options: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors.values())
+
+
+def check_effort(effort: str, trained: Trained | None = None) -> None:
+    """Refuse an effort that does not exist, or one that does not fit what the model was trained with before."""
     if effort not in EFFORTS:
         raise UserError(f"effort {effort!r} is unknown; there are {', '.join(EFFORTS)}")
-    if effort != "instant":
+    if trained is not None and effort not in ("instant", trained.effort):
         raise UserError(
-            f"effort {effort!r} ({EFFORTS[effort]}) needs all images of a teaching again and again, and what it trains "
-            "does not go into a model file yet; use --effort instant, or train with vqprompt run --data FOLDER --out "
-            "RUN and predict with that folder"
+            f"effort {effort!r} cannot follow effort {trained.effort!r}: its training would start from the plain "
+            f"network and lose what was trained before. Teach this model at {trained.effort} or instant, or make a "
+            f"new one with --effort {effort}"
         )
+
+
+def why_not_train(labels: Sequence[str]) -> str | None:
+    """Why images of these classes cannot train anything; None if they can."""
+    counts = Counter(labels)
+    if len(counts) < 2:
+        return "one class alone shows nothing to tell apart"
+    if len(labels) < ENOUGH * len(counts):
+        return f"{len(labels)} images of {len(counts)} classes are too few (it takes {ENOUGH} of each or more)"
+    return None
+
+
+def seconds_of_training(effort: str, images: int, seconds_per_image: float, remembers: bool) -> float:
+    """About how long training takes."""
+    t = TRAINING[effort]
+    return t.training["epochs"] * images * (t.passes + remembers) * seconds_per_image

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ import torch
 from vqprompt.backbones.load import fingerprint, load_backbone
 from vqprompt.backbones.vit import ViT
 from vqprompt.data import decode as decoding
+from vqprompt.data.store import stored_side
 from vqprompt.data.views import central_boxes, render
 from vqprompt.model.pictures import Given, Picture
 from vqprompt.runtime import pick_device
@@ -43,12 +44,20 @@ class Features:
     """Class-token features of images under one backbone, size and crop. Never changes; many threads may use it.
 
     vit: frozen, in fp32. crop: side of the central crop, as a part of the short side; 0: the whole image, squashed.
+    encode: normalized images [B, 3, S, S] to features [B, D], where a network was trained (see trained.py).
     """
 
-    def __init__(self, vit: ViT, crop: float, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        vit: ViT,
+        crop: float,
+        device: torch.device | None = None,
+        encode: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         self.device = device or torch.device("cpu")
         self.vit, self.crop = vit.to(self.device).eval().requires_grad_(False), crop
-        self.side = round(vit.config.image_size * 8 / 7)
+        self.encode = partial(class_tokens, self.vit) if encode is None else encode
+        self.side = stored_side(vit.config.image_size)
 
     @property
     def width(self) -> int:
@@ -57,8 +66,7 @@ class Features:
     def of(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray | Exception]:
         """Features [D] of each image in order, or the exception that its `open` or its decoding raised."""
         if self.device.type == "cpu":
-            workers = max(1, min(os.cpu_count() or 1, 16))
-            yield from _parallel(self._one, pictures, workers)
+            yield from parallel(self._one, pictures)
         else:
             yield from self._batched(pictures)
 
@@ -89,7 +97,7 @@ class Features:
         on_device = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device)
         boxes = central_boxes(torch.tensor(aspects, dtype=torch.float32), self.crop).to(self.device)
         images = render(on_device, boxes, None, self.vit.config, self.vit.dtype, False)
-        return class_tokens(self.vit, images).float().cpu().numpy()
+        return self.encode(images).float().cpu().numpy()
 
     def _batched(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray | Exception]:
         def loaded(picture: Picture) -> tuple[np.ndarray, float] | Exception:
@@ -98,7 +106,7 @@ class Features:
             except Exception as error:
                 return error
 
-        ready = _parallel(loaded, pictures, max(1, min(os.cpu_count() or 1, 16)))
+        ready = parallel(loaded, pictures)
         while part := list(islice(ready, BATCH)):
             good = [p for p in part if not isinstance(p, Exception)]
             found: Iterator[np.ndarray] = iter(())
@@ -109,9 +117,10 @@ class Features:
                 yield p if isinstance(p, Exception) else next(found)
 
 
-def _parallel(work: Callable[[T], Any], items: Iterable[T], workers: int) -> Iterator[Any]:
+def parallel(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
     """`map` over threads, in order, with few items under way."""
     threads_before, waiting, todo = torch.get_num_threads(), deque[Future[Any]](), iter(items)
+    workers = max(1, min(os.cpu_count() or 1, 16))
     # one core for each worker's own computations; the number is PyTorch's per-thread setting
     pool = ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1))
     try:
@@ -161,6 +170,8 @@ def width_of(vit: ViT) -> int:
 
 def load(picture: Picture, side: int) -> tuple[np.ndarray, float]:
     """uint8 pixels [3, side, side], squashed, and the true width / height."""
+    if picture.decoded is not None:
+        return picture.decoded()
     content: Given = picture.open()
     if isinstance(content, bytes):
         return decoding.decode_pixels(content, picture.where, side)

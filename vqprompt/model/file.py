@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,7 @@ from safetensors.numpy import save as pack_tensors
 from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
 from vqprompt.model.closed_form import Discriminant
+from vqprompt.model.efforts import Trained
 from vqprompt.model.records import ClassRecord
 
 fcntl: ModuleType | None
@@ -37,7 +38,7 @@ except ImportError:  # Windows
     fcntl = None
 
 FORMAT = "vqprompt-model"
-VERSION = 1
+VERSION, WITH_TRAINING = 1, 2  # a file in which something was trained says 2, so that no older reader overlooks it
 VERSIONS_KEPT = 10  # older versions, for undo
 BYTES_KEPT = 64 << 20  # of what only older versions hold
 WAY_OUT = "restore it from a copy, or make it anew with vqprompt learn"
@@ -57,6 +58,11 @@ class Backbone:
     crop: float
     width: int
 
+    @property
+    def side(self) -> int:
+        """Of the squares that images are squashed to before they are cropped, in px."""
+        return round(self.size * 8 / 7)
+
 
 @dataclass(frozen=True, eq=False)
 class Content:
@@ -64,7 +70,7 @@ class Content:
 
     classes: sorted by name. solved: scores of classes, in that order; None while there is no class. facts: what was
     found out about it (shrinkage, temperature, thresholds, accuracy), as JSON. history: one entry per teaching, oldest
-    first.
+    first. trained: what changes the network, if anything was trained; features are those of the changed network.
     """
 
     classes: dict[str, ClassRecord] = field(default_factory=dict)
@@ -72,12 +78,13 @@ class Content:
     facts: dict[str, Any] = field(default_factory=dict)
     solved: Discriminant | None = None
     spread: np.ndarray | None = None
+    trained: Trained | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
     """A whole file. gram: [D, D] in fixed point, over the classes of `content`. past: older contents, newest last; only
-    their classes, history and facts are kept, the rest is computed again."""
+    their classes, history, facts and training are kept, the rest is computed again."""
 
     backbone: Backbone
     content: Content
@@ -91,11 +98,16 @@ class Stored:
 
 def pack(stored: Stored) -> bytes:
     records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
+    trainings: dict[int, tuple[int, Trained]] = {}
     versions = []
     for content in (*_within_limits(stored), stored.content):
         places = {name: records.setdefault(id(r), (len(records), r))[0] for name, r in content.classes.items()}
-        versions.append({"classes": places, "history": list(content.history), "facts": content.facts})
+        version: dict[str, Any] = {"classes": places, "history": list(content.history), "facts": content.facts}
+        if (t := content.trained) is not None:
+            version["trained"] = trainings.setdefault(id(t), (len(trainings), t))[0]
+        versions.append(version)
     rows = [record for _, record in records.values()]
+    trained = [training for _, training in trainings.values()]
     width = stored.backbone.width
     tensors = {
         "names": np.concatenate([r.names for r in rows]) if rows else np.zeros(0, np.uint64),
@@ -109,18 +121,21 @@ def pack(stored: Stored) -> bytes:
         tensors |= {"weights": solved.weights, "bias": solved.bias, "owners": solved.owners.astype(np.int32)}
     if stored.content.spread is not None:
         tensors["spread"] = stored.content.spread
+    if trained:
+        tensors["unseen"] = np.concatenate([r.unseen for r in rows]).astype(np.uint8)
+        tensors |= {f"trained.{i}.{name}": tensor for i, t in enumerate(trained) for name, tensor in t.tensors.items()}
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    description = json.dumps(
-        {
-            "backbone": vars(stored.backbone),
-            "settings": stored.settings,
-            "records": [{"images": len(r.names), "kept": len(r.kept)} for r in rows],
-            "versions": versions,  # the last one is the model, those before are for undo
-        },
-        ensure_ascii=False,
-        allow_nan=False,
-    )
-    metadata = {"format": FORMAT, "version": str(VERSION), "model": description}
+    described: dict[str, Any] = {
+        "backbone": vars(stored.backbone),
+        "settings": stored.settings,
+        "records": [{"images": len(r.names), "kept": len(r.kept)} for r in rows],
+        "versions": versions,  # the last one is the model, those before are for undo
+    }
+    if trained:
+        described["trained"] = [{"effort": t.effort, "method": t.method, "options": t.options} for t in trained]
+    description = json.dumps(described, ensure_ascii=False, allow_nan=False)
+    version_number = WITH_TRAINING if trained else VERSION
+    metadata = {"format": FORMAT, "version": str(version_number), "model": description}
     return pack_tensors(tensors, metadata={**metadata, "checksum": checksum(metadata, tensors)})
 
 
@@ -139,16 +154,21 @@ def checksum(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
 def _within_limits(stored: Stored) -> list[Content]:
     """The newest older versions that the limits leave room for, oldest first."""
     kept: list[Content] = []
-    counted = {id(r) for r in stored.content.classes.values()}
-    total = 0
+    counted, total = set(_parts(stored.content)), 0
     for content in reversed(stored.past[-VERSIONS_KEPT:]):
-        own = {id(r): r.nbytes for r in content.classes.values() if id(r) not in counted}
+        own = {key: size for key, size in _parts(content).items() if key not in counted}
         total += sum(own.values())
         if total > BYTES_KEPT:
             break
         counted |= own.keys()
         kept.insert(0, content)
     return kept
+
+
+def _parts(content: Content) -> dict[int, int]:
+    """What versions can share, by identity, and its bytes."""
+    parts = [*content.classes.values(), *([] if content.trained is None else [content.trained])]
+    return {id(part): part.nbytes for part in parts}
 
 
 # ---------------------------------------------------------------------------------------------- parse
@@ -180,9 +200,9 @@ def _metadata(data: bytes, path: Path) -> dict[str, str]:
         ) from None  # fmt: skip
     if form != FORMAT:
         raise ModelError(f"{path}: not a model of vqprompt (it says {form!r}); give a file that vqprompt learn made")
-    if version != VERSION:
+    if version not in (VERSION, WITH_TRAINING):
         raise ModelError(
-            f"{path}: a model of format {version}, and this vqprompt reads format {VERSION}; "
+            f"{path}: a model of format {version}, and this vqprompt reads formats {VERSION} and {WITH_TRAINING}; "
             + ("install a newer vqprompt" if version > VERSION else "make it anew with vqprompt learn")
         )
     if not {"model", "checksum"} <= metadata.keys():
@@ -194,25 +214,34 @@ def _assemble(described: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stor
     backbone = Backbone(**described["backbone"])
     images = np.cumsum([0, *(r["images"] for r in described["records"])])
     kept = np.cumsum([0, *(r["kept"] for r in described["records"])])
+    unseen = tensors["unseen"].astype(bool) if "unseen" in tensors else np.ones(kept[-1], bool)
     records = [
         ClassRecord(
             tensors["names"][images[i] : images[i + 1]], tensors["totals"][i], tensors["kept"][kept[i] : kept[i + 1]],
-            tensors["modes"][kept[i] : kept[i + 1]],
+            tensors["modes"][kept[i] : kept[i + 1]], unseen[kept[i] : kept[i + 1]],
         )
         for i in range(len(described["records"]))
     ]  # fmt: skip
-    contents = [
-        Content({name: records[i] for name, i in v["classes"].items()}, tuple(v["history"]), v["facts"])
-        for v in described["versions"]
+    trained = [
+        Trained(
+            **t, tensors={n.removeprefix(f"trained.{i}."): tensors[n] for n in tensors if n.startswith(f"trained.{i}.")}
+        )
+        for i, t in enumerate(described.get("trained", []))
     ]
-    last = contents[-1]
+    contents = [
+        Content(
+            {name: records[i] for name, i in v["classes"].items()}, tuple(v["history"]), v["facts"],
+            trained=trained[v["trained"]] if "trained" in v else None,
+        )
+        for v in described["versions"]
+    ]  # fmt: skip
     solved = None
     if "weights" in tensors:
         solved = Discriminant(tensors["weights"], tensors["bias"], tensors["owners"])
     gram = np.zeros((backbone.width, backbone.width))
     gram[np.triu_indices(backbone.width)] = tensors["gram"]
     gram += np.triu(gram, 1).T
-    content = Content(last.classes, last.history, last.facts, solved, tensors.get("spread"))
+    content = replace(contents[-1], solved=solved, spread=tensors.get("spread"))
     return Stored(backbone, content, gram, tuple(contents[:-1]), described["settings"])
 
 

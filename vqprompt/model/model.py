@@ -14,40 +14,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vqprompt.errors import ImageError, UserError
 from vqprompt.model import file as files
-from vqprompt.model.answers import Answer, describe, share, shorten
-from vqprompt.model.calibration import familiarity
-from vqprompt.model.closed_form import probabilities
-from vqprompt.model.efforts import check_effort
+from vqprompt.model.answers import describe, share, shorten
+from vqprompt.model.asking import Asking
+from vqprompt.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
 from vqprompt.model.file import Backbone, Content, ModelError, Stored
 from vqprompt.model.hub import OnTheHub
-from vqprompt.model.pictures import (
-    UNKNOWN,
-    ImageLike,
-    check_spelling,
-    clean_name,
-    find_pictures,
-    spelling,
-)
+from vqprompt.model.pictures import check_spelling, clean_name, find_pictures, spelling
 from vqprompt.model.records import ClassRecord
-from vqprompt.model.solving import background_of, calibration_of, renamed, solved, updated_gram
-from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, scan, suffering, take_in, without
+from vqprompt.model.solving import renamed, solved, updated_gram
+from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering, without
 from vqprompt.progress import Report, ignore
 
 CROP = 0.875
 
 
-class Model(OnTheHub):
+class Model(Asking, OnTheHub):
     """
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
     device: "auto", "cpu", "cuda" …
@@ -59,7 +50,8 @@ class Model(OnTheHub):
         self.device, self._given = device, backbone
         self._size, self._crop = size, crop
         self._stored: Stored | None = None  # a new model has no file, and no backbone until it is needed
-        self._features: Any = None
+        self._features: Any = None  # of the bare backbone
+        self._trained_features: tuple[Trained, Any] | None = None
         self._opening = threading.Lock()
         self.path: Path | None = None
         self._on_disk: str | None = None
@@ -93,6 +85,11 @@ class Model(OnTheHub):
         return self._content.facts.get("accuracy")
 
     @property
+    def effort(self) -> str:
+        """What was trained: "instant" for nothing, "good" for prompts, "best" for the network."""
+        return "instant" if self._content.trained is None else self._content.trained.effort
+
+    @property
     def history(self) -> tuple[dict[str, Any], ...]:
         return self._content.history
 
@@ -122,7 +119,8 @@ class Model(OnTheHub):
             "shrinkage": facts.get("shrinkage"),
             "temperature": facts.get("temperature"),
             "backbone": None if stored is None else vars(stored.backbone),
-            "effort": "instant",
+            "effort": self.effort,
+            "moved": facts.get("moved", []),
             "history": [dict(event) for event in self.history],
             "can_undo": 0 if stored is None else len(stored.past),
             "bytes": self.path.stat().st_size if self.path is not None and self.path.is_file() else None,
@@ -142,19 +140,23 @@ class Model(OnTheHub):
         hold_out: float = 0.2,
         skip_broken: bool = False,
         exclude: Iterable[str | Path] = (),
+        seed: int = 0,
+        on_disk: bool = True,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
         those that are known get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact. hold_out: 0 leaves accuracy unmeasured; otherwise it is
-        measured by leaving out one image at a time, and the model learns from all images all the same. skip_broken: go
-        on without images that cannot be read. exclude: paths not to learn. announce: called with what is about to
-        happen, before it does.
+        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
+        0 leaves accuracy unmeasured. At effort instant it is measured by leaving out one image at a time, and the model
+        learns from all images; at the others this share of the images does not take part in training. skip_broken: go
+        on without images that cannot be read. exclude: paths not to learn. seed: of the training. on_disk: many decoded
+        images may lie in a temporary file meanwhile; otherwise all are in memory. announce: called with what is about
+        to happen, before it does.
         """
         started = time.monotonic()
-        check_effort(effort)
+        check_effort(effort, self._content.trained)
         if not 0 <= hold_out < 1:
             raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
         pictures, notes = find_pictures(source, labels)
@@ -162,32 +164,57 @@ class Model(OnTheHub):
         if not pictures:
             raise ImageError("no image to learn from is left")
         check_spelling(self.classes, {p.label for p in pictures})
-        new = scan(pictures, self._content.classes, skip_broken, progress)
-        if not new.pictures:
-            return nothing_new(new, self.accuracy, notes, started)
-        names = sorted({p.label for p in new.pictures})
-        fresh = tuple(name for name in names if name not in self._content.classes)
         extractor = self._open_features()
-        if announce is not None:
-            seconds = extractor.seconds_per_image() * len(new.pictures)
-            announce(Plan(len(new.pictures), len(names), fresh, seconds))
-        records, broken = take_in(extractor, new, self._content.classes, skip_broken, progress)
-        before = self._content
+
+        from vqprompt.model.decoded import DecodedPictures  # slow to import, and not needed to ask
+        from vqprompt.model.reading import features_of, records_with, scan
+
+        assert self._stored is not None
+        with closing(DecodedPictures(self._stored.backbone.side, on_disk)) as decoded:
+            new = scan(pictures, self._content.classes, decoded, skip_broken, progress)
+            if not new.pictures:
+                return nothing_new(new, self.accuracy, notes, started)
+            if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
+                notes.append(f"nothing was trained: {reason}; learned as at effort instant")
+                effort = "instant"
+            fresh = tuple(name for name in sorted(set(new.labels)) if name not in self._content.classes)
+            if announce is not None:
+                announce(self._plan(effort, new.labels, fresh, extractor))
+            before, trained = self._content, self._content.trained
+            moved = set(before.facts.get("moved", []))
+            if effort == "instant":
+                records = records_with(features_of(extractor, new, progress), new, before.classes)
+                classes = {**before.classes, **records}
+            else:
+                from vqprompt.model.trained import retrain
+
+                done = retrain(self._features, trained, effort, new, before.classes, hold_out, seed, progress)
+                trained, classes, records = done.trained, done.classes, done.changed
+                moved |= before.classes.keys()
         counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
-        self._change({**before.classes, **records}, self._event("learned", records, before), hold_out > 0)
+        event = self._event("learned", records, before, effort=effort)
+        self._change(classes, event, hold_out > 0, trained, moved)
         return Taught(
             images=counted,
             new_classes=tuple(name for name in fresh if name in records),
             grown_classes=tuple(name for name in records if name in before.classes),
             known_images=new.known,
             copies=new.copies,
-            broken=(*new.broken, *broken),
+            broken=tuple(new.broken),
             accuracy=self.accuracy if hold_out else None,
             accuracy_before=before.facts.get("accuracy"),
             suffering=suffering(before.facts, self._content.facts),
             notes=(*notes, *expectations(self.counts)),
             seconds=time.monotonic() - started,
+            effort=effort,
         )
+
+    def _plan(self, effort: str, labels: list[str], fresh: tuple[str, ...], extractor: Any) -> Plan:
+        each = extractor.seconds_per_image()
+        seconds = each * len(labels)
+        if effort != "instant":
+            seconds += seconds_of_training(effort, len(labels), self._features.seconds_per_image(), bool(self.classes))
+        return Plan(len(labels), len(set(labels)), fresh, seconds, effort)
 
     # ------------------------------------------------------------------ change
 
@@ -205,7 +232,9 @@ class Model(OnTheHub):
                 {**e, "detail": "a class"} if name in e.get("detail", "") else e
                 for e in history
             )  # fmt: skip
-        self._change(classes, history, self.accuracy is not None)
+        self._change(
+            classes, history, self.accuracy is not None, self._content.trained, self._content.facts.get("moved")
+        )
         if for_good:
             assert self._stored is not None
             self._stored = replace(self._stored, past=())
@@ -234,12 +263,22 @@ class Model(OnTheHub):
         )
         return describe(undone.history[-1]) if undone.history else "the last change"
 
-    def _change(self, classes: dict[str, ClassRecord], history: tuple[dict[str, Any], ...], measure: bool) -> None:
-        """Make a new version. The gram matrix is a sum of whole numbers, so that adding and taking away is exact."""
+    def _change(
+        self,
+        classes: dict[str, ClassRecord],
+        history: tuple[dict[str, Any], ...],
+        measure: bool,
+        trained: Trained | None = None,
+        moved: Iterable[str] | None = None,
+    ) -> None:
+        """Make a new version. The gram matrix is a sum of whole numbers, so that adding and taking away is exact.
+
+        moved: classes of which something was remembered when the network was trained on others."""
         ordered = {name: classes[name] for name in sorted(classes)}
+        facts = {"measured": measure, "moved": sorted(ordered.keys() & set(moved or ()))}
         assert self._stored is not None
         gram = updated_gram(self._stored.gram, self._content.classes, ordered)
-        self._add_version(solved(Content(ordered, history, {"measured": measure}), gram), gram)
+        self._add_version(solved(Content(ordered, history, facts, trained=trained), gram), gram)
 
     def _add_version(self, content: Content, gram: np.ndarray) -> None:
         assert self._stored is not None
@@ -247,11 +286,13 @@ class Model(OnTheHub):
         self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
 
     def _event(
-        self, what: str, records: dict[str, ClassRecord], before: Content, detail: str = ""
+        self, what: str, records: dict[str, ClassRecord], before: Content, detail: str = "", effort: str = "instant"
     ) -> tuple[dict[str, Any], ...]:
         event: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": what}
         if detail:
             event["detail"] = detail
+        if effort != "instant":
+            event["effort"] = effort
         if records:
             counts = {n: r.count - (before.classes[n].count if n in before.classes else 0) for n, r in records.items()}
             event |= {"classes": counts, "images": sum(counts.values())}
@@ -263,89 +304,21 @@ class Model(OnTheHub):
             hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes)}"
             raise UserError(f"the model knows no class {name!r}{hint}")
 
-    # ------------------------------------------------------------------ predict
-
-    def predict(
-        self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0
-    ) -> Any:
-        """The class of one image (a name), or of several (a list of names); "unknown" for what is like no class.
-
-        unknown: False always names a class. strictness: moves the threshold; above 0 more is called unknown.
-        """
-        answers = self.answers(pictures, unknown=unknown, strictness=strictness)
-        return answers[0].name if _is_one(pictures) else [a.name for a in answers]
-
-    def predict_proba(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
-        """Probabilities [n, classes] of several images, or [classes] of one, in the order of `classes`."""
-        shares = self._asked(pictures)[0]
-        return shares[0] if _is_one(pictures) else shares
-
-    def answers(
-        self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
-    ) -> list[Answer]:
-        """One answer per image, with the `top` best classes."""
-        return self._answers(*self._asked(pictures), top, unknown, strictness)
-
-    def try_answers(
-        self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
-    ) -> list[Answer | Exception]:
-        """As `answers`; an image that cannot be read has its error in place of an answer."""
-        self._check_taught()
-        features = self._embed(pictures)
-        good = [f for f in features if not isinstance(f, Exception)]
-        answers = iter(self._answers(*self.judge(np.stack(good)), top, unknown, strictness) if good else ())
-        return [f if isinstance(f, Exception) else next(answers) for f in features]
-
-    def _answers(
-        self, shares: np.ndarray, margin: np.ndarray, top: int, unknown: bool, strictness: float
-    ) -> list[Answer]:
-        classes = self.classes
-        found = []
-        for row, known_by in zip(shares, margin.tolist(), strict=True):
-            best = np.argsort(-row, kind="stable")[:top]
-            strange = unknown and known_by < strictness
-            named = tuple((classes[i], float(row[i])) for i in best)
-            found.append(Answer(UNKNOWN if strange else named[0][0], named, known_by))
-        return found
-
-    def embed(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
-        """Features [n, D] of images under the model's backbone."""
-        rows = []
-        for feature in self._embed([pictures] if _is_one(pictures) else list(pictures)):  # type: ignore[list-item, arg-type]
-            if isinstance(feature, Exception):
-                raise feature
-            rows.append(feature)
-        return np.stack(rows) if rows else np.zeros((0, self._open_features().width), np.float32)
-
-    def _embed(self, pictures: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
-        wrapped, _ = find_pictures(list(pictures), "picture")
-        extractor = self._open_features()
-        return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
-
-    def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes] and how far above the threshold of the known they lie [n]."""
-        content = self._content
-        self._check_taught()
-        assert content.solved is not None
-        calibration = calibration_of(content.facts)
-        scores = content.solved.scores(features)
-        shares = probabilities(scores, calibration.temperature)
-        if content.spread is None or not np.isfinite(calibration.threshold):
-            return shares, np.full(len(features), np.inf)
-        nearness = background_of(content).scores(features) + 2 * scores.max(1)
-        return shares, familiarity(shares, nearness, calibration) - calibration.threshold
-
-    def _asked(self, pictures: ImageLike | Sequence[ImageLike]) -> tuple[np.ndarray, np.ndarray]:
-        self._check_taught()
-        return self.judge(self.embed(pictures))
-
-    def _check_taught(self) -> None:
-        if self._content.solved is None:
-            raise UserError("the model has learned nothing yet; teach it with learn")
-
     # ------------------------------------------------------------------ backbone and file
 
     def _open_features(self) -> Any:
+        """Features as the model has them now: of its backbone, with what was trained."""
+        plain, trained = self._open_backbone(), self._content.trained
+        if trained is None:
+            return plain
+        from vqprompt.model.trained import with_trained
+
+        with self._opening:
+            if self._trained_features is None or self._trained_features[0] is not trained:
+                self._trained_features = trained, with_trained(plain, trained)
+            return self._trained_features[1]
+
+    def _open_backbone(self) -> Any:
         """The backbone, loaded when it is first needed and checked against the one the model was made with."""
         with self._opening:
             if self._features is None:
@@ -392,8 +365,3 @@ class Model(OnTheHub):
             self._on_disk = files.write(target, self._stored)
         self.path = target
         return target
-
-
-def _is_one(pictures: Any) -> bool:
-    array = isinstance(pictures, np.ndarray) and pictures.ndim < 4
-    return array or isinstance(pictures, str | Path | bytes | Image.Image)

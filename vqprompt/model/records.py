@@ -8,10 +8,13 @@ What is notable about this implementation:
   features themselves are kept for at most `KEPT` images per class: those with the smallest names. That choice depends
   on the set of images alone, not on when they came. The kept features are what the common covariance, the measurement
   of accuracy and the modes of a class are computed from; the mean of a class is computed from all its images.
+- A network that was trained knows the images it was trained on. Those that were held out then are marked, and accuracy
+  is measured with these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,23 +36,25 @@ class ClassRecord:
 
     names: uint64 [n], sorted: which images it was taught. total: int64 [D], the sum of their features. kept: int16
     [k, D], the features of the first k names. modes: uint8 [k], the mode of the class that each of them belongs to (all
-    0 where there is one).
+    0 where there is one). unseen: bool [k], whether no network was trained on the image (all, if none was trained).
     """
 
     names: np.ndarray
     total: np.ndarray
     kept: np.ndarray
     modes: np.ndarray
+    unseen: np.ndarray
 
     @classmethod
-    def of(cls, names: np.ndarray, features: np.ndarray) -> ClassRecord:
-        """Of new images: names [n] without repetition, fixed-point features [n, D]."""
+    def of(cls, names: np.ndarray, features: np.ndarray, unseen: np.ndarray | None = None) -> ClassRecord:
+        """Of new images: names [n] without repetition, fixed-point features [n, D], and which were held out [n]."""
         order = np.argsort(names, kind="stable")
-        return cls._make(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT])
+        unseen = np.ones(len(names), bool) if unseen is None else unseen
+        return cls._make(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT])
 
     @classmethod
-    def _make(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray) -> ClassRecord:
-        return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP))
+    def _make(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
+        return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP), unseen)
 
     def merged(self, other: ClassRecord) -> ClassRecord:
         """Both together; no image may be in both."""
@@ -57,8 +62,14 @@ class ClassRecord:
         order = np.argsort(names, kind="stable")
         first = [r.names[: len(r.kept)] for r in (self, other)]
         best = np.argsort(np.concatenate(first), kind="stable")[:KEPT]
-        kept = np.concatenate([self.kept, other.kept])[best]
-        return self._make(names[order], self.total + other.total, kept)
+        kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
+        return self._make(names[order], self.total + other.total, kept, unseen)
+
+    def moved(self, where: Callable[[np.ndarray], np.ndarray]) -> ClassRecord:
+        """The same class after features moved. where: features [n, D] to where they are now; a linear map, so that the
+        mean moves like the images."""
+        total = np.rint(where(self.mean[None])[0] * (self.count / STEP)).astype(np.int64)
+        return self._make(self.names, total, to_fixed_point(where(self.features)), self.unseen)
 
     @property
     def count(self) -> int:
@@ -66,7 +77,7 @@ class ClassRecord:
 
     @property
     def nbytes(self) -> int:
-        return self.names.nbytes + self.total.nbytes + self.kept.nbytes + self.modes.nbytes
+        return sum(part.nbytes for part in (self.names, self.total, self.kept, self.modes, self.unseen))
 
     @property
     def features(self) -> np.ndarray:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from vqprompt.model.calibration import Background, Calibration, solve
+from vqprompt.model.calibration import OF_OLD_FILES, Background, Calibration, Weighing, solve
 from vqprompt.model.closed_form import Discriminant
 from vqprompt.model.file import Content
 from vqprompt.model.records import ClassRecord, gram_of
@@ -15,8 +16,9 @@ from vqprompt.model.records import ClassRecord, gram_of
 def solved(content: Content, gram: np.ndarray) -> Content:
     """The content with its classifier and what was found out about it."""
     measure = content.facts.get("measured", True)
+    moved = content.facts.get("moved")
     if not content.classes:
-        return Content({}, content.history, {"measured": measure})
+        return replace(content, facts={"measured": measure}, solved=None, spread=None)
     names, records = list(content.classes), list(content.classes.values())
     found = solve(records, gram)
     c = found.calibration
@@ -28,14 +30,19 @@ def solved(content: Content, gram: np.ndarray) -> Content:
         "nearness": list(c.nearness),
         "threshold": c.threshold if np.isfinite(c.threshold) else None,
         "background": found.background.constant,
+        "weighing": vars(c.weighing),
     }
-    testable = found.tested > 0
+    if moved:
+        facts["moved"] = moved
+    testable = (found.tested > 0) & [record.unseen.any() for record in records]
     if measure and testable.any() and len(names) > 1:
         facts["accuracy"] = float((found.right[testable] / found.tested[testable]).mean())
-        facts["per_class"] = {n: [int(r), int(t)] for n, r, t in zip(names, found.right, found.tested, strict=True)}
+        facts["per_class"] = {
+            n: [int(r), int(t)] for n, r, t in zip(names, found.right * testable, found.tested * testable, strict=True)
+        }
         facts["calibration_error"] = list(found.calibration_error)
     spread = np.concatenate([found.background.matrix, found.background.vector[None]])
-    return Content(content.classes, content.history, facts, found.discriminant, spread)
+    return replace(content, facts=facts, solved=found.discriminant, spread=spread)
 
 
 def calibration_of(facts: dict[str, Any]) -> Calibration:
@@ -43,6 +50,7 @@ def calibration_of(facts: dict[str, Any]) -> Calibration:
     return Calibration(
         facts["temperature"], tuple(facts["certainty"]), tuple(facts["nearness"]),
         -np.inf if threshold is None else threshold,
+        Weighing(**facts["weighing"]) if "weighing" in facts else OF_OLD_FILES,
     )  # fmt: skip
 
 
@@ -78,10 +86,14 @@ def renamed(content: Content, old: str, new: str) -> Content:
     facts = dict(content.facts)
     if "per_class" in facts:
         facts["per_class"] = {names[i]: facts["per_class"][list(content.classes)[i]] for i in order}
+    if "moved" in facts:
+        facts["moved"] = sorted(name(n) for n in facts["moved"])
     discriminant = content.solved
     if discriminant is not None:
         rows = [np.flatnonzero(discriminant.owners == i) for i in order]
         owners = np.repeat(np.arange(len(order)), [len(r) for r in rows])
         taken = np.concatenate(rows)
         discriminant = Discriminant(discriminant.weights[taken], discriminant.bias[taken], owners)
-    return Content({names[i]: records[i] for i in order}, history, facts, discriminant, content.spread)
+    return replace(
+        content, classes={names[i]: records[i] for i in order}, history=history, facts=facts, solved=discriminant
+    )

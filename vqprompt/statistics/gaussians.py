@@ -159,6 +159,21 @@ class ClassStatistics(nn.Module, ABC):
         drawn += means if scales is None else means * scales[:, None, None]
         return drawn.flatten(0, 1), labels.repeat_interleave(count)
 
+    def sample_some(
+        self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`count` pseudo-features [count, D] of classes drawn at random, and their labels: for more classes than can
+        all have their turn. Not for one matrix per class, which would have to be copied for every feature."""
+        labels = torch.randint(len(self.means), (count,), device=self.means.device, generator=generator)
+        where: tuple[Tensor, ...] = (labels,)
+        if self.centroids > 1:
+            where = (labels[:, None], torch.multinomial(self.shares[labels], 1, generator=generator))
+        white = torch.randn(count, 1, self.means.shape[-1], device=self.means.device, generator=generator)
+        drawn = self._color(white, where, self.roots() if roots is None else roots)
+        means = self.means[where]
+        drawn += means if scales is None else means * scales[labels, None, None]
+        return drawn.flatten(0, 1), labels
+
 
 class DiagonalGaussians(ClassStatistics):
     """Variances of each centroid: spread [C, k, D]."""

@@ -73,7 +73,8 @@ def rebalance(
 ) -> None:
     """Correct the classifier, using only the statistics. Each epoch draws `batch_size * ratio` pseudo-features per
     class, shuffles them, and takes one step of that many for every OLD class (or every class, by `steps_for`), up to
-    `steps`.
+    `steps`. Where `steps` is the limit, only as many are drawn as these steps need, of classes drawn at random: time
+    and memory then do not grow with what would never be looked at.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
     """
@@ -102,10 +103,15 @@ def rebalance(
         scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
     classes = old_classes if settings.steps_for == "old" else len(statistics.means)
     steps = min(classes, settings.steps)
+    limited = settings.steps < classes and (roots is None or len(roots) == 1)
     for epoch in range(settings.epochs):
         set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
-        features, labels = statistics.sample(count, generator, scales, roots)
-        order = torch.randperm(len(labels), device=device, generator=generator)
+        if limited:
+            features, labels = statistics.sample_some(count * steps, generator, scales, roots)
+            order = torch.arange(len(labels), device=device)  # drawn in random order
+        else:
+            features, labels = statistics.sample(count, generator, scales, roots)
+            order = torch.randperm(len(labels), device=device, generator=generator)
         for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))

@@ -1,0 +1,167 @@
+"""How good the closed form is on features: accuracy, shrinkage, believable percentages, and the unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from vqprompt.model.calibration import Solved, Weighing, calibration_error, certainty_of, familiarity, solve
+from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
+from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+
+HELD_OUT = 1 / 3  # of the training images of a class, where something is chosen
+WEIGHTS, FARS, STEEPS = (0.1, 0.2, 0.25, 0.35, 0.5, 0.7), (1.0, 2.0, 3.0, 4.0, 5.0), (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Features of images. x: [n, D]. y: [n], their classes. test: [n], which of them are for testing."""
+
+    x: np.ndarray
+    y: np.ndarray
+    test: np.ndarray
+
+    def some(self, rows: np.ndarray) -> Images:
+        return Images(self.x[rows], self.y[rows], self.test[rows])
+
+    def held_out(self, seed: int = 0) -> Images:
+        """The training images alone, a third of each class taken for testing."""
+        training = self.some(~self.test)
+        rng, test = np.random.default_rng(seed), np.zeros(len(training.y), bool)
+        for c in np.unique(training.y):
+            rows = rng.permutation(np.flatnonzero(training.y == c))
+            test[rows[: round(HELD_OUT * len(rows))]] = True
+        return replace(training, test=test)
+
+
+def last_two_blocks(x: np.ndarray) -> np.ndarray:
+    """Features [n, D]; of [n, blocks, D] the last two blocks side by side, as a model has them."""
+    return x[:, -2:].reshape(len(x), -1) if x.ndim == 3 else x
+
+
+def read_images(path: Path) -> Images:
+    """An npz of x (see `last_two_blocks`), y and test."""
+    data = np.load(path)
+    return Images(last_two_blocks(data["x"]), data["y"], data["test"])
+
+
+def taught(images: Images, classes: np.ndarray) -> tuple[list[ClassRecord], np.ndarray]:
+    """The training images of some classes, as a model keeps them, and their gram matrix."""
+    names = np.random.default_rng(0).permutation(len(images.y)).astype(np.uint64)
+    rows = [(images.y == c) & ~images.test for c in classes]
+    records = [ClassRecord.of(names[r], to_fixed_point(images.x[r])) for r in rows]
+    return records, np.sum([gram_of(r) for r in records], axis=0)
+
+
+def accuracy_and_calibration(images: Images) -> dict[str, float]:
+    """In percent, on the test images; the shrinkage as it was estimated beside every fixed one."""
+    classes = np.unique(images.y)
+    records, gram = taught(images, classes)
+    found, groups = solve(records, gram), Groups.of(records, gram)
+    basis, trials = Basis.of(groups), Trials.of(records, range(len(records)))
+    truth, asked = np.searchsorted(classes, images.y[images.test]), images.x[images.test]
+    accuracy = {}
+    for s in SHRINKAGES:
+        distance = LeaveOneOut(groups, basis, trials).at(s).distance
+        accuracy[s] = 100 * float((basis.discriminant(groups, s, distance).scores(asked).argmax(1) == truth).mean())
+    best = max(SHRINKAGES, key=lambda s: accuracy[s])
+    scores = found.discriminant.scores(asked)
+    shares = probabilities(scores, found.calibration.temperature)
+    return {
+        "classes": len(classes),
+        "images to learn": int((~images.test).sum()),
+        "images to test": len(asked),
+        "accuracy": 100 * float((shares.argmax(1) == truth).mean()),
+        "accuracy by leaving one out": 100 * float(found.right.sum() / found.tested.sum()),
+        "estimated shrinkage": found.shrinkage,
+        "best fixed shrinkage": best,
+        "accuracy at the best fixed shrinkage": accuracy[best],
+        **{f"accuracy at shrinkage {s}": accuracy[s] for s in SHRINKAGES},
+        "calibration error without temperature": 100 * calibration_error(probabilities(scores, 1.0), truth),
+        "calibration error": 100 * calibration_error(shares, truth),
+    }
+
+
+class Unknown:
+    """Known and unknown images as a model that knows some classes sees them."""
+
+    def __init__(self, images: Images, known: np.ndarray, strangers: np.ndarray | None = None) -> None:
+        """known: the classes that are taught. strangers: features of what is unknown; by default the test images of
+        the other classes."""
+        mine = np.isin(images.y, known)
+        asked = images.x[mine & images.test]
+        other = images.x[~mine & images.test] if strangers is None else strangers
+        self.solved: Solved = solve(*taught(images, known))
+        self.is_known = np.arange(len(asked) + len(other)) < len(asked)
+        x = np.concatenate([asked, other])
+        scores = self.solved.discriminant.scores(x).astype(np.float64)
+        t = self.solved.calibration.temperature
+        self.shares = probabilities(scores, t)
+        self.nearness = self.solved.background.scores(x) + 2 * scores.max(1)
+        best = scores.max(1)
+        self.rivals = {
+            "maximum probability": self.shares.max(1),
+            "energy": t * np.log(np.exp((scores - best[:, None]) / t).sum(1)) + best,
+            "largest logit": best,
+            "relative Mahalanobis": self.nearness,
+        }
+
+    def auroc(self, values: np.ndarray) -> float:
+        return 100 * float(roc_auc_score(self.is_known, values))
+
+    def ours(self, weighing: Weighing | None = None) -> np.ndarray:
+        calibration = self.solved.calibration
+        if weighing is not None:
+            calibration = replace(calibration, weighing=weighing)
+        return familiarity(self.shares, self.nearness, calibration)
+
+    def measured(self) -> dict[str, float]:
+        """AUROC of the score and of its rivals, and what the threshold does, in percent."""
+        ours, rivals = self.ours(), {name: self.auroc(values) for name, values in self.rivals.items()}
+        accepted = ours >= self.solved.calibration.threshold
+        return {
+            "ours": self.auroc(ours),
+            **rivals,
+            "ahead of the best": self.auroc(ours) - max(rivals.values()),
+            "certainty alone": self.auroc(certainty_of(self.shares, Weighing().certainty)),
+            "known images accepted": 100 * float(accepted[self.is_known].mean()),
+            "unknown images refused": 100 * float((~accepted[~self.is_known]).mean()),
+        }
+
+
+def half_known(images: Images, seed: int) -> Unknown:
+    classes = np.unique(images.y)
+    return Unknown(images, np.sort(np.random.default_rng(seed).permutation(classes)[: len(classes) // 2]))
+
+
+def average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def choose_weighing(cases: dict[str, list[Unknown]]) -> list[dict[str, Any]]:
+    """Every weighing, best first: by how far it is ahead of the best rival, over all kinds of cases alike."""
+    found = []
+    rivals = {name: [max(map(u.auroc, u.rivals.values())) for u in several] for name, several in cases.items()}
+    for weight, far, steep in product(WEIGHTS, FARS, STEEPS):
+        weighing = Weighing(nearness=weight, far=far, steep=steep)
+        ahead = {
+            name: float(np.mean([u.auroc(u.ours(weighing)) - best for u, best in zip(cases[name], bests, strict=True)]))
+            for name, bests in rivals.items()
+        }
+        found.append({**vars(weighing), "average": float(np.mean(list(ahead.values()))), **ahead})
+    return sorted(found, key=lambda row: -row["average"])
+
+
+def measure(images: Images, strangers: np.ndarray | None = None) -> dict[str, Any]:
+    """Everything that can be measured on one set of images."""
+    told = {"quality": accuracy_and_calibration(images)}
+    told["half of the classes unknown"] = average([half_known(images, seed).measured() for seed in range(3)])
+    if strangers is not None:
+        told["strangers unknown"] = Unknown(images, np.unique(images.y), strangers).measured()
+    return told

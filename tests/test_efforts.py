@@ -1,0 +1,329 @@
+"""Efforts good and best: what is trained goes into the model's file, and what is remembered moves along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import make_vit
+from drawings import write_drawings
+from safetensors import safe_open
+
+from vqprompt import Model
+from vqprompt.backbones.load import save_backbone
+from vqprompt.errors import UserError
+from vqprompt.model import decoded, efforts
+from vqprompt.model.records import STEP, ClassRecord, to_fixed_point
+
+FIRST, SECOND = ["apple", "bicycle"], ["cactus", "car"]
+IMAGES = 8  # per class; a fifth of them is held out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def briefly():
+    """Two epochs train enough for everything but accuracy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for effort, settings in efforts.TRAINING.items():
+            brief = replace(settings, training={**settings.training, "epochs": 2})
+            patch.setitem(efforts.TRAINING, effort, brief)
+        yield
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """Of a network that is small enough to be trained in no time."""
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_backbone(make_vit(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fresh(weights) -> Callable[[], Model]:
+    return lambda: Model(weights, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("drawings")
+    return {
+        "first": write_drawings(home / "first", FIRST, range(IMAGES)),
+        "second": write_drawings(home / "second", SECOND, range(IMAGES)),
+        "one": write_drawings(home / "one", ["bed"], range(IMAGES)),
+        "few": write_drawings(home / "few", ["bed", "cat"], range(2)),
+        "test": write_drawings(home / "test", FIRST + SECOND, range(80, 83)),
+    }
+
+
+@pytest.fixture(scope="module", params=["good", "best"])
+def taught(request, fresh, folders, tmp_path_factory) -> Path:
+    """Two classes at an effort, saved."""
+    model = fresh()
+    found = model.learn(folders["first"], effort=request.param)
+    assert found.effort == model.effort == request.param and model.show()["effort"] == request.param
+    return model.save(tmp_path_factory.mktemp("taught") / f"{request.param}.vqp")
+
+
+def asked(folders: dict[str, Path]) -> list[Path]:
+    return sorted(folders["test"].rglob("*.png"))
+
+
+def tensors(model: Model) -> dict[str, np.ndarray]:
+    return model._content.trained.tensors
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+def test_the_same_seed_gives_the_same_bits(fresh, folders, taught):
+    saved, again, other = Model.load(taught), fresh(), fresh()
+    again.learn(folders["first"], effort=saved.effort)
+    other.learn(folders["first"], effort=saved.effort, seed=1)
+    assert np.array_equal(saved.predict_proba(asked(folders)), again.predict_proba(asked(folders)))
+    assert all(np.array_equal(tensor, tensors(again)[name]) for name, tensor in tensors(saved).items())
+    assert any(not np.array_equal(tensor, tensors(other)[name]) for name, tensor in tensors(saved).items())
+
+
+def test_features_are_those_of_the_trained_network(fresh, folders, taught):
+    plain = fresh()
+    plain.learn(folders["first"])
+    ours, theirs = Model.load(taught).embed(asked(folders)), plain.embed(asked(folders))
+    assert ours.shape == theirs.shape and np.abs(ours - theirs).mean() > 0.01
+    swapped = np.roll(ours, ours.shape[1] // 2, axis=1)  # the class tokens of the two blocks in the other order
+
+    def alike(one: np.ndarray) -> float:
+        return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(one, theirs, strict=True)]))
+
+    assert alike(ours) > alike(swapped) + 0.01  # the same numbers in the same places, a little moved
+
+
+def test_held_out_images_are_what_accuracy_is_measured_with(folders, taught):
+    content = Model.load(taught)._content
+    for name, record in content.classes.items():
+        assert record.count == IMAGES and record.unseen.sum() == 2
+        assert content.facts["per_class"][name][1] == 2
+
+
+def test_nothing_held_out_leaves_accuracy_unmeasured(fresh, folders):
+    model = fresh()
+    found = model.learn(folders["first"], effort="good", hold_out=0)
+    assert found.accuracy is None and model.accuracy is None
+    assert not any(record.unseen.any() for record in model._content.classes.values())
+    assert len(model.predict(asked(folders))) == len(asked(folders))
+
+
+# ---------------------------------------------------------------------------------------------- teaching on
+
+
+def test_instant_on_a_trained_model_is_exact_and_trains_nothing(folders, taught):
+    one, other = Model.load(taught), Model.load(taught)
+    before = {name: tensor.copy() for name, tensor in tensors(one).items()}
+    old = one._content.classes["apple"]
+    one.learn(folders["second"])
+    for place in sorted(folders["second"].iterdir(), reverse=True):
+        other.learn(place, place.name)
+    assert np.array_equal(one.predict_proba(asked(folders)), other.predict_proba(asked(folders)))
+    assert all(np.array_equal(tensor, tensors(one)[name]) for name, tensor in before.items())
+    assert one._content.classes["apple"] is old and one.show()["moved"] == [] and one.effort == taught.stem
+
+
+def test_training_on_moves_the_memory_and_undo_brings_all_of_it_back(folders, taught, tmp_path):
+    model = Model.load(taught)
+    before, answers = model._content, model.predict_proba(asked(folders))
+    found = model.learn(folders["second"], effort=model.effort)
+    assert found.new_classes == tuple(SECOND) and model.show()["moved"] == FIRST
+    assert model.history[-1]["effort"] == model.effort
+    for name in FIRST:
+        old, now = before.classes[name], model._content.classes[name]
+        assert np.array_equal(old.names, now.names) and not np.array_equal(old.kept, now.kept)
+        assert np.abs(now.kept.sum(0) - now.total).max() <= IMAGES  # the mean moved like the images
+    # where the memory says the old images are now is nearer to where they are than where they were
+    names = {name: sorted((folders["first"] / name).glob("*.png")) for name in FIRST}
+    truly = {name: model.embed(files).mean(0) for name, files in names.items()}
+    moved = sum(np.linalg.norm(model._content.classes[n].mean - truly[n]) for n in FIRST)
+    stale = sum(np.linalg.norm(before.classes[n].mean - truly[n]) for n in FIRST)
+    assert moved < stale
+
+    model = Model.load(model.save(tmp_path / "four.vqp"))
+    model.undo()
+    model = Model.load(model.save())
+    assert model.classes == tuple(FIRST) and model.effort == taught.stem
+    assert np.array_equal(model.predict_proba(asked(folders)), answers)
+
+
+def test_an_instant_model_can_be_trained_later_and_undone(fresh, folders):
+    model = fresh()
+    model.learn(folders["first"])
+    answers = model.predict_proba(asked(folders))
+    model.learn(folders["second"], effort="good")
+    assert model.effort == "good" and set(model.classes) == set(FIRST + SECOND) and model.show()["moved"] == FIRST
+    assert all(model._content.classes[name].unseen.all() for name in FIRST)  # nothing was trained on these
+    model.undo()
+    assert model.effort == "instant" and np.array_equal(model.predict_proba(asked(folders)), answers)
+
+
+def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
+    model = Model.load(taught)
+    other = "best" if model.effort == "good" else "good"
+    with pytest.raises(UserError, match=f"{other}.*cannot follow effort '{model.effort}'.*or instant"):
+        model.learn(folders["second"], effort=other)
+    with pytest.raises(UserError, match="unknown; there are instant, good, best"):
+        model.learn(folders["second"], effort="perfect")
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("one", "one class alone"), ("few", "4 images of 2 classes are too few")]
+)
+def test_what_cannot_train_anything_is_learned_at_once_and_said(fresh, folders, folder, reason):
+    model = fresh()
+    found = model.learn(folders[folder], effort="good")
+    assert found.effort == model.effort == "instant" and any(reason in note for note in found.notes)
+
+
+def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
+    model = Model.load(taught)
+    before = model._stored
+
+    def interrupt(event):
+        if event.stage == "learning" and event.done > event.total / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(folders["second"], effort=model.effort, progress=interrupt)
+    assert model._stored is before
+    model.learn(folders["second"])  # and it can be taught again
+
+
+# ---------------------------------------------------------------------------------------------- what it says
+
+
+def test_which_prompts_an_image_meets(fresh, folders, taught):
+    model = Model.load(taught)
+    used = model.prompts_used(asked(folders)[:2])
+    if model.effort == "best":
+        assert used == [[], []]
+        return
+    assert [[use.block for use in image] for image in used] == [list(range(6))] * 2
+    assert all(use.prompt == 0 and 0 < use.attention < 1 for image in used for use in image)
+    assert used[0] != used[1] and len(model.prompts_used(asked(folders)[0])) == 1
+    instant = fresh()
+    instant.learn(folders["first"])
+    assert instant.prompts_used(asked(folders)[:2]) == [[], []]
+
+
+def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
+    import torch
+
+    from vqprompt.model.prompt_use import _attention
+
+    block = Model.load(taught)._open_backbone().vit.blocks[0]
+    with torch.inference_mode():
+        x, prompt = torch.randn(1, 5, 32), torch.randn(1, 4, 32)
+        found = _attention(block, x, prompt)
+        q, k, _ = block.attn.qkv(block.norm1(x)).chunk(3, dim=-1)
+        by_hand = []
+        for head in range(2):
+            part = slice(16 * head, 16 * head + 16)
+            keys = torch.cat([prompt[0, :2, part], k[0, :, part]])
+            by_hand.append(torch.softmax(keys @ q[0, 0, part] / 4, dim=0)[:2].sum())
+    assert found == pytest.approx(float(torch.stack(by_hand).mean()), abs=1e-5)
+
+
+def test_the_exported_graph_has_what_was_trained(fresh, folders, taught, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from vqprompt.export.onnx import export_onnx, open_session, prepared
+
+    model = Model.load(taught, device="cpu")
+    session = open_session(export_onnx(model, tmp_path / "model.onnx"))
+    shares, familiar = session.run(None, prepared(asked(folders), model._open_features().side))
+    expected, margin = model.judge(model.embed(asked(folders)))
+    np.testing.assert_allclose(shares, expected, atol=2e-3)
+    np.testing.assert_allclose(familiar, margin, atol=2e-2, rtol=2e-3)
+    plain = fresh()
+    plain.learn(folders["first"])
+    assert np.abs(plain.predict_proba(asked(folders)) - shares).max() > 0.01
+
+
+def test_the_file_says_what_was_trained(taught):
+    with safe_open(taught, "np") as file:
+        metadata, names = file.metadata(), set(file.keys())
+        described = json.loads(metadata["model"])
+        kept = sum(record["kept"] for record in described["records"])
+        assert file.get_tensor("unseen").shape == (kept,) and file.get_tensor("unseen").dtype == np.uint8
+    (trained,) = described["trained"]
+    assert metadata["version"] == "2" and described["versions"][-1]["trained"] == 0
+    assert trained["effort"] == taught.stem
+    own = {name for name in names if name.startswith("trained.0.")}
+    if taught.stem == "good":
+        assert own == {"trained.0.pool.prompts"} and trained["method"] == "moving-prompts"
+    else:
+        assert {"trained.0.up0", "trained.0.down23", "trained.0.vit.norm.weight"} <= own
+        assert not any(name.endswith(("qkv.weight", "fc1.weight", "pos_embed")) for name in own)
+
+
+def test_training_that_does_not_fit_its_method_is_refused(taught, folders):
+    model = Model.load(taught)
+    damaged = replace(model._content.trained, tensors={"nothing": np.zeros(3, np.float32)})
+    model._stored = replace(model._stored, content=replace(model._content, trained=damaged))
+    with pytest.raises(UserError, match="an unknown part, 'nothing'"):
+        model.predict(asked(folders))
+
+
+# ---------------------------------------------------------------------------------------------- parts
+
+
+def test_a_record_moves_with_a_linear_map():
+    rng = np.random.default_rng(0)
+    names, features = np.arange(300, dtype=np.uint64), rng.normal(size=(300, 6))
+    record = ClassRecord.of(names, to_fixed_point(features), np.arange(300) % 3 == 0)
+    matrix, shift = rng.normal(size=(6, 6)), rng.normal(size=6)
+    moved = record.moved(lambda x: x @ matrix + shift)
+    np.testing.assert_allclose(moved.mean, record.mean @ matrix + shift, atol=STEP)
+    np.testing.assert_allclose(moved.features, record.features @ matrix + shift, atol=STEP)
+    assert moved.count == 300 and len(moved.kept) == 256 and np.array_equal(moved.unseen, record.unseen)
+
+
+def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders, monkeypatch, tmp_path):
+    monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path))
+    monkeypatch.setattr(decoded, "IN_MEMORY", 3 * 32 * 32 * 5)
+    opened, make = [], decoded.tempfile.TemporaryFile
+    monkeypatch.setattr(decoded.tempfile, "TemporaryFile", lambda **how: opened.append(make(**how)) or opened[-1])
+    models = {}
+    for on_disk in (True, False):
+        models[on_disk] = fresh()
+        models[on_disk].learn(folders["first"], effort="good", on_disk=on_disk)
+        assert len(opened) == 1 and opened[0].closed
+        assert not any(file.name.startswith(".teaching") for file in tmp_path.iterdir())
+    assert np.array_equal(*(model.predict_proba(asked(folders)) for model in models.values()))
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_says_how_long_and_what_was_done(folders, weights, command, tmp_path):
+    model = tmp_path / "drawings.vqp"
+    status, out, err = command("learn", model, folders["first"], "--backbone", weights, "--effort", "good")
+    assert status == 0 and "16 images of 2 classes, 2 of them new at effort good: about" in err
+    assert "accuracy now" in out
+    status, out, _ = command("show", model)
+    assert "effort good (prompts are trained)" in out and "at effort good" in out
+    status, _, err = command("learn", model, folders["second"], "--effort", "best")
+    assert status == 2 and "cannot follow" in err
+    status, out, _ = command("forget", model, "apple")
+    assert status == 0 and "To leave no trace, make a model anew" in out
+
+
+def test_all_broken_images_are_named_before_anything_is_learned(weights, command, tmp_path):
+    folder = write_drawings(tmp_path / "images", FIRST, range(3))
+    (folder / "apple" / "a.png").write_bytes(b"no image")
+    (folder / "bicycle" / "b.png").write_bytes(b"\x89PNG no")
+    (folder / "bicycle" / "c.png").write_bytes(b"")
+    status, _, err = command("learn", tmp_path / "m.vqp", folder, "--backbone", weights)
+    assert status == 2 and "3 of 9 images cannot be used" in err and "--skip-broken" in err
+    assert all(name in err for name in ("a.png", "b.png", "c.png")) and "about" not in err
+    assert not (tmp_path / "m.vqp").exists()
+    status, out, _ = command("learn", tmp_path / "m.vqp", folder, "--backbone", weights, "--skip-broken")
+    assert status == 0 and "learned 6 images" in out and out.count("left out:") == 3

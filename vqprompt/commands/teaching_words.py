@@ -1,0 +1,134 @@
+"""Words and progress of the commands for a model of one's own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vqprompt.model.model import Model, Plan, Taught
+    from vqprompt.progress import Progress, Report
+
+SECONDS_BETWEEN_LINES = 5.0  # of progress, into a file or pipe
+
+
+def announce(plan: Plan) -> None:
+    new = f", {len(plan.new_classes)} of them new" if plan.new_classes else ""
+    effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
+    text = f"{plan.images} images of {plan.classes} classes{new}{effort}: about {duration(plan.seconds)}"
+    print(text, file=sys.stderr, flush=True)
+
+
+def tell(found: Taught, model: Model, path: Path, noticed: str | None) -> None:
+    for note in found.notes:
+        say(f"note: {note}")
+    if found.known_images:
+        say(f"note: {found.known_images} images were known already and are not counted twice")
+    if found.copies:
+        say(f"note: {found.copies} images were there more than once and are counted once")
+    for message in found.broken[:10]:
+        say(f"left out: {message}")
+    if len(found.broken) > 10:
+        say(f"left out: … and {len(found.broken) - 10} more")
+    if not found.images:
+        say("nothing was learned; the model is as it was")
+        return
+    grown = f", {len(found.grown_classes)} known ones got more" if found.grown_classes else ""
+    say(
+        f"learned {found.images} images in {duration(found.seconds)}: {len(found.new_classes)} new classes{grown}; "
+        f"{path} knows {len(model.classes)} classes"
+    )
+    if found.accuracy is not None:
+        before = f" (before: {percent(found.accuracy_before)})" if found.accuracy_before is not None else ""
+        say(f"accuracy now: {percent(found.accuracy)} on images it has not learned{before}")
+    for name, was, now in found.suffering[:5]:
+        say(f"  {name} suffers: {percent(was)} → {percent(now)}")
+    if noticed is not None:
+        say(f"note: {noticed}")
+
+
+def as_dict(found: Taught) -> dict[str, Any]:
+    return {
+        "images": found.images, "new_classes": found.new_classes, "grown_classes": found.grown_classes,
+        "known_images": found.known_images, "copies": found.copies, "broken": found.broken, "accuracy": found.accuracy,
+        "accuracy_before": found.accuracy_before,
+        "suffering": [{"class": n, "before": b, "now": a} for n, b, a in found.suffering], "notes": found.notes,
+        "seconds": round(found.seconds, 2), "effort": found.effort,
+    }  # fmt: skip
+
+
+@contextmanager
+def progress_shown() -> Iterator[Report]:
+    """A live bar in a terminal; lines with the remaining time in a file or pipe. All of it on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as LiveBar
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with LiveBar(*columns, console=console, transient=True) as bar:
+            line = bar.add_task("starting", total=None)
+
+            def live(event: Progress) -> None:
+                bar.update(
+                    line, completed=event.done, total=event.total or None, description=event.detail or str(event.stage)
+                )
+
+            yield live
+        return
+    started: dict[str, float] = {}
+    last = 0.0
+
+    def lines(event: Progress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        begun = started.setdefault(event.stage, now)
+        first = begun == now
+        if event.done < event.total and (now - last < SECONDS_BETWEEN_LINES or first):
+            if first:
+                last = now
+            return
+        if event.done >= event.total and now - begun < SECONDS_BETWEEN_LINES:
+            return
+        last = now
+        share = event.done / event.total if event.total else 0
+        remaining = (now - begun) / max(event.done, 1) * (event.total - event.done)
+        what = event.detail or str(event.stage)
+        print(
+            f"{what}: {share:.0%} done, {duration(now - begun)} elapsed, "
+            f"{duration(remaining)} remaining", file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+    yield lines
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{max(round(seconds), 1)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def wide_console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def say(text: str) -> None:
+    wide_console().print(text, markup=False, highlight=False, soft_wrap=True)
