@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import make_learner, make_vit, same_tensors, tensors_of
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from vqprompt import Learner, Stream, open_dataset
 from vqprompt.data.images import Images
@@ -202,3 +202,12 @@ def test_killed_between_two_epochs(name, tmp_path):
         resumed.learn(task)
         assert same_tensors(tensors_of(whole), tensors_of(resumed))
         assert whole.accuracies(stream.seen(task.number)) == resumed.accuracies(stream.seen(task.number))
+
+
+@pytest.mark.parametrize("saved", [{"rebalancing": 3}, {"rebalancing": None}])
+def test_damaged_options_of_an_older_run_are_left_for_validation(saved):
+    """They are refused there in words; completing them must not fail first."""
+    completed = METHODS["hide-prompt"].complete_options(saved)
+    assert completed["rebalancing"] == saved["rebalancing"]
+    with pytest.raises(ValidationError):
+        METHODS["hide-prompt"].Options.model_validate(completed)

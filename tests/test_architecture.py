@@ -15,6 +15,8 @@ MOST_LINES = 400
 LAYERS = [
     {"_version", "errors", "metrics", "progress", "assets"},
     {"files"},
+    {"lifelines"},
+    {"distributed"},
     {"downloads"},
     {"backbones"},
     {"runtime"},
@@ -32,6 +34,7 @@ LAYERS = [
     {"runs.config"},
     {"report"},
     {"check", "testing", "export"},
+    {"serve"},
     {"runs"},
     {"paper"},
     {"commands"},

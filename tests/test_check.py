@@ -199,7 +199,7 @@ def test_nothing_is_moved_and_the_list_is_what_learn_takes(folder, tmp_path, com
 def test_the_page_is_safe_and_whole(folder, found, tmp_path):
     from vqprompt.check.page import write_page
 
-    page = write_page(found, tmp_path / "check.html", "a <b>folder</b>").read_text()
+    page = write_page(found, tmp_path / "check.html", "a <b>folder</b>", tmp_path / "exclude.txt").read_text()
     assert "<script" not in page and "a <b>" not in page and "&lt;b&gt;odd" in page
     assert "default-src 'none'" in page and "data:image/jpeg" in page
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -223,7 +223,11 @@ def test_copies_between_training_and_test(tmp_path):
                 photograph(seed + offset).save(tmp_path / part / name / f"{seed}.png")
     shutil.copy(tmp_path / "test" / "a" / "50.png", tmp_path / "train" / "a" / "leak.png")
     ImageOps.mirror(Image.open(tmp_path / "test" / "b" / "51.png")).save(tmp_path / "train" / "b" / "mirror.png")
-    for found in (check(tmp_path, **TINY), check(tmp_path / "train", test=tmp_path / "test", **TINY)):
+    archive = shutil.make_archive(str(tmp_path.with_name("packed")), "zip", tmp_path)
+    sources = ({"source": tmp_path}, {"source": tmp_path / "train", "test": tmp_path / "test"}, {"source": archive})
+    for source in sources:
+        found = check(**source, **TINY)
+        assert found.images == 24 and not found.notes
         told = {Path(f.where).name: f.kind for f in found.findings if "test" in f.kind}
         assert told == {"leak.png": Kind.SAME_TEST, "mirror.png": Kind.NEAR_TEST}
 

@@ -1,5 +1,6 @@
 """The command line as a person meets it: lists, refusals without tracebacks, and a real small run."""
 
+import base64
 import errno
 import io
 import json
@@ -234,10 +235,29 @@ class TestRun:
     def test_files(self, finished):
         folder = finished[0]
         names = sorted(p.name for p in folder.iterdir())
-        assert names == ["checkpoint.json", "config.json", "metrics.json", "report.html", "state-3.safetensors"]
+        written = ["checkpoint.json", "classes.json", "config.json", "metrics.json", "report.html"]
+        assert names == [*written, "state-3.safetensors"]
         page = (folder / "report.html").read_text()
         assert page.lstrip().lower().startswith("<!doctype html") and page.rstrip().endswith("</html>")
         assert "VQ-Prompt" in page and f"{json.loads((folder / 'metrics.json').read_text())['faa']:.1f}" in page
+
+    def test_classes_add_up_to_the_accuracies_and_mistakes_have_pictures(self, finished):
+        folder = finished[0]
+        metrics, found = (json.loads((folder / name).read_text()) for name in ("metrics.json", "classes.json"))
+        assert found["after"] == len(metrics["tasks"])
+        assert [[c["name"] for c in found["classes"] if c["task"] == t] for t in range(3)] == metrics["tasks"]
+        for task in range(3):
+            own = [c for c in found["classes"] if c["task"] == task]
+            share = sum(c["right"] for c in own) / sum(c["total"] for c in own)
+            assert 100 * share == pytest.approx(metrics["accuracy"][task][-1])
+        wrong = sum(c["total"] - c["right"] for c in found["classes"])
+        sure = [m["probability"] for m in found["worst"]]
+        assert len(sure) == min(wrong, 24) and sure == sorted(sure, reverse=True)
+        assert all(m["label"] != m["answer"] for m in found["worst"])
+        page = (folder / "report.html").read_text()
+        assert page.count("<img") == len(sure) and "The worst mistakes" in page
+        picture = Image.open(io.BytesIO(base64.b64decode(found["worst"][0]["picture"].partition(",")[2])))
+        assert max(picture.size) <= 112
 
     def test_resuming_a_finished_run_is_harmless(self, finished, command, no_training):
         folder = finished[0]

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from drawings import write_drawings
 from safetensors import safe_open
 
 from vqprompt import Model
+from vqprompt.model import calibration
+from vqprompt.model import file as files
 
 NAMES = ["apple", "bicycle", "cactus"]
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
@@ -96,12 +99,34 @@ def test_the_unknown_is_as_described(taught):
     assert len(t["owners"]) == len(model.classes)
     nearness = np.einsum("nd,de,ne->n", x, t["spread"][:-1], x) + x @ t["spread"][-1] + facts["background"]
     nearness = nearness + 2 * scores.max(1)
-    certainty = np.log(shares.max(1))
+    certainty = (shares * np.log(np.maximum(shares, 1e-12))).sum(1)
     (sure, spread), (near, apart) = facts["certainty"], facts["nearness"]
-    m = (nearness - near) / apart
-    familiarity = (certainty - sure) / spread + 0.35 * m + 5 * np.minimum(m + 4, 0)
-    assert "familiarity = c + 0.35 · m + 5 · min(m + 4, 0)" in DOCUMENT.read_text()
+    m, w = (nearness - near) / apart, facts["weighing"]
+    assert w["certainty"] == "entropy"
+    familiarity = (certainty - sure) / spread + w["nearness"] * m + w["steep"] * np.minimum(m + w["far"], 0)
+    assert "familiarity = c + w.nearness · m + w.steep · min(m + w.far, 0)" in DOCUMENT.read_text()
     np.testing.assert_allclose(familiarity - facts["threshold"], margin, atol=1e-3)
+
+
+def test_a_file_from_before_weighings_were_written_means_what_it_meant(taught, tmp_path):
+    """It lacks the fact; its certainty is that of the largest probability, and the weights are those of then."""
+    model, path, images = taught
+    stored, _ = files.read(path)
+    facts = {name: fact for name, fact in stored.content.facts.items() if name != "weighing"}
+    old = tmp_path / "old.vqp"
+    files.write(old, replace(stored, content=replace(stored.content, facts=facts)))
+    x = model.embed(images)
+    shares, margin = Model.load(old, device="cpu").judge(x)
+    near = calibration.Background(*_background(stored)).scores(x) + 2 * stored.content.solved.scores(x).max(1)
+    c = (np.log(shares.max(1)) - facts["certainty"][0]) / facts["certainty"][1]
+    m = (near - facts["nearness"][0]) / facts["nearness"][1]
+    expected = c + 0.35 * m + 5 * np.minimum(m + 4, 0) - facts["threshold"]
+    np.testing.assert_allclose(margin, expected, atol=1e-6)
+    assert not np.allclose(margin, model.judge(x)[1])
+
+
+def _background(stored):
+    return stored.content.spread[:-1], stored.content.spread[-1], stored.content.facts["background"]
 
 
 def test_the_checksum_is_as_described(taught):

@@ -75,7 +75,7 @@ def test_learn_takes_one_class_several_folders_and_a_list_of_exceptions(command,
     )
     assert status == 0 and "left out: " in out and Model.load(model).counts == {"fruit": 8, "wheels": 16}
     status, out, _ = command("learn", model, drawn / "second" / "car", "--as", "wheels", "--json")
-    assert status == 0 and json.loads(out)["known_images"] == 8
+    assert status == 0 and json.loads(out)["known_images"] == 8 and json.loads(out)["noticed"] is None
     status, _, err = command("learn", model, drawn / "first", "--exclude", tmp_path / "none.txt")
     assert status == 2 and "none.txt" in err
 

@@ -214,6 +214,35 @@ def test_unfinished_run_says_so(tmp_path):
     assert f"So far: {metrics['average_accuracy'][-1]:.2f} %." in text
 
 
+def test_classes_are_listed_the_weakest_first_and_names_are_escaped(tmp_path):
+    put(tmp_path / "run")
+    picture = "data:image/jpeg;base64,AAAA"
+    found = {
+        "after": 2,
+        "classes": [
+            {"name": "cat", "task": 0, "right": 9, "total": 10, "taken_for": "<b>dog</b>", "times": 1},
+            {"name": "<b>dog</b>", "task": 1, "right": 3, "total": 12, "taken_for": "cat", "times": 8},
+            {"name": "never tested", "task": 1, "right": 0, "total": 0},
+        ],
+        "worst": [{"label": "<b>dog</b>", "answer": "cat", "probability": 0.987, "picture": picture},
+                  {"label": "cat", "answer": "<b>dog</b>", "probability": 0.9}],
+    }  # fmt: skip
+    (tmp_path / "run" / "classes.json").write_text(json.dumps(found))
+    page = Page(write_report(tmp_path / "run"))
+    table = page.source.partition("Class by class")[2].partition("</table>")[0]
+    assert table.index("3 of 12") < table.index("9 of 10") and "never tested" not in table
+    assert "25.00\N{NO-BREAK SPACE}%" in table and "cat (8)" in table
+    assert [attrs["src"] for attrs in page.of("img")] == [picture]
+    assert "<b>dog</b>" not in page.source and "98.70\N{NO-BREAK SPACE}%" in page.source
+
+
+def test_a_damaged_file_of_classes_is_named(tmp_path):
+    put(tmp_path / "run")
+    (tmp_path / "run" / "classes.json").write_text('{"after": "many"}')
+    with pytest.raises(UserError, match=r"classes\.json: not the classes of a run"):
+        write_report(tmp_path / "run")
+
+
 def test_single_task_has_nothing_to_forget(tmp_path):
     _, page = report(tmp_path / "run", tasks=1)
     assert page.text("b")[2] == "–"

@@ -76,7 +76,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     with writing(path):
         _make_folder(path.parent)
-        partial = _partial_path(path)
+        partial = partial_path(path)
         try:
             yield partial
             with open(partial, "rb+") as file:
@@ -89,7 +89,8 @@ def replacing(path: Path) -> Iterator[Path]:
             delete_abandoned(path.parent, path.name)
 
 
-def _partial_path(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
+    """A hidden name beside `path` for what is not finished or not to stay; `delete_abandoned` finds it after a kill."""
     return path.with_name(f".{path.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial")
 
 
@@ -163,7 +164,7 @@ def save_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] |
     from safetensors.torch import save_file
 
     with replacing(path) as partial:
-        room = _partial_path(path)  # safetensors makes a temporary file beside its target, and a kill leaves it
+        room = partial_path(path)  # safetensors makes a temporary file beside its target, and a kill leaves it
         room.mkdir()
         try:
             save_file(tensors, room / "tensors", metadata=metadata)

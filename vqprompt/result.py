@@ -15,6 +15,7 @@ from vqprompt.errors import UserError, explain
 from vqprompt.files import read_json, write_atomically
 
 FILE = "metrics.json"
+CLASSES_FILE = "classes.json"
 SCHEMA_VERSION = 2  # 1: before the version was written
 
 
@@ -51,6 +52,49 @@ class PromptUse(Record):
     test: list[list[list[dict[int, int]]]] = []
 
 
+class ClassResult(Record):
+    """Test images of one class. task: from 0. taken_for: the class that its images were most often taken for."""
+
+    name: str
+    task: int
+    right: int
+    total: int
+    taken_for: str | None = None
+    times: int = 0
+
+
+class Mistake(Record):
+    """A wrong answer. picture: a small JPEG as a data: address."""
+
+    label: str
+    answer: str
+    probability: float
+    picture: str | None = None
+
+
+class ClassResults(Record):
+    """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
+    mistakes, the surest first."""
+
+    after: int
+    classes: list[ClassResult]
+    worst: list[Mistake] = []
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / CLASSES_FILE, self.model_dump_json(indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> ClassResults | None:
+        """None for a run of an older version, which has no such file."""
+        path = folder / CLASSES_FILE
+        if not path.exists():
+            return None
+        try:
+            return cls.model_validate(read_json(path))
+        except ValidationError as error:
+            raise UserError(f"{path}: not the classes of a run ({explain(error, 'its fields')})") from None
+
+
 class RunResult(Record):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
 
@@ -79,6 +123,7 @@ class RunResult(Record):
     validation: float = 0.0
     notes: list[str] = []
     hardware: str = ""
+    processes: int = Field(1, description="how many computed it together, last")
     rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
 
     @property

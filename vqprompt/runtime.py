@@ -8,24 +8,27 @@ import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vqprompt.backbones.vit import ViT
+from vqprompt.distributed import ALONE, Ranks, joined
 from vqprompt.errors import UserError
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The device, and how it computes. `precision` is bf16 or fp32; `deterministic` matters on CUDA only."""
+    """The device, and how it computes. `precision` is bf16 or fp32; `deterministic` matters on CUDA only. `ranks` are
+    the processes that compute together."""
 
     device: torch.device
     precision: torch.dtype = torch.float32
     compile: bool = False
     deterministic: bool = True
+    ranks: Ranks = ALONE
 
     @classmethod
     def pick(
@@ -35,13 +38,18 @@ class Runtime:
         "off"."""
         if compile not in ("auto", "on", "off"):
             raise UserError(f"compile {compile!r} is unknown; there are auto, on and off")
-        chosen = pick_device(device)
+        ranks = joined()
+        chosen = pick_device(ranks.device(device))
         if chosen.type == "cuda" and deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
         compiled = compile == "on" or (compile == "auto" and chosen.type == "cuda")
         if compiled:
             torch._dynamo.config.suppress_errors = compile == "auto"  # without a compiler, run as written
-        return cls(chosen, pick_precision(precision, chosen), compiled, deterministic)
+        return cls(chosen, pick_precision(precision, chosen), compiled, deterministic, ranks)
+
+    def alone(self) -> Runtime:
+        """The same device, for work that this process does without the others."""
+        return replace(self, ranks=ALONE)
 
     def place(self, vit: ViT, learns: bool, any_length: bool) -> ViT:
         """Move a backbone here. A frozen one is stored in the precision of the device; one that learns keeps fp32
@@ -161,15 +169,17 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def rounding(device: torch.device) -> dict[str, str | int]:
+def rounding(device: torch.device, processes: int = 1) -> dict[str, str | int]:
     """Everything besides settings and seeds that decides the last bits of a result. Runs for which this is equal agree
     to the bit."""
+    together: dict[str, str | int] = {"processes": processes} if processes > 1 else {}
     if device.type == "cuda":
-        return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+        return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, **together}
     return {
         "device": cpu_name(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA", "default"),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        **together,
     }

@@ -69,6 +69,7 @@ def _full(rng: random.Random, method: str, folder: Path) -> str:
 
 def _small(rng: random.Random, method: str, folder: Path) -> str:
     """A real file system of a few pages, for the results or for the cache."""
+    reference(method)  # made here, so that children find the same images and weights
     place, for_cache = folder / "small", rng.random() < 0.5
     place.mkdir()
     size = rng.randrange(4, 500)

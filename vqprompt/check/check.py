@@ -2,7 +2,7 @@
 
 What is notable about this implementation:
 - Each file is read once: named by its content, decoded for a small grey version, and shown to the frozen backbone.
-  What stays of it are 2 kB of pixels and its features, so memory grows by 6 kB an image.
+  What stays of it are 2 kB of pixels and its features, so memory grows by 6 kB per image.
 - Neighbours come from random trees, everything else takes one pass over the images: time grows as n·log n.
 - With a model, what it remembers of its classes votes too, so that even three new images can be judged.
 """
@@ -26,7 +26,15 @@ from vqprompt.check.neighbours import nearest
 from vqprompt.data import decode as decoding
 from vqprompt.errors import UserError
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import Picture, clean_name, find_pictures, name_of, spelling
+from vqprompt.model.pictures import (
+    FROM_TRAINING,
+    Picture,
+    clean_name,
+    find_pictures,
+    name_of,
+    own_test_pictures,
+    spelling,
+)
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 TINY = 32  # px of the shorter side
@@ -67,7 +75,7 @@ class Finding:
 @dataclass(frozen=True)
 class Checked:
     """What was found. alike: pairs of classes with the share of their images that are taken for the other. few: classes
-    with hardly any images. thumbnails: makes a small picture of an image, by its place."""
+    with hardly any images. opened: reads an image, by its place."""
 
     images: int
     classes: dict[str, int]
@@ -82,6 +90,11 @@ class Checked:
     def left_out(self) -> list[str]:
         """Images that `learn --exclude` should leave out, most doubtful first, each once."""
         return list(dict.fromkeys(f.where for f in self.findings if f.leave_out))
+
+    @property
+    def doubtful(self) -> int:
+        """How many images there is a doubt about."""
+        return len({f.where for f in self.findings})
 
     def counts(self) -> dict[Kind, int]:
         return dict(Counter(f.kind for f in self.findings))
@@ -111,22 +124,21 @@ def check(
     progress: Report = ignore,
 ) -> Checked:
     """Look through images as `Model.learn` takes them. test: a second source, whose images must not be in the first; a
-    folder's own test/ by default. model: what it knows votes too, and its backbone is used."""
+    folder's or archive's own test/ by default. model: what it knows votes too, and its backbone is used."""
     started = time.monotonic()
     pictures, notes = find_pictures(source, labels)
-    if test is None and isinstance(source, str | Path) and (Path(source) / "train").is_dir():
-        inside = Path(source) / "test"
-        test = inside if inside.is_dir() else None
-    held_out = find_pictures(test)[0] if test is not None else []
+    held_out = find_pictures(test)[0] if test is not None else _own_test(source)
+    if held_out:  # what learn would say, that they are left out, is not true of a check
+        notes = [note for note in notes if not note.startswith(FROM_TRAINING)]
     everything = [replace(p, label=_name(p.label)) for p in (*pictures, *held_out)]
     known = model if model is not None else Model(backbone, size=size, device=device)
     rows, broken = _look(everything, len(pictures), known, progress)
     found = [*broken, *_spelled_twice(everything)]
     alike: list[tuple[str, str, float]] = []
     if len(rows.pictures):
-        exact, gone = _exact(rows, model)
-        found += [*exact, *_tiny(rows), *_near(rows, gone)]
-        judged, alike = _judge(rows, gone, model)
+        exact, repeated = _exact(rows, model)
+        found += [*exact, *_tiny(rows), *_near(rows, repeated)]
+        judged, alike = _judge(rows, repeated, model)
         found += judged
     learned = Counter(p.label for p in everything[: len(pictures)])
     few = sorted(((name, n + _known_images(model, name)) for name, n in learned.items()), key=lambda pair: pair[1])
@@ -135,6 +147,10 @@ def check(
         tuple(pair for pair in few if pair[1] < FEW), tuple(notes), time.monotonic() - started,
         {p.where: p.open for p in everything},
     )  # fmt: skip
+
+
+def _own_test(source: Any) -> list[Picture]:
+    return own_test_pictures(Path(source).expanduser()) if isinstance(source, str | Path) else []
 
 
 def _name(label: str) -> str:
@@ -217,7 +233,7 @@ def _spelled_twice(pictures: list[Picture]) -> list[Finding]:
 
 def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]:
     """Copies byte by byte; and which rows need no further look, because another row is the same picture."""
-    gone = np.zeros(len(rows.pictures), bool)
+    repeated = np.zeros(len(rows.pictures), bool)
     found = []
     groups = defaultdict(list)
     for row, name in enumerate(rows.names.tolist()):
@@ -231,13 +247,13 @@ def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]
             found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, likelier=learned_as))
         labels = {rows.pictures[r].label for r in same if not rows.is_test[r]}
         for row in same[1:]:
-            gone[row] = True
+            repeated[row] = True
             found.append(_copy(rows, same[0], row, len(labels) > 1, Kind.SAME))
         if len(labels) > 1:  # which of the classes is right is not known, so none is learned
             others = rows.pictures[same[1]]
             says = f"the same file as {others.where} ({others.label})"
             found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, others.where))
-    return found, gone
+    return found, repeated
 
 
 def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> Finding:
@@ -247,8 +263,7 @@ def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> F
         one, other = other, one
     first, second = rows.pictures[one], rows.pictures[other]
     exact = kind is Kind.SAME
-    what = "the same file as" if exact else "nearly the same picture as"
-    named = f"{what} {first.where} ({first.label})"
+    named = f"{'the same file as' if exact else 'compare with'} {first.where} ({first.label})"
     if across:
         return Finding(second.where, second.label, Kind.SAME_TEST if exact else Kind.NEAR_TEST, 0.98 if exact else 0.9,
                        named + "; testing with it would flatter the model", first.where)  # fmt: skip
@@ -280,22 +295,24 @@ def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALI
     return [pair for pair in scored if pair[2] >= least]
 
 
-def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:
-    left = np.flatnonzero(~gone)
+def _near(rows: _Rows, repeated: np.ndarray) -> list[Finding]:
+    left = np.flatnonzero(~repeated)
     found = []
     for a, b, alike in near_pairs(rows.features[left], rows.grey[left]):
         one, other = int(left[a]), int(left[b])
         two = rows.pictures[one].label != rows.pictures[other].label
         finding = _copy(rows, one, other, two, Kind.NEAR)
-        found.append(replace(finding, says=f"{finding.says} ({alike:.0%} alike)"))
+        found.append(replace(finding, says=f"{finding.says}: {alike:.0%} alike"))
         if finding.kind is Kind.NEAR_TWO_CLASSES:
             found.append(_copy(rows, other, one, two, Kind.NEAR))
     return found
 
 
-def _judge(rows: _Rows, gone: np.ndarray, model: Model | None) -> tuple[list[Finding], list[tuple[str, str, float]]]:
+def _judge(
+    rows: _Rows, repeated: np.ndarray, model: Model | None
+) -> tuple[list[Finding], list[tuple[str, str, float]]]:
     """Labels and images that do not fit, and classes that look alike."""
-    left = np.flatnonzero(~gone)
+    left = np.flatnonzero(~repeated)
     features, labels = [rows.features[left]], [rows.pictures[r].label for r in left]
     if model is not None:
         new = set(rows.names[left].tolist())

@@ -12,13 +12,17 @@ from vqprompt.report.thumbnails import thumbnail
 MOST = 300  # findings with pictures
 
 
-def write_page(found: Checked, target: Path, source: str) -> Path:
+def write_page(found: Checked, target: Path, source: str, listed: Path) -> Path:
+    """listed: where the list for `learn --exclude` is."""
     items = [
         {"f": f, "picture": thumbnail(found.opened.get(f.where), f.where),
          "other": thumbnail(found.opened.get(f.other), f.other) if f.other else None}
         for f in found.findings[:MOST]
     ]  # fmt: skip
-    page = render("check.html", found=found, items=items, source=source, more=max(0, len(found.findings) - MOST))
+    page = render(
+        "check.html", found=found, items=items, source=source, listed=str(listed), doubtful=found.doubtful,
+        more=max(0, len(found.findings) - MOST),
+    )  # fmt: skip
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target

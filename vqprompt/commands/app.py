@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,11 +14,13 @@ import typer
 from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import print_error
-from vqprompt.commands.interrupted import explains_interruption
+from vqprompt.commands.interrupted import explains_interruption, report_interruption
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
+from vqprompt.commands.serve import serve
 from vqprompt.errors import UserError
+from vqprompt.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
 app = typer.Typer(
     help="Teach a vision model new classes as they come. It keeps the old ones in mind, and none of the images."
@@ -29,8 +33,8 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    check.check, teach.learn, predict, test.test, teach.show, teach.rename, teach.forget, teach.undo, export.export,
-    teach.cache,
+    check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
+    export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
@@ -55,28 +59,40 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    if started_together() > 1 and context.invoked_subcommand != "run":
+        raise UserError(
+            f"vqprompt {context.invoked_subcommand}: {started_together()} processes were started together, but only "
+            "`vqprompt run` works in several; start this one without torchrun"
+        )
 
 
 def main() -> None:
     """Run the command. Exit status 2: the user can fix it, and standard error says how."""
     try:
         app()
-    except UserError as error:
-        print_error(str(error))
-        sys.exit(2)
-    except RecursionError:
-        print_error("a file or setting is nested too deeply to be read; give a simpler one")
-        sys.exit(2)
+    except ProcessLost as error:
+        end_run(LOST_STATUS, partial(report_interruption, sys.argv, str(error)), lost=True)
     except Exception as error:
-        explanation = explain_disk_error(error)
-        if explanation is None:
-            raise
-        print_error(explanation)
-        sys.exit(2)
+        explanation = explain(error)
+        if explanation is not None:
+            end_run(2, partial(print_error, explanation))
+        if started_together() > 1:
+            end_run(1, traceback.print_exc)
+        raise
+
+
+def explain(error: Exception) -> str | None:
+    """What the user can do about it; None for a mistake of ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "a file or setting is nested too deeply to be read; give a simpler one"
+    return explain_disk_error(error)
 
 
 def explain_disk_error(error: Exception) -> str | None:

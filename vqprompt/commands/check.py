@@ -51,8 +51,8 @@ def check(
             folder, test=test, model=known, backbone=backbone or "vit-s14", size=size, device=device, progress=progress
         )
     place = out or Path()
-    page = write_page(found, place / "check.html", str(folder))
     listed = write_list(found, place / "exclude.txt")
+    page = write_page(found, place / "check.html", str(folder), listed)
     if as_json:
         told = {
             "images": found.images, "classes": found.classes, "findings": [asdict(f) for f in found.findings],
@@ -69,6 +69,9 @@ def check(
         say(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
     for name, count in found.few:
         say(f"class {name} has only {count} image{'' if count == 1 else 's'}")
-    doubtful = len({f.where for f in found.findings})
-    say(f"{doubtful} of {found.images} images are doubtful" if doubtful else f"{found.images} images, nothing doubtful")
+    say(
+        f"{found.doubtful} of {found.images} images are doubtful"
+        if found.doubtful
+        else f"{found.images} images, nothing doubtful"
+    )
     say(f"look at {page}; {listed} names {len(found.left_out)} images for vqprompt learn --exclude")

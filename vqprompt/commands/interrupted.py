@@ -1,4 +1,4 @@
-"""What a person reads after Ctrl-C: what was kept, and the command that goes on with it."""
+"""What a person reads after Ctrl-C, or when a process was lost: what was kept, and the command that goes on with it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
 
-import typer
 from rich.console import Console
 
 from vqprompt.commands.console import printable
 from vqprompt.commands.options import option_value
 from vqprompt.errors import UserError
+from vqprompt.lifelines import end_run
 from vqprompt.result import FILE, RunResult
 
 RESUMABLE_COMMANDS = ("run", "demo")
@@ -30,15 +30,14 @@ def explains_interruption(command: Callable[Arguments, None]) -> Callable[Argume
         try:
             command(*arguments, **named)
         except KeyboardInterrupt:
-            report_interruption(sys.argv)
-            raise typer.Exit(130) from None
+            end_run(130, lambda: report_interruption(sys.argv), lost=True)
 
     return explained
 
 
-def report_interruption(arguments: list[str]) -> None:
+def report_interruption(arguments: list[str], reason: str = "interrupted") -> None:
     """arguments: the command line, as in sys.argv."""
-    lines = ["", "interrupted"]
+    lines = ["", reason]
     command = next((word for word in arguments[1:] if not word.startswith("-")), "")
     if command in RESUMABLE_COMMANDS:
         out = option_value(arguments, "--out") or Path("demo")

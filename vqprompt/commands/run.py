@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,12 +12,15 @@ import typer
 from rich.table import Table
 
 from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.interrupted import report_interruption
 from vqprompt.commands.options import Device, Track
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.errors import UserError
+from vqprompt.lifelines import started_together
 
 if TYPE_CHECKING:
     from vqprompt.result import RunResult
+    from vqprompt.runs.config import RunConfig
 
 DEMO: dict[str, Any] = {"train_per_class": 30, "test_per_class": 10, "tasks": 10, "data": "quickdraw50"}
 DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"epochs": 1, "lr": 1e-5}}
@@ -102,6 +107,14 @@ def run(
         bool, typer.Option("--resume", help="Go on with the run in OUT from its last checkpoint.")
     ] = False,
     track: Track = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that share the work: one per GPU, or parts of the CPU. With several machines, start the "
+            "command with torchrun instead.",
+        ),
+    ] = None,
 ) -> None:
     """Learn a data set task by task, test after each task, write a report.
 
@@ -110,6 +123,8 @@ def run(
 
     [bold]vqprompt run --data birds/ --tasks 10 --out runs/birds[/bold]
     """
+    from vqprompt.commands.launch import launch
+    from vqprompt.distributed import join
     from vqprompt.runs import runner
     from vqprompt.runs.config import FILE, parse_assignment, read_config_file, resolve
 
@@ -128,9 +143,25 @@ def run(
         "validation": validation,
     }
     given |= {key: value for key, value in direct.items() if value is not None}
-    resolved = resolve(given, preset, read_config_file(file) if file else None)
+
+    def settle() -> RunConfig:
+        return resolve(given, preset, read_config_file(file) if file else None)
+
+    if (processes or 1) > 1 and started_together() == 1:
+        settle()  # refuse what cannot work before anything is started
+        launch(processes or 1)
+        return
+    if processes not in (None, started_together()):
+        raise UserError(f"--processes {processes}, but {started_together()} were started; leave this option out")
+    ranks = join(partial(report_interruption, sys.argv))
+    resolved = ranks.from_first(settle)
+    if not ranks.first:
+        runner.run(resolved, out, resume)
+        ranks.leave()
+        return
     with progress_bar(console) as progress:
         result = runner.run(resolved, out, resume, progress, track=track or ())
+    ranks.leave()
     for note in result.notes:
         print_plain(f"note: {note}", style="yellow")
     console.print(summary([result]))

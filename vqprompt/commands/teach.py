@@ -87,6 +87,7 @@ def learn(
 
     [bold]vqprompt learn garden.vqp birds/[/bold]
     """
+    from vqprompt.check.quick import noticed
     from vqprompt.model import file as files
     from vqprompt.model.efforts import check_effort
     from vqprompt.model.model import Model
@@ -106,10 +107,11 @@ def learn(
             )  # fmt: skip
         if found.images:
             taught.save(model, locked=True)
+    line = noticed(taught._content.classes, {*found.new_classes, *found.grown_classes})
     if as_json:
-        print(json.dumps(as_dict(found), ensure_ascii=False))
+        print(json.dumps({**as_dict(found), "noticed": line}, ensure_ascii=False))
     else:
-        tell(found, taught, model)
+        tell(found, taught, model, line)
 
 
 def show(model: ModelPath, as_json: Json = False) -> None:

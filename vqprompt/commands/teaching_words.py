@@ -23,7 +23,7 @@ def announce(plan: Plan) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def tell(found: Taught, model: Model, path: Path) -> None:
+def tell(found: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for note in found.notes:
         say(f"note: {note}")
     if found.known_images:
@@ -47,10 +47,8 @@ def tell(found: Taught, model: Model, path: Path) -> None:
         say(f"accuracy now: {percent(found.accuracy)} on images it has not learned{before}")
     for name, was, now in found.suffering[:5]:
         say(f"  {name} suffers: {percent(was)} → {percent(now)}")
-    from vqprompt.check.quick import noticed
-
-    if line := noticed(model._content.classes, {*found.new_classes, *found.grown_classes}):
-        say(f"note: {line}")
+    if noticed is not None:
+        say(f"note: {noticed}")
 
 
 def as_dict(found: Taught) -> dict[str, Any]:

@@ -29,7 +29,6 @@ from vqprompt.data import decode as decoding
 from vqprompt.data.views import _draw, central_boxes
 from vqprompt.errors import UserError
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import ImageLike
 from vqprompt.model.solving import calibration_of
 
 OPSET = 18
@@ -184,7 +183,7 @@ def _metadata(model: Model, whole: Whole, int8: bool) -> dict[str, str]:
     }
 
 
-def prepared(images: list[ImageLike], side: int) -> dict[str, np.ndarray]:
+def prepared(images: list[decoding.ImageLike], side: int) -> dict[str, np.ndarray]:
     """Images as the exported graph takes them."""
     opened = [decoding.open_image(image) for image in images]
     return {

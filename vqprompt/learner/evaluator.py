@@ -51,26 +51,33 @@ class Evaluator:
     @torch.no_grad()
     def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> Tensor:
         """Features [n, D] of one augmented view of each image, drawn from the seed."""
-        device, vit, results = self.runtime.device, self.method.vit, list[Tensor]()
+        device, vit, ranks, results = self.runtime.device, self.method.vit, self.runtime.ranks, list[Tensor]()
+        batches = self._batches(len(images))
 
         def features(inputs: Inputs) -> Tensor:
             return self.method.features(View(vit, lambda: draw(inputs, vit), task=task))[0].float()
 
         with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
-            for _, inputs in epoch_views(images, self._batches(len(images)), settings, seed, 0, device):
+            for _, inputs in epoch_views(images, batches, settings, seed, 0, device, ranks.turn):
                 results.append(features(inputs))
-                self.progress(Progress(Stage.STATISTICS, min(sum(map(len, results)), len(images)), len(images)))
-        return torch.cat(results)[: len(images)]
+                done = min(sum(map(len, results)) * ranks.count, len(images))
+                self.progress(Progress(Stage.STATISTICS, done, len(images)))
+        return ranks.in_order(results, list(map(len, batches)))[: len(images)]
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
         return self._with_queries(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
 
-    def guesses(self, images: Images, queries: Tensor | None = None) -> Tensor:
-        """The best class of each image [n]; scores are never held for more than one batch."""
-        return self._with_queries(
-            images, lambda view: self.method.logits(view).argmax(1), Stage.TESTING, queries=queries
-        )
+    def guesses(self, images: Images, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The best class of each image [n] and its probability [n]; scores are never held for more than one batch."""
+
+        def best(view: View) -> Tensor:
+            logits = self.method.logits(view)
+            sure = logits.float().softmax(1).max(1).values
+            return torch.stack([logits.argmax(1).double(), sure.double()], dim=1)
+
+        found = self._with_queries(images, best, Stage.TESTING, queries=queries)
+        return found[:, 0].long(), found[:, 1].float()
 
     def queries(self, images: Images) -> Tensor:
         """Features without prompts [n, D]."""
@@ -103,16 +110,18 @@ class Evaluator:
         task: int | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        device, vit = self.runtime.device, self.method.vit
+        device, vit, ranks = self.runtime.device, self.method.vit, self.runtime.ranks
         results, aspect, done = [], images.aspect, 0
+        batches = self._batches(len(images))
+        own = [batch for number, batch in enumerate(batches) if len(batch[ranks.turn(number, len(batch))])]
         with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
-            for index, pixels in images.batches(self._batches(len(images)), device):
+            for index, pixels in images.batches(own, device):
                 query = None if queries is None else queries[index.to(device)]
                 clean = clean_images(vit, pixels, aspect[index], self.test_crop)
                 results.append(compute(View(vit, clean, query, task=task)))
-                done = min(done + len(index), len(images))
+                done = min(done + len(index) * ranks.count, len(images))
                 progress(Progress(stage, done, len(images)))
-        return torch.cat(results)[: len(images)]
+        return ranks.in_order(results, list(map(len, batches)))[: len(images)]
 
     def _batches(self, count: int) -> tuple[Tensor, ...]:
         """Indices of all images, in order; on CUDA, the last image may come several times."""

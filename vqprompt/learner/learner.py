@@ -23,11 +23,12 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
 from vqprompt.data.stream import Task
 from vqprompt.errors import CheckpointError, UserError
+from vqprompt.learner.answers import Answers
 from vqprompt.learner.build import Built, build_method, rebuild_method
 from vqprompt.learner.evaluator import Evaluator
 from vqprompt.learner.predictor import Picture, Predictor, predict_proba
 from vqprompt.learner.queries import QueryCache
-from vqprompt.learner.state import HalfLearned, SavedState, as_list, write_state
+from vqprompt.learner.state import HalfLearned, SavedState, as_list, saved_names, write_state
 from vqprompt.methods import find_method
 from vqprompt.methods.task import TaskData, TaskInfo
 from vqprompt.progress import Report, ignore
@@ -157,18 +158,25 @@ class Learner:
             data.augmented = partial(self.evaluator.augmented_features, task.train, self.settings, finish_seed)
         if half is None:
             self.method.prepare_training(data)
+        self._agree()
         return data
+
+    def _agree(self) -> None:
+        """Processes that learn together compute the same, but on other machines perhaps with other rounding."""
+        names = saved_names(self.method)
+        self.runtime.ranks.copy_first(t for name, t in self.method.state_dict().items() if name in names)
 
     def _make_loop(self, data: TaskData, seed: int) -> TrainingLoop | None:
         """The training loop; None if the method has nothing to train."""
         images, labels = self.method.training_images(data)
         queries = None
         if self.method.uses_query:
-            queries = self.known_queries.for_training(images, self.settings, seed, self.shared_queries)
+            shared = self.shared_queries if self.runtime.ranks.count == 1 else None
+            queries = self.known_queries.for_training(images, self.settings, seed, shared)
         groups = self.method.parameter_groups()
         if not groups:
             return None
-        batches = TaskBatches(images, labels, self.settings, seed, self.device, queries)
+        batches = TaskBatches(images, labels, self.settings, seed, self.device, queries, self.runtime.ranks)
         return TrainingLoop(self.method.losses, groups, self.vit, batches, self.runtime, data.task.number)
 
     def _train(
@@ -199,6 +207,7 @@ class Learner:
         self.method.eval()
         self.method.finish_task(data)
         self.method.end_task()
+        self._agree()
         self.history.append(data.task)
         self.classes += task.classes
         self._learning = []
@@ -220,16 +229,19 @@ class Learner:
 
     # ------------------------------------------------------------------ test and predict
 
-    def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
-        """Percent right on each task's test images, among all classes learned so far."""
+    def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Answers:
+        """Answers about each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
         # queries are kept per task, so they are joined here
         queries = torch.cat([self.known_queries.of(t.test) for t in tasks]) if self.method.uses_query else None
         with self.evaluator.reporting(progress):
-            guesses = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        right = guesses.cpu() == truth
-        return [100 * int(part.sum()) / len(part) for part in right.split([len(t.test) for t in tasks])]
+            guesses, sure = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
+        return Answers(truth, guesses.cpu(), sure.cpu(), [len(t.test) for t in tasks])
+
+    def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
+        """Percent right on each task's test images, among all classes learned so far."""
+        return self.test(tasks, progress).accuracies()
 
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Clean features [n, D] with what has been learned so far. task: the number of their task, if they are its
@@ -255,12 +267,12 @@ class Learner:
     def predictor(self) -> Predictor:
         """What has been learned up to now, as a snapshot: safe to use from other threads while this learner goes on."""
         return Predictor(
-            self.method.frozen_copy(), self.classes, self.runtime, self.settings.test_crop, self.settings.stored
+            self.method.frozen_copy(), self.classes, self.runtime.alone(), self.settings.test_crop, self.settings.stored
         )
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
-        without_cache = Evaluator(self.method, self.runtime, self.settings.test_crop)
+        without_cache = Evaluator(self.method, self.runtime.alone(), self.settings.test_crop)
         return predict_proba(without_cache, self.classes, pictures, self.settings.stored)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:

@@ -49,12 +49,13 @@ class QueryCache:
         if key not in self.kept:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
-            known = None if file is None else load_array(file)
-            if known is not None and len(known) == len(images):
+            known, ranks = None if file is None else load_array(file), self.evaluator.runtime.ranks
+            # processes compute together, so none may compute what another one has found
+            if ranks.all(known is not None and len(known) == len(images)):
                 self.kept[key] = torch.from_numpy(known).to(self.evaluator.runtime.device)
             else:
                 self.kept[key] = self.evaluator.compute_queries(images, mirrored)
-                if file is not None:
+                if file is not None and ranks.first_here:
                     keep_array(file, self.kept[key].cpu().numpy())
         return self.kept[key]
 

@@ -239,14 +239,16 @@ class Method(nn.Module):
 
     @classmethod
     def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Options that an older run saved. Options that did not exist then get the values of `before`."""
+        """Options that an older run saved. Options that did not exist then get the values of `before`. What is not a
+        group of options is left for validation to refuse."""
         completed = copy.deepcopy(saved)
         for name, value in cls.before.items():
             *groups, last = name.split(".")
-            inner = completed
+            inner: Any = completed
             for group in groups:
-                inner = inner.setdefault(group, {})
-            inner.setdefault(last, value)
+                inner = inner.setdefault(group, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict):
+                inner.setdefault(last, value)
         return completed
 
     def classifiers(self) -> list[nn.Linear]:

@@ -90,7 +90,8 @@ class VQPrompt(Method):
     def features(self, view: View) -> tuple[Tensor, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)
-        prompt, losses = self.pool.mix(alpha), self.pool.balance(alpha)
+        prompt = self.pool.mix(alpha)
+        losses = self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
         if o.quantize:
             quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
             prompt = quantized.prompt

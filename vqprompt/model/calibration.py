@@ -7,8 +7,8 @@
   distance (low far away from all classes: how much nearer an image is to its class than to the average of all images).
   Either alone misses what the other finds: by certainty a bird is taken for a drawing, by nearness an unknown drawing
   for a known one.
-- The weights were chosen on held-out training images (`benchmarks/trust_cub.py --parts choose`). They are kept in a
-  model's file, so that a file keeps meaning what it meant.
+- The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
+  docs/trust.md says how near). They are kept in a model's file, so that a file keeps meaning what it meant.
 - The threshold accepts 95 % of known images.
 """
 

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from vqprompt.data.decode import IMAGE_SUFFIXES
-from vqprompt.data.source import Source, hidden
+from vqprompt.data.source import Entry, Source, hidden
 from vqprompt.errors import ImageError, UserError
 
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -28,9 +28,10 @@ METADATA = ("metadata.csv", "metadata.jsonl")
 PATH_COLUMNS = ("file_name", "path", "file", "filename", "image", "image_path")
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "name", "species")
 UNKNOWN = "unknown"
+FROM_TRAINING = "learned from train/ alone"  # how the note begins that says so
 LONGEST_NAME = 200
 
-ImageLike = str | Path | Image.Image | np.ndarray
+ImageLike = str | Path | bytes | Image.Image | np.ndarray  # bytes: the content of an image file
 Given = bytes | Image.Image | np.ndarray
 
 
@@ -60,7 +61,7 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         return _from_path(path)
     images = (
         [source]
-        if isinstance(source, Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+        if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]
     )
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
@@ -82,8 +83,11 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
 def _given(image: ImageLike, label: str, number: int) -> Picture:
     if isinstance(image, str | Path):
         return Picture(str(image), label, _reader(Path(image).expanduser()))
-    if not isinstance(image, Image.Image | np.ndarray):
-        raise UserError(f"image {number + 1}: give a path, a Pillow image or a uint8 array, not {type(image).__name__}")
+    if not isinstance(image, bytes | Image.Image | np.ndarray):
+        raise UserError(
+            f"image {number + 1}: give a path, the bytes of an image file, a Pillow image or a uint8 array, not "
+            f"{type(image).__name__}"
+        )
     return Picture(f"image {number + 1}", label, lambda: image)
 
 
@@ -125,15 +129,28 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
     notes = []
     entries = [e for e in source.entries if e.split != "test"]
     if len(entries) < len(source.entries):
-        notes.append(
-            f"learned from train/ alone; the {len(source.entries) - len(entries)} images of test/ were left out"
-        )
+        notes.append(f"{FROM_TRAINING}; the {len(source.entries) - len(entries)} images of test/ were left out")
     if source.ignored:
         notes.append(f"{len(source.ignored)} files that are not images were left out ({source.ignored[0]} …)")
+    return _entries(source, path, entries), notes
+
+
+def own_test_pictures(path: Path) -> list[Picture]:
+    """The images of test/ in a folder or an archive that also has train/; none where there is no such thing."""
+    if path.is_dir():
+        parts = [path / part for part in ("train", "test")]
+        return find_pictures(parts[1])[0] if all(part.is_dir() for part in parts) else []
+    if not path.is_file() or path.suffix.lower() in TABLES:
+        return []
+    source = Source(path)
+    return _entries(source, path, [e for e in source.entries if e.split == "test"])
+
+
+def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Picture]:
     return [
         Picture(str(path / e.path) if path.is_dir() else f"{path}: {e.path}", e.label, lambda e=e: source.read(e))  # type: ignore[misc]
         for e in entries
-    ], notes
+    ]
 
 
 def _all_of_one_class(path: Path, label: str) -> list[Picture]:

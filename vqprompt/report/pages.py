@@ -22,7 +22,7 @@ from vqprompt.files import write_atomically
 from vqprompt.report import figures, prompt_use
 from vqprompt.report.formats import UNKNOWN, duration, fixed, percent, short
 from vqprompt.report.render import render
-from vqprompt.result import EpochLosses, PromptUse, RunResult
+from vqprompt.result import ClassResults, EpochLosses, PromptUse, RunResult
 from vqprompt.runs.config import flatten, read_saved_config
 
 PAGE_NAME = "report.html"
@@ -40,6 +40,7 @@ def write_report(folder: Path) -> Path:
         loss_charts=_loss_charts(result.losses),
         prompt_use=_prompt_use(result.prompt_use),
         tasks=_task_rows(result),
+        classes=_classes(ClassResults.read(folder)),
         config=flatten(read_saved_config(folder)),
     )  # fmt: skip
     target = folder / PAGE_NAME
@@ -162,6 +163,14 @@ def _task_rows(result: RunResult) -> list[dict[str, Any]]:
         first, now = (known[0], known[-1]) if known else (None, None)
         rows.append({"number": number + 1, "classes": classes, "first": first, "now": now, "seconds": seconds})
     return rows
+
+
+def _classes(found: ClassResults | None) -> dict[str, Any] | None:
+    """Classes, the weakest first, and the worst mistakes; None for a run that did not record them."""
+    if found is None:
+        return None
+    weakest = sorted((c for c in found.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
+    return {"after": found.after, "weakest": weakest, "worst": found.worst}
 
 
 def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,13 +15,15 @@ from pydantic import BaseModel, Field, ValidationError
 from vqprompt import metrics as m
 from vqprompt.data.stream import Stream, Task
 from vqprompt.datasets import open_dataset, parse_data
+from vqprompt.distributed import joined
 from vqprompt.errors import CheckpointError, UserError, explain
 from vqprompt.files import lock_folder, write_atomically
 from vqprompt.learner.checkpoint import INFO, tidy
 from vqprompt.learner.learner import Learner
 from vqprompt.learner.state import SavedState
 from vqprompt.progress import Progress, Report, Stage, ignore
-from vqprompt.result import SCHEMA_VERSION, EpochLosses, ParameterCounts, PromptUse, RunResult
+from vqprompt.result import SCHEMA_VERSION, ClassResults, EpochLosses, ParameterCounts, PromptUse, RunResult
+from vqprompt.runs.classes import class_results
 from vqprompt.runs.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
 from vqprompt.runs.limits import refuse_what_cannot_fit
 from vqprompt.runs.tracking import Tracking
@@ -53,17 +57,21 @@ def run(
 ) -> RunResult:
     """Do a run in the folder `out`; returns its result, which is also in `out/metrics.json`.
 
+    In several processes (distributed.py) each of them calls this; the first one writes.
+
     report: write `out/report.html`. shared_queries: a folder in which runs on the same images share queries
     (learner/queries.py). track: names of `tracking.TRACKERS`. at_once: how many runs share the hardware; it is noted in
     the result, because speeds depend on it.
     """
     refuse_what_cannot_fit(config)
-    refuse_conflicts(out, config, resume)
-    with lock_folder(out):
+    first = joined().first
+    if first:
+        refuse_conflicts(out, config, resume)
+    with lock_folder(out) if first else nullcontext():
         work = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
         work.open(resume)
         result = work.learn_all()
-        if report:
+        if report and first:
             from vqprompt.report.pages import write_report  # slow to import, and needed only here
 
             write_report(out)
@@ -92,6 +100,7 @@ class Run:
 
     learner: Learner
     stream: Stream
+    classes: ClassResults  # after the task just tested
 
     def __init__(
         self, config: RunConfig, out: Path, progress: Report, checkpoint_seconds: float, shared_queries: Path | None,
@@ -99,7 +108,8 @@ class Run:
     ) -> None:  # fmt: skip
         self.config, self.out, self.progress, self.at_once = config, out, progress, at_once
         self.checkpoint_seconds, self.shared_queries = checkpoint_seconds, shared_queries
-        self.tracking = Tracking(track, out)
+        self.ranks = joined()
+        self.tracking = Tracking(track if self.ranks.first else (), out)
         self.state = RunState()
         self.notes: list[str] = []
         self.started = self.saved = self.task_started = time.perf_counter()
@@ -109,16 +119,19 @@ class Run:
 
     def open(self, resume: bool) -> None:
         """The learner, new or as it was saved, and the stream of tasks."""
-        begun = self._restore() if resume and (self.out / INFO).exists() else self._create()
+        c, saved = self.config, self.ranks.from_first(lambda: self._read_saved(resume))
+        with self.ranks.one_per_machine_first():  # it downloads and decodes what the others then find
+            begun = self._create() if saved is None else self._restore(saved)
+            dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored)
         self.learner.shared_queries = self.shared_queries
-        dataset = open_dataset(self.config.data, self.config.size, self.config.seed, self.progress, self.config.stored)
-        c = self.config
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
         self.stream = Stream(dataset, c.tasks, *images)
         if self.learner.method.joint:  # the same classes, in one task
             self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
         self._refuse_other_images(begun)
-        write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
+        self._refuse_ranks_that_cannot_share()
+        if self.ranks.first:
+            write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
         self.seconds_before = self.state.seconds
 
     def _create(self) -> int:
@@ -130,12 +143,17 @@ class Run:
         )
         return 0
 
-    def _restore(self) -> int:
-        """Returns how many tasks were begun."""
+    def _read_saved(self, resume: bool) -> SavedState | None:
+        if not resume or not (self.out / INFO).exists():
+            return None
         saved = SavedState.read(self.out)
         tidy(self.out)
         if "run" not in saved.info:
             raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
+        return saved
+
+    def _restore(self, saved: SavedState) -> int:
+        """Returns how many tasks were begun."""
         runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
         self.learner = Learner.from_state(saved, runtime, self.config.backbone)
         try:
@@ -160,12 +178,31 @@ class Run:
                 )
         self.state.images = images
 
+    def _refuse_ranks_that_cannot_share(self) -> None:
+        """Before any work: more processes than images, or processes that would compute something else."""
+        count, smallest = self.ranks.count, min(self.stream.tasks, key=lambda task: len(task.train))
+        if count > len(smallest.train):
+            raise UserError(
+                f"{count} processes cannot share the {len(smallest.train)} training images of task "
+                f"{smallest.number + 1}; start at most {len(smallest.train)}"
+            )
+        if count > self.config.batch_size:
+            raise UserError(
+                f"{count} processes cannot share batches of {self.config.batch_size} images; start at most "
+                f"{self.config.batch_size}, or give a larger --batch-size"
+            )
+        self.ranks.refuse_differences(
+            weights_of_the_backbone=self.learner.built.weights,
+            images=hashlib.sha256("".join(self.state.images).encode()).hexdigest()[:16],
+            device=self.learner.device.type,
+        )
+
     # ------------------------------------------------------------------ learn
 
     def learn_all(self) -> RunResult:
         self.work = Work(self.stream, self.learner, self.config.epochs, self.progress)
         self.tracking.begin(self.config.model_dump(mode="json"))
-        here = rounding(self.learner.device)
+        here = rounding(self.learner.device, self.ranks.count)
         if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
             self.state.rounding.append(here)
         with self.tracking:
@@ -181,9 +218,12 @@ class Run:
         self.learner.learn(task, self.work.report, self._log_epoch, self._checkpoint)
 
     def test(self, task: Task) -> None:
-        self.state.accuracy.append(self.learner.accuracies(self.stream.seen(task.number), self.work.report))
+        seen = self.stream.seen(task.number)
+        answers = self.learner.test(seen, self.work.report)
+        self.state.accuracy.append(answers.accuracies())
+        self.classes = class_results(seen, answers)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
-        tested = [self.learner.prompt_use(seen.test) for seen in self.stream.seen(task.number)]
+        tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
         self.state.test_prompt_use.append(
             [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
         )
@@ -195,11 +235,14 @@ class Run:
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
         self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
         self._save()
+        if self.ranks.first:
+            self.classes.write(self.out)
         self.write_result()
 
     def write_result(self) -> RunResult:
         result = self.result()
-        result.write(self.out)
+        if self.ranks.first:
+            result.write(self.out)
         return result
 
     def _log_epoch(self, epoch: Epoch) -> None:
@@ -210,13 +253,14 @@ class Run:
         state.steps += max(map(len, epoch.losses.values()))
 
     def _checkpoint(self) -> None:
-        if time.perf_counter() - self.saved >= self.checkpoint_seconds:
+        if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
             self.state.seconds_in_task = time.perf_counter() - self.task_started
             self._save()
 
     def _save(self) -> None:
         self.state.seconds = self.seconds_before + time.perf_counter() - self.started
-        self.learner.save(self.out, run=self.state.model_dump(mode="json"))
+        if self.ranks.first:
+            self.learner.save(self.out, run=self.state.model_dump(mode="json"))
         self.saved = time.perf_counter()
 
     # ------------------------------------------------------------------ what was found out
@@ -255,9 +299,14 @@ class Run:
             losses=state.losses,
             validation=config.validation,
             notes=[*self.stream.dataset.notes, *self._left_out(), *self._rounding_note()],
-            hardware=hardware(self.learner.device) + (f", {self.at_once} runs at once" if self.at_once > 1 else ""),
+            hardware=self._hardware(),
+            processes=self.ranks.count,
             rounding=state.rounding,
         )
+
+    def _hardware(self) -> str:
+        together = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
+        return hardware(self.learner.device) + together + (f", {self.at_once} runs at once" if self.at_once > 1 else "")
 
     def _prompt_use(self) -> PromptUse | None:
         uses = [use for use in self.state.prompt_use if use]
@@ -276,8 +325,8 @@ class Run:
         if len(self.state.rounding) < 2:
             return []
         return [
-            "resumed on another processor, number of threads or version of PyTorch than it began on: equal to an "
-            "uninterrupted run up to rounding, not to the bit"
+            "resumed on another processor, number of threads or processes, or version of PyTorch than it began on: "
+            "equal to an uninterrupted run up to rounding, not to the bit"
         ]
 
 

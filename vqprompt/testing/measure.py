@@ -20,7 +20,7 @@ import numpy as np
 
 from vqprompt.errors import ImageError, UserError
 from vqprompt.model.model import Model
-from vqprompt.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, spelling
+from vqprompt.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
@@ -169,9 +169,12 @@ def test_model(
     counting images of classes that the model does not know.
     """
     model._check_taught()
-    if isinstance(source, str | Path) and labels is None and (Path(source) / "test").is_dir():
-        source = Path(source) / "test"
-    pictures, notes = find_pictures(source, labels)
+    own = []
+    if isinstance(source, str | Path) and labels is None:
+        path = Path(source).expanduser()
+        source = path / "test" if (path / "test").is_dir() else path
+        own = own_test_pictures(source)
+    pictures, notes = (own, []) if own else find_pictures(source, labels)
     names = [_match(clean_name(p.label), model.classes) for p in pictures]
     if strange := sorted({n for n in names if n not in model.classes}):
         if refuse_unknown_classes:
@@ -179,7 +182,8 @@ def test_model(
                 f"the model does not know {', '.join(map(repr, strange[:5]))}{' …' if len(strange) > 5 else ''}; "
                 "teach it, take these folders out, or leave out --known-only to count them as unknown"
             )
-        notes.append(f"{len(strange)} classes are not known to the model; the right answer for them is unknown")
+        are = "class is" if len(strange) == 1 else "classes are"
+        notes.append(f"{len(strange)} {are} not known to the model; the right answer there is unknown")
     features, kept, broken = _embed(model, pictures, progress)
     if not kept:
         raise ImageError(f"none of the {len(pictures)} images can be read, so there is nothing to test with")

@@ -95,7 +95,7 @@ def _matrix(found: Tested) -> str:
             if not count:
                 continue
             strength = 0.15 + 0.85 * count / total
-            color = "#0b6e99" if row == column else "#8a8f98" if column == len(found.classes) else "#c0392b"
+            color = "var(--accent)" if row == column else "#8a8f98" if column == len(found.classes) else "var(--wrong)"
             told = f"{names[row]}: {count} of {total} named {names[column]}"
             shapes.append(
                 f'<rect x="{left + x * cell}" y="{left + y * cell}" width="{cell - 1}" height="{cell - 1}" '
@@ -105,8 +105,8 @@ def _matrix(found: Tested) -> str:
         shapes.append(_label(left + (x + 0.75) * cell, left - 4, names[column], "start", turned=True))
     title = f"Confusion matrix of {len(tested)} classes"
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{title}" style="--fit:{min(width, 1100)}px;'
-        f'--whole:{width}px">{"".join(shapes)}</svg>'
+        f'<svg class="themed" viewBox="0 0 {width} {height}" role="img" aria-label="{title}" '
+        f'style="--whole:{width}px">{"".join(shapes)}</svg>'
     )
 
 
@@ -122,7 +122,7 @@ def _diagram(found: Tested) -> str:
     most = max((n for n, _, _ in found.reliability), default=1) or 1
     shapes = [
         f'<line x1="{pad}" y1="{pad + side}" x2="{pad + side}" y2="{pad}" stroke="#8a8f98" stroke-dasharray="4 4"/>',
-        f'<rect x="{pad}" y="{pad}" width="{side}" height="{side}" fill="none" stroke="#dde3ea"/>',
+        f'<rect x="{pad}" y="{pad}" width="{side}" height="{side}" fill="none" stroke="currentColor" opacity=".25"/>',
     ]
     for b, (count, sure, right) in enumerate(found.reliability):
         if not count:
@@ -134,9 +134,9 @@ def _diagram(found: Tested) -> str:
         middle, shade = x + step / 2, 0.25 + 0.75 * float(np.sqrt(count / most))
         shapes.append(
             f'<rect x="{x + 2:.1f}" y="{pad + side - tall:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" '
-            f'fill="#0b6e99" fill-opacity="{shade:.2f}"><title>{escape(told)}</title></rect>'
+            f'fill="var(--accent)" fill-opacity="{shade:.2f}"><title>{escape(told)}</title></rect>'
             f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{pad + side * (1 - low):.1f}" '
-            f'y2="{pad + side * (1 - high):.1f}" stroke="#1f2933"/>'
+            f'y2="{pad + side * (1 - high):.1f}" stroke="currentColor"/>'
         )
     shapes += [
         f'<text x="{pad + side / 2}" y="{pad + side + 28}" font-size="12" text-anchor="middle">how sure it was</text>',
@@ -148,4 +148,4 @@ def _diagram(found: Tested) -> str:
         shapes.append(f'<text x="{pad + at}" y="{pad + side + 13}" font-size="10" text-anchor="middle">{tick} %</text>')
         shapes.append(f'<text x="{pad - 3}" y="{pad + side - at + 3}" font-size="10" text-anchor="end">{tick}</text>')
     box = f"0 0 {side + 2 * pad} {side + 2 * pad}"
-    return f'<svg viewBox="{box}" role="img" aria-label="Reliability">{"".join(shapes)}</svg>'
+    return f'<svg class="themed" viewBox="{box}" role="img" aria-label="Reliability">{"".join(shapes)}</svg>'

@@ -11,6 +11,7 @@ from torch import Tensor
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
 from vqprompt.data.views import central_boxes, random_boxes, random_colors, render, window_boxes
+from vqprompt.distributed import ALONE, Ranks
 from vqprompt.runtime import derive_seed
 from vqprompt.training.optim import Inputs
 from vqprompt.training.settings import Training
@@ -29,7 +30,7 @@ class KnownQueries(Protocol):
 class TaskBatches:
     """The training images of one task as batches of pixels, boxes, flips, labels and, where known, queries.
 
-    labels: positions in the head, on `device`.
+    labels: positions in the head, on `device`. ranks: the processes that share each batch.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class TaskBatches:
         seed: int,
         device: torch.device,
         queries: KnownQueries | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
-        self.queries = queries
+        self.queries, self.ranks = queries, ranks
         self.schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
 
     def images_in(self, epochs: int | None = None) -> int:
@@ -56,7 +58,7 @@ class TaskBatches:
         batches = self.schedule[epoch]
         if self.queries is not None:
             self.queries.start_epoch(epoch, batches)
-        views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device)
+        views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device, self.ranks.rows)
         for number, (index, inputs) in enumerate(views):
             index = index.to(self.device, non_blocking=True)
             inputs["labels"] = self.labels[index]
@@ -88,19 +90,28 @@ def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[l
 
 
 def epoch_views(
-    images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device
-) -> Iterator[tuple[Tensor, Inputs]]:
-    """For each step of an epoch: which images, and their pixels, boxes and flips on the device."""
-    generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
-    aspect = images.aspect
-    for index, pixels in images.batches(batches, device):
-        boxes, flips = draw_augmentation(aspect[index], settings, generator)
-        inputs = {"pixels": pixels, "boxes": boxes.to(device, non_blocking=True)}
-        if flips is not None:
-            inputs["flips"] = flips.to(device, non_blocking=True)
-        if settings.augment == "crop-color":
-            inputs["colors"] = random_colors(len(index), generator).to(device, non_blocking=True)
-        yield index, inputs
+    images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device,
+    rows: Callable[[int, int], slice] = ALONE.turn,
+) -> Iterator[tuple[Tensor, Inputs]]:  # fmt: skip
+    """For each step of an epoch: which images, and their pixels, boxes and flips on the device.
+
+    rows: which rows of a batch are wanted, by its number and size. Batches without any are left out.
+    """
+    aspect, wanted = images.aspect, [rows(number, len(batch)) for number, batch in enumerate(batches)]
+
+    def drawn() -> Iterator[Inputs]:
+        generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
+        for batch, own in zip(batches, wanted, strict=True):  # drawn for all rows, so that all processes draw the same
+            boxes, flips = draw_augmentation(aspect[batch], settings, generator)
+            inputs = {"boxes": boxes} if flips is None else {"boxes": boxes, "flips": flips}
+            if settings.augment == "crop-color":
+                inputs["colors"] = random_colors(len(batch), generator)
+            if len(batch[own]):
+                yield {name: drawn[own].to(device, non_blocking=True) for name, drawn in inputs.items()}
+
+    read = [batch[own] for batch, own in zip(batches, wanted, strict=True) if len(batch[own])]
+    for (index, pixels), inputs in zip(images.batches(read, device), drawn(), strict=True):
+        yield index, {"pixels": pixels, **inputs}
 
 
 def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
+from vqprompt.distributed import WHOLE
 from vqprompt.progress import Progress, Report, Stage, ignore
 from vqprompt.runtime import Runtime
 from vqprompt.training.batches import TaskBatches, draw
@@ -53,6 +55,7 @@ class TrainingLoop:
     ) -> None:
         self.losses_of, self.vit, self.batches, self.runtime, self.task = losses_of, vit, batches, runtime, task
         self.settings: Training = batches.settings
+        self.ranks, self.part = batches.ranks, WHOLE
         self.optimizer = make_optimizer(groups, self.settings.optimizer, self.settings.lr, self.settings.weight_decay)
         self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
         self.progress: Report = ignore
@@ -79,23 +82,26 @@ class TrainingLoop:
 
     def __iter__(self) -> Iterator[Epoch]:
         """Train, and yield after each epoch."""
-        recorded = Recorded(self._step, self.runtime.device)
+        recorded = Recorded(self._step, self.runtime.device, wanted=self.ranks.count == 1)
         step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
         shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
         for number in range(self.next_epoch, self.settings.epochs):
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
-                for inputs in self.batches.epoch(number):
+                for batch, inputs in zip(self.batches.schedule[number], self.batches.epoch(number), strict=True):
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
+                    self.part = self.ranks.part(len(batch))
                     losses = recorded(inputs)
-                    values.append(torch.stack(list(losses.values())))  # a copy: the next replay overwrites its losses
+                    # a copy: the next replay overwrites its losses
+                    values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1
-                    shown += len(inputs["labels"])
-                    self.images_seen += len(inputs["labels"])
+                    shown += len(batch)
+                    self.images_seen += len(batch)
                     self.progress(Progress(Stage.LEARNING, shown, total))
             self.next_epoch = number + 1
-            per_term = torch.stack(values, dim=1).tolist()  # the device is waited for once per epoch, here
+            together = self.ranks.add_up(torch.stack(values, dim=1))
+            per_term = together.tolist()  # the device is waited for once per epoch, here
             self.seconds += time.perf_counter() - started
             yield Epoch(number, dict(zip(losses, per_term, strict=True)))
         self.optimizer.zero_grad(set_to_none=True)
@@ -103,9 +109,10 @@ class TrainingLoop:
     def _step(self, inputs: Inputs) -> Losses:
         self.optimizer.zero_grad(set_to_none=True)
         with self.runtime.autocast(self.vit):
-            view = View(self.vit, lambda: draw(inputs, self.vit), inputs.get("query"), inputs["labels"], self.task)
-            losses = self.losses_of(view)
-        torch.stack(list(losses.values())).sum().backward()
+            images, query = partial(draw, inputs, self.vit), inputs.get("query")
+            losses = self.losses_of(View(self.vit, images, query, inputs["labels"], self.task, self.part))
+        self.part.weigh(torch.stack(list(losses.values())).sum()).backward()
+        self.ranks.add_gradients(p for group in self.optimizer.param_groups for p in group["params"])
         if self.settings.clip:
             clip_gradients(self.optimizer, self.settings.clip)
         self.optimizer.step()

@@ -14,14 +14,14 @@ class Recorded:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
 
     The first step is not recorded: compilers, allocators and the optimizer's state are set up in it. Batches of another
-    shape are not recorded either, nor is any step if the recording fails.
+    shape are not recorded either, nor is any step if the recording fails, or if it is not `wanted`.
     """
 
     EAGER_STEPS = 1
 
-    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device) -> None:
+    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, wanted: bool = True) -> None:
         self.step, self.eager_left = step, self.EAGER_STEPS
-        self.enabled = device.type == "cuda"
+        self.enabled = device.type == "cuda" and wanted
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
         self.losses: Losses = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViT
+from vqprompt.distributed import WHOLE, Part
 
 
 class View:
@@ -21,8 +22,10 @@ class View:
         query: Tensor | None = None,
         labels: Tensor | None = None,
         task: int | None = None,
+        part: Part = WHOLE,
     ) -> None:
         self.vit, self._images, self._query = vit, images, query
+        self.part = part  # of the training batch
         self.labels = labels  # positions in the head; only in training
         self.task = task  # number of the task; only known for its training images
 
@@ -43,6 +46,11 @@ class View:
             return self._query
         with torch.no_grad():
             return self.vit.query(self.tokens).float()
+
+    def whole_batch(self, values: Tensor) -> Tensor:
+        """Values of all images of the training batch [B, …] from those of this view, which may be a part of it. For
+        losses that compare the images of a batch with each other."""
+        return self.part.whole_batch(values)
 
     def mirrored(self) -> View:
         """The mirrored images. They keep their query, so an image and its mirror image get the same prompts."""

@@ -1,0 +1,123 @@
+"""A server in this process or in one of its own, and a client, for tests of `vqprompt serve`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+from conftest import command_environment
+from drawings import write_drawings
+
+from vqprompt.serve.limits import Limits
+from vqprompt.serve.models import New
+from vqprompt.serve.server import Settings, open_server
+
+SIZE = 28
+
+
+class Client:
+    """Requests to a server; `teach` and `change` wait for the job and return it."""
+
+    def __init__(self, url: str, model: str = "m") -> None:
+        self.url, self.model, self.session = url.rstrip("/"), model, requests.Session()
+
+    def get(self, path: str, **more: Any) -> requests.Response:
+        return self.session.get(self.url + path, timeout=60, **more)
+
+    def post(self, path: str, **more: Any) -> requests.Response:
+        return self.session.post(self.url + path, timeout=60, **more)
+
+    def about(self) -> dict[str, Any]:
+        return self.get(f"/models/{self.model}").json()
+
+    def wait(self, answer: requests.Response) -> dict[str, Any]:
+        assert answer.status_code == 202, answer.text
+        told = answer.json()
+        job = told["job"] if "upload" in told else told
+        return self.get(f"/jobs/{job['id']}", params={"wait": 60}).json()
+
+    def send(self, what: str, images: Sequence[Path], label: str) -> requests.Response:
+        files = [("files", (image.name, image.read_bytes())) for image in images]
+        return self.post(f"/models/{self.model}/{what}", files=files, data={"label": label})
+
+    def teach(self, images: Sequence[Path], label: str) -> dict[str, Any]:
+        return self.wait(self.send("teach", images, label))
+
+    def change(self, what: str, **body: Any) -> dict[str, Any]:
+        return self.wait(self.post(f"/models/{self.model}/{what}", json=body))
+
+    def predict(self, image: Path | bytes, **query: Any) -> dict[str, Any]:
+        content = image if isinstance(image, bytes) else image.read_bytes()
+        answer = self.post(f"/models/{self.model}/predict", data=content, params=query)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@contextmanager
+def serving(model: Path | None, token: str | None = None, example: bool = False, **limits: float) -> Iterator[Client]:
+    """A server in a thread of this process."""
+    settings = Settings(
+        model, port=0, token=token, example=example, limits=Limits(**limits), new=New(size=SIZE, device="cpu")
+    )
+    up = threading.Event()
+    server = open_server(settings, lambda text: None, lambda url: up.set())
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert up.wait(60)
+        yield Client(server.url, "" if model is None else model.stem)
+    finally:
+        server.should_exit = True
+        server.state.closing = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def served_by_command(*arguments: Any, home: Path) -> Iterator[tuple[Client, subprocess.Popen[str]]]:
+    """`vqprompt serve` as a process of its own, in a process group of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vqprompt", "serve", *map(str, arguments), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=command_environment(home),
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("ready"):
+                break
+        assert lines and lines[-1].startswith("ready"), lines
+        yield Client(lines[-1].split()[-1]), process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def drawn(folder: Path, name: str, rows: Sequence[int]) -> list[Path]:
+    """Drawings as PNG files."""
+    write_drawings(folder, [name], rows)
+    return [folder / name / f"{row}.png" for row in rows]
+
+
+def until(condition: Any, seconds: float = 30) -> Any:
+    """Wait until something is so, and return it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")

@@ -1,0 +1,357 @@
+"""`vqprompt serve` as programs see it: teach, ask, change, follow, and the Open Inference Protocol."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving import SIZE, Client, drawn, serving
+
+from vqprompt import Model
+from vqprompt.errors import UserError
+from vqprompt.files import write_atomically
+from vqprompt.model.left_out import left_out_answers
+from vqprompt.serve.limits import Limits
+from vqprompt.serve.versions import Versions
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for name in ("apple", "bicycle", "car", "house"):
+        drawn(folder, name, range(14))
+    return folder
+
+
+def of(pictures: Path, name: str, rows=range(8)) -> list[Path]:
+    return [pictures / name / f"{row}.png" for row in rows]
+
+
+@pytest.fixture(scope="session")
+def taught(pictures, tmp_path_factory) -> Path:
+    """A model of two classes, to be copied."""
+    path = tmp_path_factory.mktemp("taught") / "m.vqp"
+    model = Model(size=SIZE, device="cpu")
+    for name in ("apple", "bicycle"):
+        model.learn([str(p) for p in of(pictures, name)], [name] * 8)
+    model.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, taught) -> Client:
+    """One server for tests that leave the model as they found it."""
+    path = tmp_path_factory.mktemp("served") / "m.vqp"
+    shutil.copy(taught, path)
+    with serving(path) as client:
+        yield client
+
+
+class TestAsking:
+    def test_answers_are_those_of_the_model_itself(self, client, taught, pictures):
+        model = Model.load(taught)
+        for image in [*of(pictures, "apple", range(8, 14)), *of(pictures, "house", range(3))]:
+            (expected,) = model.answers(str(image), top=2)
+            told = client.predict(image)
+            assert told["name"] == expected.name and told["unknown"] == (expected.name == "unknown")
+            assert [(c["name"], c["probability"]) for c in told["classes"]] == list(expected.classes)
+            assert told["familiarity"] == expected.familiarity and told["prompts"] is None
+
+    def test_a_form_does_as_well_as_a_body(self, client, pictures):
+        image = of(pictures, "apple", [9])[0]
+        answer = client.post("/predict", files={"file": image.read_bytes()}, params={"model": "m", "top": 1})
+        assert answer.json() == {**client.predict(image, top=1)} and len(answer.json()["classes"]) == 1
+
+    def test_strictness_moves_the_threshold(self, client, pictures):
+        image = of(pictures, "apple", [9])[0]
+        assert client.predict(image, strictness=100)["name"] == "unknown"
+        assert client.predict(image, strictness=-100)["name"] in ("apple", "bicycle")
+
+    def test_many_at_once_each_get_their_own(self, client, taught, pictures):
+        images = [p for name in ("apple", "bicycle", "house") for p in of(pictures, name, range(14))] * 3
+        expected = [a.classes for a in Model.load(taught).answers([str(p) for p in images], top=2)]
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda p: Client(client.url).predict(p), images))
+        for told, best in zip(found, expected, strict=True):  # up to rounding: products of several rows at once
+            assert {c["name"]: c["probability"] for c in told["classes"]} == pytest.approx(dict(best), abs=1e-5)
+        text = client.get("/metrics").text
+        batches, images = (_metric(text, f"vqprompt_batch_images_{part}") for part in ("count", "sum"))
+        assert images > 1.5 * batches, "requests that arrive together are answered together"
+
+    def test_faults_are_told(self, client):
+        for body, status, words in (
+            (b"", 415, "empty"),
+            (b"no image at all", 415, "not an image"),
+            (b"\x89PNG\r\n\x1a\n broken", 415, "replace the file"),
+            (b"PK\x03\x04 a zip", 415, "a zip archive"),
+        ):
+            answer = client.post("/models/m/predict", data=body)
+            assert answer.status_code == status and words in answer.json()["error"], answer.text
+            assert "image 1" not in answer.json()["error"]
+        answer = client.post("/models/heron/predict", data=b"x")
+        assert answer.status_code == 404 and "no model 'heron'; there are m" in answer.json()["error"]
+        answer = client.post("/models/m/predict?top=0", data=b"x")
+        assert answer.status_code == 422 and "top" in answer.json()["error"]
+        assert client.get("/nothing").status_code == 404
+
+
+class TestTheOpenInferenceProtocol:
+    def test_a_triton_client_works(self, client, taught, pictures):
+        triton = pytest.importorskip("tritonclient.http")
+        asked = triton.InferenceServerClient(client.url.removeprefix("http://"))
+        assert asked.is_server_live() and asked.is_server_ready() and asked.is_model_ready("m")
+        about = asked.get_model_metadata("m")
+        assert about["inputs"][0]["name"] == "image" and about["versions"] == ["1"]
+        files = [p.read_bytes() for p in of(pictures, "apple", [9, 10])]
+        given = triton.InferInput("image", [2], "BYTES")
+        given.set_data_from_numpy(np.array(files, object))
+        found = asked.infer("m", [given])
+        model = Model.load(taught)
+        assert found.as_numpy("class").tolist() == [name.encode() for name in model.predict(files)]
+        assert np.allclose(found.as_numpy("probabilities"), model.predict_proba(files))
+        only = asked.infer("m", [given], outputs=[triton.InferRequestedOutput("familiarity", binary_data=False)])
+        assert len(only.get_response()["outputs"]) == 1 and only.as_numpy("familiarity").shape == (2,)
+        pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
+        raw = triton.InferInput("image", [3, 40, 30, 3], "UINT8")
+        raw.set_data_from_numpy(pixels)
+        assert np.allclose(asked.infer("m", [raw]).as_numpy("probabilities"), model.predict_proba(list(pixels)))
+        with pytest.raises(triton.InferenceServerException, match="no model"):
+            asked.infer("other", [given])
+
+    def test_plain_json_works(self, client, taught, pictures):
+        image = of(pictures, "apple", [9])[0].read_bytes()
+        body = {
+            "id": "7",
+            "inputs": [
+                {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(image).decode()]}
+            ],
+        }
+        told = client.post("/v2/models/m/infer", json=body).json()
+        assert told["id"] == "7" and told["model_version"] == "1"
+        outputs = {o["name"]: o for o in told["outputs"]}
+        assert outputs["class"]["data"] == [Model.load(taught).predict(image)]
+        assert outputs["probabilities"]["shape"] == [1, 2]
+        assert client.post("/v2/models/m/versions/1/infer", json=body).json() == told
+        assert client.post("/v2/models/m/versions/9/infer", json=body).status_code == 404
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {}, {"inputs": []}, {"inputs": [3]}, {"inputs": [{"name": "image"}]}, [],
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [2], "data": ["aGk="]}]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["%%%"]}]},
+            {"inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 2, 2, 3], "data": [0] * 12}]},
+            {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 2, 2, 3], "data": [300] * 12}]},
+            {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 9, 9, 3], "data": [3] * 12}]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 9}}]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}], "outputs": ["x"]},
+        ],
+    )  # fmt: skip
+    def test_what_is_wrong_is_told(self, client, given):
+        answer = client.post("/v2/models/m/infer", json=given)
+        assert answer.status_code in (400, 415) and answer.json()["error"]
+
+    def test_binary_tensors_that_lie_about_their_length(self, client):
+        head = json.dumps({"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1],
+                                       "parameters": {"binary_data_size": 8}}]}).encode()  # fmt: skip
+        for tensor in (b"\xff\xff\xff\x7fabcd", b"\x01\x00\x00\x00ab\x00\x00"):
+            answer = client.post(
+                "/v2/models/m/infer",
+                data=head + tensor,
+                headers={"Inference-Header-Content-Length": str(len(head))},
+            )
+            assert answer.status_code == 400 and "ends in the middle" in answer.json()["error"]
+        answer = client.post("/v2/models/m/infer", data=head, headers={"Inference-Header-Content-Length": "99999"})
+        assert answer.status_code == 400
+
+
+def _metric(text: str, name: str) -> float:
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " "))
+
+
+class TestLooking:
+    def test_openapi_describes_every_route(self, client):
+        told = client.get("/openapi.json").json()
+        assert {"/predict", "/models/{name}/teach", "/jobs/{job}/events", "/v2/models/{name}/infer"} <= set(
+            told["paths"]
+        )
+        assert "/static/docs.js" in client.get("/docs").text
+
+    def test_the_page_and_its_files_come_from_here_alone(self, client):
+        page = client.get("/").text
+        assert "http://" not in page and "https://" not in page and "<script>" not in page and "style=" not in page
+        for name in ("app.js", "api.js", "style.css", "icon.svg"):
+            assert client.get(f"/static/{name}").status_code == 200
+
+    def test_what_it_confuses_adds_up_to_its_accuracy(self, client, taught):
+        told = client.get("/models/m/confusion").json()
+        model = Model.load(taught)
+        shares = []
+        for c in range(2):
+            row = {b: n for a, b, n in told["cells"] if a == c}
+            shares.append(row.get(c, 0) / sum(row.values()))
+        assert np.isclose(np.mean(shares), model.accuracy) and told["tested"] == 16
+        assert left_out_answers(Model(size=SIZE)).images.size == 0
+
+    def test_card_and_file_can_be_downloaded(self, client, taught):
+        assert client.get("/models/m/file").content == taught.read_bytes()
+        assert "| apple | 8 |" in client.get("/models/m/card").text
+        assert client.get("/models/m/onnx").status_code == 404
+
+    def test_metrics(self, client):
+        text = client.get("/metrics").text
+        assert _metric(text, 'vqprompt_model_classes{model="m"}') == 2
+        assert 'vqprompt_requests_total{method="GET",status="200"}' in text
+
+
+def test_the_story_of_a_model(tmp_path, pictures):
+    """From nothing: look through, teach, ask, correct, rename, forget, undo, return."""
+    with serving(tmp_path / "m.vqp") as client:
+        assert client.about()["classes"] == [] and client.get("/v2/models/m/ready").status_code == 400
+        answer = client.post("/models/m/predict", data=of(pictures, "apple")[0].read_bytes())
+        assert answer.status_code == 409 and "learned nothing yet" in answer.json()["error"]
+
+        broken = tmp_path / "broken.png"
+        broken.write_bytes(b"\x89PNG nothing")
+        images = [*of(pictures, "apple"), of(pictures, "apple")[0], broken]
+        answer = client.send("uploads", images, "apple")
+        upload, job = answer.json()["upload"], client.wait(answer)
+        kinds = {f["image"]: f["kind"] for f in job["result"]["findings"]}
+        assert job["state"] == "done" and kinds[9] == "unreadable" and kinds[8] == "same"
+        told = json.dumps(job)
+        assert str(tmp_path) not in told and "vqprompt-serve" not in told, "no path of the server is told"
+        job = client.change("teach", upload=upload, leave_out=[8, 9])
+        assert job["state"] == "done" and job["result"]["new_classes"] == ["apple"] and job["result"]["images"] == 8
+        assert client.post("/models/m/teach", json={"upload": upload}).status_code == 404, "taught uploads are deleted"
+
+        job = client.teach(of(pictures, "bicycle"), "bicycle")
+        assert job["result"]["accuracy"] is not None and client.about()["version"] == 2
+        cell = client.get("/models/m/confusion/images", params={"label": "apple", "answer": "apple"}).json()
+        assert cell["images"]
+        thumbnail = client.get(f"/models/m/thumbnails/{cell['images'][0]}")
+        assert thumbnail.headers["content-type"] == "image/jpeg" and thumbnail.content[:2] == b"\xff\xd8"
+
+        job = client.teach(of(pictures, "house", [0]), "house")  # "Wrong? It is …"
+        assert job["result"]["new_classes"] == ["house"] and len(client.about()["classes"]) == 3
+        assert client.change("rename", old="house", new="<b>home</b>")["state"] == "done"
+        assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "apple", "bicycle"]
+        assert client.change("forget", name="apple")["state"] == "done"
+        with_home = client.about()
+        assert with_home["version"] == 5 and with_home["versions"] == [1, 2, 3, 4] and with_home["can_undo"] == 5
+
+        # an older version answers, and can be returned to
+        old = client.get("/v2/models/m/versions/2").json()
+        assert old["parameters"]["classes"] == ["apple", "bicycle"]
+        assert client.change("undo", steps=3)["state"] == "done"
+        assert [c["name"] for c in client.about()["classes"]] == ["apple", "bicycle"]
+        assert client.change("return", version=5)["state"] == "done"
+        assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "bicycle"]
+        assert client.change("undo", steps=5)["state"] == "done"  # to before the first teaching: empty
+        assert client.about()["classes"] == [] and not (tmp_path / "m.vqp").exists()
+        job = client.teach(of(pictures, "car"), "car")
+        assert client.about()["backbone"]["size"] == SIZE
+
+        assert client.change("forget", name="car", for_good=True)["state"] == "done"
+        assert client.about()["versions"] == [] and "car" not in json.dumps(client.about())
+
+        for path, body, status, words in (
+            ("undo", {"steps": 50}, 409, "can be undone"),
+            ("rename", {"old": "heron", "new": "x"}, 404, "knows no class"),
+            ("return", {"version": 77}, 404, "no older version"),
+            ("teach", {"upload": "x"}, 404, "no such upload"),
+            ("teach", {"surprise": 1}, 400, "surprise"),
+            ("forget", {}, 422, "name"),
+        ):
+            answer = client.post(f"/models/m/{path}", json=body)
+            assert answer.status_code == status and words in answer.json()["error"], (path, answer.text)
+
+
+def test_a_job_can_be_followed_live_and_cancelled(tmp_path, taught, pictures):
+    path = tmp_path / "m.vqp"
+    shutil.copy(taught, path)
+    before = path.read_bytes()
+    with serving(path) as client:
+        images = [p for name in ("car", "house") for p in of(pictures, name, range(14))]
+        files = [("files", (f"{n}.png", images[n % 28].read_bytes() + bytes([n // 28]))) for n in range(700)]
+        long = client.post("/models/m/teach", files=files, data={"label": "many"}).json()
+        queued = client.post("/models/m/rename", json={"old": "apple", "new": "pear"}).json()
+        assert client.post(f"/jobs/{queued['id']}/cancel").json()["state"] == "cancelled"
+        states = []
+        with client.session.get(f"{client.url}/jobs/{long['id']}/events", stream=True, timeout=60) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            for line in stream.iter_lines():
+                if line.startswith(b"data: "):
+                    states.append(json.loads(line[6:]))
+                    if states[-1]["stage"] == "learning" and states[-1]["done"] > 2:
+                        client.post(f"/jobs/{long['id']}/cancel")
+        assert states[-1]["state"] == "cancelled"
+        learning = [s for s in states if s["stage"] == "learning"]
+        assert learning and learning[-1]["total"] == 700 and learning[-1]["remaining"] > 0
+        assert path.read_bytes() == before and client.about()["version"] == 1, "the model is as it was"
+        assert client.teach(of(pictures, "car"), "car")["state"] == "done", "and can be taught"
+
+
+def test_what_other_programs_do_to_a_model_is_noticed(tmp_path, taught, pictures):
+    from serving import until
+
+    path = tmp_path / "m.vqp"
+    shutil.copy(taught, path)
+    with serving(tmp_path) as client:  # a folder of models
+        client.model = "m"
+        shutil.copy(taught, tmp_path / "another one.vqp")
+        (tmp_path / "broken.vqp").write_bytes(b"no model")
+        until(lambda: len(client.get("/models").json()["models"]) == 2)
+        answer = client.post("/predict", data=b"x")
+        assert answer.status_code == 400 and "say which model" in answer.json()["error"]
+        image = of(pictures, "apple", [9])[0].read_bytes()
+        assert client.post("/models/another one/predict", data=image).status_code == 200
+        model = Model.load(path)
+        model.forget("apple")
+        model.save()
+        until(lambda: len(client.about()["classes"]) == 1)
+        (tmp_path / "another one.vqp").unlink()
+        until(lambda: len(client.get("/models").json()["models"]) == 1)
+
+
+class TestVersions:
+    def test_the_newest_few_are_kept_and_numbers_go_on(self, tmp_path):
+        path = tmp_path / "m.vqp"
+        versions = Versions(path, 3)
+        for number in range(1, 7):
+            versions.keep()
+            write_atomically(path, f"content {number}")
+        assert versions.numbers() == [3, 4, 5] and versions.current == 6
+        assert versions.file(4).read_text() == "content 4" and versions.file(6) == path
+        versions.return_to(4)
+        assert path.read_text() == "content 4" and versions.numbers() == [4, 5, 6] and versions.current == 7
+        with pytest.raises(UserError, match="no version 2"):
+            versions.file(2)
+
+    def test_a_kill_between_keeping_and_replacing_leaves_no_copy(self, tmp_path):
+        path = tmp_path / "m.vqp"
+        path.write_text("one")
+        versions = Versions(path, 3)
+        versions.keep()
+        assert versions.all() == [1, 2]
+        versions.mend()
+        assert versions.all() == [1] and path.read_text() == "one"
+
+
+def test_limits_are_checked():
+    assert Limits.parse(["upload_mb=7", "versions=0"]) == Limits(upload_mb=7, versions=0)
+    for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "a name and a number"), ("jobs=0", "from 1")):
+        with pytest.raises(UserError, match=words):
+            Limits.parse([given])
+
+
+def test_bytes_of_a_file_are_an_image(taught, pictures):
+    model, image = Model.load(taught), of(pictures, "apple", [9])[0]
+    assert model.predict(image.read_bytes()) == model.predict(image)
+    assert model.predict([image.read_bytes(), image]) == model.predict([image] * 2)
+    model.learn([p.read_bytes() for p in of(pictures, "car")], "car")
+    assert model.counts["car"] == 8

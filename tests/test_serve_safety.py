@@ -1,0 +1,378 @@
+"""What a server refuses: each way in which somebody could harm it, tried."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import socket
+import stat
+import struct
+import time
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from drawings import drawings
+from PIL import Image
+from serving import SIZE, Client, serving, until
+
+from vqprompt import Model
+from vqprompt.errors import UserError
+from vqprompt.serve.security import check_token, is_local
+from vqprompt.serve.uploads import private_folder, shown_name
+
+TOKEN = "a secret of some length"
+
+
+def png(number: int = 0) -> bytes:
+    images, _ = drawings()
+    packed = io.BytesIO()
+    Image.fromarray(images[number % 50, number // 50]).save(packed, "PNG")
+    return packed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "m.vqp"
+    taught = Model(size=SIZE, device="cpu")
+    taught.learn([png(0), png(50), png(1), png(51)], ["airplane", "airplane", "apple", "apple"])
+    taught.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def client(model) -> Client:
+    limits = {"image_mb": 1, "upload_mb": 2, "upload_images": 5, "jobs": 3, "uploads": 6, "body_seconds": 1}
+    with serving(model, header_seconds=1, **limits) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(model, tmp_path_factory) -> Client:
+    path = tmp_path_factory.mktemp("guarded") / "m.vqp"
+    shutil.copy(model, path)
+    with serving(path, token=TOKEN) as client:
+        yield client
+
+
+def send(client: Client, data: bytes) -> socket.socket:
+    host, port = client.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection.sendall(data)
+    return connection
+
+
+# ---------------------------------------------------------------------------------------------- size
+
+
+def test_a_body_that_is_too_large_is_refused_by_its_header(client):
+    answer = client.post("/models/m/predict", data=b"x" * 1_000_001)
+    assert answer.status_code == 413 and "1 MB" in answer.json()["error"]
+    assert client.post("/models/m/teach", data=b"x" * 2_000_001).status_code == 413
+
+
+def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(client):
+    def endless():
+        for _ in range(100):
+            yield b"x" * 100_000
+
+    assert client.post("/models/m/predict", data=endless()).status_code == 413
+
+
+def test_an_upload_of_too_many_images_is_refused(client):
+    files = [("files", (f"{n}.png", png(n))) for n in range(6)]
+    answer = client.post("/models/m/teach", files=files, data={"label": "x"})
+    assert answer.status_code == 400 and "at most 5 images" in answer.json()["error"]
+    files = [("files", ("a.png", png() + b"\0" * 1_000_001))]
+    assert client.post("/models/m/teach", files=files, data={"label": "x"}).status_code == 413
+
+
+def test_compressed_bodies_are_refused(client):
+    answer = client.post("/models/m/predict", data=zlib.compress(b"0" * 10**6), headers={"Content-Encoding": "deflate"})
+    assert answer.status_code == 415
+
+
+# ---------------------------------------------------------------------------------------------- content
+
+
+def test_a_zip_bomb_is_refused(client):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("apple/a.png", b"\0" * 50_000_000)
+    for path, more in (
+        ("/models/m/predict", {"data": packed.getvalue()}),
+        ("/models/m/teach", {"files": [("files", ("a.zip", packed.getvalue()))], "data": {"label": "x"}}),
+    ):
+        answer = client.post(path, **more)
+        assert answer.status_code == 415 and "unpack it" in answer.json()["error"]
+
+
+def test_an_image_of_a_billion_pixels_is_refused_by_its_header(client):
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 10**6))
+        + chunk(b"IEND", b"")
+    )
+    started = time.monotonic()
+    answer = client.post("/models/m/predict", data=bomb)
+    assert answer.status_code == 415 and "megapixels" in answer.json()["error"] and time.monotonic() - started < 5
+
+
+def test_a_polyglot_is_an_image_and_nothing_else(client):
+    """A picture that is also a page with a script: it is read as pixels, and comes back as pixels of our own."""
+    evil = png(2) + b"<html><script>alert(1)</script>"
+    answer = client.post("/models/m/predict", data=evil, headers={"Content-Type": "text/html"})
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+    job = client.wait(client.post("/models/m/teach", files=[("files", ("x.html", evil))], data={"label": "evil"}))
+    assert job["state"] == "done"
+    more = client.wait(client.post("/models/m/teach", files=[("files", ("y.html", png(52)))], data={"label": "evil"}))
+    assert more["state"] == "done"
+    told = {c["name"] for c in client.about()["classes"]}
+    assert "evil" in told
+    images = [
+        image
+        for other in told
+        for image in client.get("/models/m/confusion/images", params={"label": "evil", "answer": other}).json()[
+            "images"
+        ]
+    ]
+    assert images
+    for image in images:
+        thumbnail = client.get(f"/models/m/thumbnails/{image}")
+        assert thumbnail.headers["content-type"] == "image/jpeg" and b"script" not in thumbnail.content
+        assert thumbnail.headers["x-content-type-options"] == "nosniff"
+    client.change("undo", steps=2)
+
+
+@pytest.mark.parametrize(
+    "kind", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
+)
+def test_formats_that_run_programs_are_not_opened(client, kind):
+    assert client.post("/models/m/predict", data=kind).status_code == 415
+
+
+# ---------------------------------------------------------------------------------------------- names and paths
+
+
+def test_no_name_from_a_request_becomes_a_path(client, tmp_path, monkeypatch):
+    state_before = {p.name for p in tmp_path.parent.iterdir()}
+    for name in ("../../../../tmp/evil.png", "/etc/passwd", "..\\..\\evil", "a\0b.png", "C:\\evil.png"):
+        answer = client.post("/models/m/uploads", files=[("files", (name, png(3)))], data={"label": "x"})
+        if answer.status_code == 202:
+            assert "/" not in answer.json()["images"][0]["name"] and "\\" not in answer.json()["images"][0]["name"]
+            client.wait(answer)
+            upload = answer.json()["upload"]
+            assert client.session.delete(f"{client.url}/models/m/uploads/{upload}").status_code == 204
+    assert {p.name for p in tmp_path.parent.iterdir()} == state_before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models/..%2f..%2fetc%2fpasswd", "/models/%2e%2e/file", "/static/../app.py", "/static/..%2fapp.py",
+        "/static/%2e%2e%2fserver.py", "/models/m/thumbnails/..%2f..%2fx", "/v2/models/..%2fm/infer", "/jobs/..%2fx",
+        "/models/m/uploads/..%2f..%2fm.vqp",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out(client, path):
+    host = client.url.removeprefix("http://")
+    connection = send(client, f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    answer = b""
+    while part := connection.recv(65536):
+        answer += part
+    assert answer.split(b" ")[1] in (b"404", b"405") and b"root:" not in answer and b"import" not in answer
+
+
+def test_a_script_in_a_class_name_stays_a_name(client):
+    name = "<script>alert(1)</script>"
+    files = [("files", (f"{name}.png", png(4)))]
+    job = client.wait(client.post("/models/m/teach", files=files, data={"label": name}))
+    assert job["state"] == "done"
+    answer = client.get("/models/m")
+    assert answer.headers["content-type"] == "application/json"
+    assert name in [c["name"] for c in answer.json()["classes"]]
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    client.change("undo", steps=1)
+
+
+@pytest.mark.parametrize("label", ["", " ", "unknown", "a\nb", "\x1b[2J", "x" * 201, "Airplane"])
+def test_names_that_cannot_be_classes_are_refused_before_anything_is_kept(client, label):
+    answer = client.post("/models/m/teach", files=[("files", ("a.png", png(5)))], data={"label": label})
+    assert answer.status_code == 400 and answer.json()["error"]
+
+
+def test_weights_and_settings_cannot_come_from_a_request(client):
+    files = [("files", ("a.png", png(6)))]
+    for field in ("backbone", "size", "device", "path"):
+        before = client.about()["backbone"]
+        client.wait(client.post("/models/m/teach", files=files, data={"label": "x", field: "/etc/passwd"}))
+        assert client.about()["backbone"] == before
+    client.change("undo", steps=1)
+    answer = client.post("/models/m/teach", json={"upload": "x", "backbone": "/tmp/evil.safetensors"})
+    assert answer.status_code == 400 and "backbone" in answer.json()["error"]
+    answer = client.post("/models/m/teach", files=files, data={"label": "x", "effort": "../evil"})
+    assert answer.status_code == 400 and "effort" in answer.json()["error"]
+
+
+def test_names_of_files_are_fit_to_be_shown():
+    assert shown_name("a/b\\c\x1b[2J.png") == "c�[2J.png" and shown_name(None) == "image"
+    assert len(shown_name("x" * 1000)) <= 120
+
+
+def test_the_folder_of_uploads_is_private_and_what_a_kill_left_is_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = private_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    left = folder.with_name(folder.name.replace(f".{os.getpid()}.", ".999999999."))
+    left.mkdir()
+    (left / "000000").write_bytes(b"a photograph")
+    second = private_folder()
+    assert not left.exists() and folder.exists() and second.exists()
+
+
+def test_uploads_are_gone_when_the_server_ends(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    path = tmp_path / "m.vqp"
+    shutil.copy(model, path)
+    with serving(path) as client:
+        client.wait(client.post("/models/m/uploads", files=[("files", ("a.png", png(3)))], data={"label": "x"}))
+        assert [p for p in tmp_path.rglob("*") if p.name == "000000"]
+    assert {p.name for p in tmp_path.iterdir()} == {"m.vqp"}
+
+
+# ---------------------------------------------------------------------------------------------- too much, too slow
+
+
+def test_a_slow_body_is_given_up(client):
+    host = client.url.removeprefix("http://")
+    head = f"POST /models/m/predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nabc"
+    started = time.monotonic()
+    connection = send(client, head.encode())
+    assert b"408" in connection.recv(65536).split(b"\r\n")[0] and time.monotonic() - started < 10
+
+
+def test_slow_headers_are_given_up(client):
+    started = time.monotonic()
+    silent = send(client, b"")
+    slow = send(client, b"GET / HTTP/1.1\r\nHost: ")
+    assert silent.recv(100) == b"" and slow.recv(100) == b"" and time.monotonic() - started < 10
+    assert client.get("/v2/health/live").status_code == 200
+
+
+def test_a_thousand_teachings_at_once_are_not_queued(client):
+    before = client.about()["version"]
+    accepted, refused = [], 0
+    for number in range(1000):
+        answer = client.post("/models/m/rename", json={"old": "apple", "new": f"apple {number}"})
+        if answer.status_code == 202:
+            accepted.append(answer.json()["id"])
+        elif answer.status_code == 429:
+            refused += 1
+            assert int(answer.headers["Retry-After"]) > 0
+        else:
+            assert answer.status_code == 404  # renamed by one of those that were accepted
+    assert refused > 0 and len(accepted) + refused <= 1000
+    until(lambda: all(j["state"] in ("done", "failed") for j in client.get("/jobs").json()))
+    assert client.get("/v2/health/ready").status_code == 200
+    steps = client.about()["version"] - before
+    client.change("undo", steps=min(steps, client.about()["can_undo"]))
+
+
+def test_uploads_that_nobody_teaches_are_limited(client):
+    ids = []
+    for _ in range(6):
+        answer = client.post("/models/m/uploads", files=[("files", ("a.png", png(3)))], data={"label": "x"})
+        if answer.status_code == 202:
+            ids.append(answer.json()["upload"])
+            client.wait(answer)
+    answer = client.post("/models/m/uploads", files=[("files", ("a.png", png(3)))], data={"label": "x"})
+    assert answer.status_code == 429 and "Retry-After" in answer.headers
+    for upload in ids:
+        client.session.delete(f"{client.url}/models/m/uploads/{upload}")
+
+
+def test_predictions_beyond_the_queue_are_refused(model, tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = tmp_path / "m.vqp"
+    shutil.copy(model, path)
+    with serving(path, waiting=1) as client, ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda n: Client(client.url).post("/models/m/predict", data=png(n)), range(72)))
+    assert {a.status_code for a in answers} == {200, 429}
+    assert all(a.headers["Retry-After"] == "1" for a in answers if a.status_code == 429)
+
+
+# ---------------------------------------------------------------------------------------------- who
+
+
+def test_without_the_token_nothing_is_told(guarded):
+    for path in ("/models", "/models/m", "/metrics", "/jobs", "/openapi.json", "/v2/models/m", "/models/m/file"):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}, {"Authorization": "Basic x"}):
+            answer = guarded.get(path, headers=headers)
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+            assert TOKEN not in answer.text
+        assert guarded.get(path, params={"token": TOKEN}).status_code == 401, "never in an address, which is logged"
+        assert guarded.get(path, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert guarded.post("/models/m/predict", data=png()).status_code == 401
+    assert guarded.get("/").status_code == 200 and guarded.get("/v2/health/live").status_code == 200
+
+
+def test_the_token_is_compared_in_constant_time(monkeypatch, guarded):
+    import hmac
+
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: (compared.append((len(a), len(b))), real(a, b))[1])
+    for given in ("a", "b" * 1000):
+        guarded.get("/models", headers={"Authorization": f"Bearer {given}"})
+    assert compared == [(32, 32)] * 2
+
+
+def test_other_machines_need_a_token():
+    assert is_local("127.0.0.1") and is_local("::1") and is_local("localhost")
+    assert not is_local("0.0.0.0") and not is_local("192.168.1.2") and not is_local("example.org")
+    check_token("127.0.0.1", None)
+    for host, token, words in (
+        ("0.0.0.0", None, "needs --token"),
+        ("127.0.0.1", "short", "at least 12"),
+        ("127.0.0.1", "line\nbreak and more", "printable"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_token(host, token)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"},
+    ],
+)  # fmt: skip
+def test_pages_of_other_sites_can_neither_change_nor_read(client, headers):
+    answer = client.post("/models/m/undo", json={"steps": 1}, headers=headers)
+    assert answer.status_code == 403 and "other sites" in answer.json()["error"]
+    assert client.get("/models/m", headers=headers).status_code == 403
+    assert "access-control-allow-origin" not in client.get("/models").headers
+
+
+def test_a_foreign_name_for_this_machine_is_refused(client):
+    """DNS rebinding: evil.example is made to point here, so that its page has our origin."""
+    answer = client.get("/models", headers={"Host": "evil.example"})
+    assert answer.status_code == 421
+    port = client.url.rpartition(":")[2]
+    assert client.get("/models", headers={"Host": f"localhost:{port}"}).status_code == 200
+
+
+def test_every_answer_carries_the_headers(client):
+    for path in ("/", "/models", "/nothing", "/static/app.js"):
+        headers = client.get(path).headers
+        assert headers["x-frame-options"] == "DENY" and headers["referrer-policy"] == "no-referrer"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"] and "server" not in headers

@@ -1,0 +1,85 @@
+"""What test_ranks.py compares: every method on a small stream. Alone, or in each of several processes:
+
+torchrun --nproc-per-node 2 tests/two_ranks.py FILE
+"""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from conftest import make_dataset, make_learner, make_vit, tensors_of
+from torch import Tensor
+
+from vqprompt.backbones.load import save_backbone
+from vqprompt.data.stream import Stream
+from vqprompt.distributed import join
+from vqprompt.errors import UserError
+from vqprompt.learner.state import saved_names
+from vqprompt.methods import METHODS
+from vqprompt.runs import runner
+from vqprompt.runs.config import resolve
+from vqprompt.training.loop import Epoch
+from vqprompt.training.settings import Training
+
+SETTINGS = {"epochs": 1, "batch_size": 7, "test_crop": 0.0}  # shares of 3 and 4; the last batch has a single image
+TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "rebalancing": {"epochs": 2, "ratio": 1},
+         "identity_rebalancing": {"epochs": 2, "ratio": 1}}  # fmt: skip
+OF_THE_WHOLE_BATCH = {"key_loss": "batch", "spread": {"balance": 0.1}}  # losses that are no means over images
+
+
+class Learned(NamedTuple):
+    """What a method knows after the first task, its losses in it, and its accuracy after both tasks."""
+
+    tensors: dict[str, Tensor]
+    losses: dict[str, list[float]]
+    accuracies: list[float]
+
+
+def small_stream() -> Stream:
+    return Stream(make_dataset(classes=4, train=11, test=20), TASKS)
+
+
+def learn(method: str) -> Learned:
+    known = METHODS[method].Options.model_fields
+    options = {key: value for key, value in (CHEAP | OF_THE_WHOLE_BATCH).items() if key in known}
+    training = Training(**{**METHODS[method].training_defaults, **SETTINGS})
+    learner, stream = make_learner(method, training=training, **options), small_stream()
+    if METHODS[method].joint:
+        stream = Stream(stream.dataset, [[name for task in TASKS for name in task]])
+    epochs, tensors = list[Epoch](), list[dict[str, Tensor]]()
+    for task in stream:
+        learner.learn(task, on_epoch=epochs.append)
+        names = saved_names(learner.method)
+        tensors.append({name: t for name, t in tensors_of(learner).items() if name in names})
+    losses = epochs[0].losses if epochs else {}  # some methods train nothing
+    return Learned(tensors[0], losses, learner.accuracies(stream.seen(len(stream) - 1)))
+
+
+def frozen_features() -> Tensor:
+    """Features of two tasks' images, in float64."""
+    learner, stream = make_learner("linear", training=Training(**SETTINGS)), small_stream()
+    return torch.cat([learner.features(task.test) for task in stream.seen(1)]).double()
+
+
+def run_in(folder: Path) -> None:
+    """A whole run, in a folder of each process's own, as on machines without a common disk."""
+    weights = folder.with_suffix(".safetensors")
+    save_backbone(make_vit(), weights)
+    sizes = {"size": 28, "tasks": [2, 2], "epochs": 1, "train_per_class": 4, "test_per_class": 3}
+    runner.run(resolve({"data": "quickdraw50", "backbone": str(weights), "batch_size": 4, **sizes}), folder)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    ranks = join()
+    run_in(Path(sys.argv[1]).with_name(f"run of {ranks.rank}"))
+    found: dict[str, object] = {"features": frozen_features(), **{method: tuple(learn(method)) for method in METHODS}}
+    try:
+        ranks.refuse_differences(color=["red", "blue"][ranks.rank])
+    except UserError as error:
+        found["refused"] = str(error)
+    if ranks.first:
+        torch.save(found, sys.argv[1])
+    ranks.leave()

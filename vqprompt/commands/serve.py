@@ -1,0 +1,80 @@
+"""`vqprompt serve`: a page to teach with, and a server that predicts while it learns."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vqprompt.commands.console import print_plain
+from vqprompt.commands.options import Device
+from vqprompt.errors import UserError
+
+
+def serve(
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A model that `vqprompt learn` made, a folder of them, or the name of a new one (my-model.vqp if left "
+            "out)."
+        ),
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Start with a model that knows 50 kinds of drawings, and draw.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Who can reach it; anything but this machine needs a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="VQPROMPT_TOKEN",
+            help="A secret that every request must bring. The variable keeps it out of the list of processes.",
+            show_envvar=True,
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as upload_mb=1000. A wrong name lists them."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Image size in px, for a new model.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")
+    ] = None,
+    device: Device = "auto",
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """A web page to teach and ask a model, and an HTTP interface for programs. It predicts while it learns.
+
+    [bold]vqprompt serve garden.vqp[/bold], or [bold]vqprompt serve --example[/bold] to try it
+    """
+    started = time.monotonic()
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
+    from vqprompt.serve.limits import Limits
+    from vqprompt.serve.models import New
+    from vqprompt.serve.server import Settings
+    from vqprompt.serve.server import serve as run
+
+    def ready(url: str) -> None:
+        print_plain(f"ready after {time.monotonic() - started:.0f} s: {url}", style="bold")
+        if token is not None:
+            print_plain("the page asks for the token; programs send it as Authorization: Bearer TOKEN")
+        if example and model is None:
+            print_plain("what you teach the example is gone when it stops; vqprompt serve --example NAME.vqp keeps it")
+        print_plain("programs: docs at /docs; stop with Ctrl-C")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    settings = Settings(
+        model, example, host, port, token, Limits.parse(limit or []), New(backbone or New.backbone, size, device)
+    )
+    run(settings, print_plain, ready)
