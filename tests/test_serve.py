@@ -355,3 +355,16 @@ def test_bytes_of_a_file_are_an_image(taught, pictures):
     assert model.predict([image.read_bytes(), image]) == model.predict([image] * 2)
     model.learn([p.read_bytes() for p in of(pictures, "car")], "car")
     assert model.counts["car"] == 8
+
+
+def test_the_ten_lines_in_the_docs_do_what_they_say(tmp_path, pictures, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "serving.md").read_text(encoding="utf-8")
+    code = page.partition("<!-- tested by tests/test_serve.py -->\n```python\n")[2].partition("```")[0]
+    assert 5 < len([line for line in code.splitlines() if line.strip()]) <= 10
+    monkeypatch.chdir(tmp_path)
+    for name, image in zip("abcd", of(pictures, "apple"), strict=False):
+        shutil.copy(image, tmp_path / f"{name}.png")
+    with serving(tmp_path / "garden.vqp") as client:
+        exec(code.replace("http://127.0.0.1:8000", client.url), {})
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "done None" and told[1].split()[0] in ("kestrel", "unknown")
