@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -37,7 +37,7 @@ class Snapshot:
     name: str
     version: int
     model: Model
-    _used: Counter[tuple[int, int]] = field(init=False, default_factory=Counter)
+    _used: dict[tuple[int, int], float] = field(init=False, default_factory=lambda: defaultdict(float))
     _asked: int = field(init=False, default=0)
     _counting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
