@@ -5,11 +5,11 @@
 CUB-200's own training and test images, the embedded drawings (80 + 20 per class) and textures made here, all with the
 embedded backbone at 224 px. Parts:
 
-- choose: settings are chosen here, on training images alone; of CUB-200 on those of the first half of the classes
+- choose: how settings do on training images alone, those in use and the best; of CUB-200 the first half of the classes
 - quality: accuracy, shrinkage, percentages; on test images
 - unknown: the score for the unknown against its rivals; on test images
 - labels, strangers, copies: what `check` finds of faults put in; all of CUB-200, and the second half of its classes,
-  none of whose images had a part in any choice
+  which have no part in `choose`
 - growth: time and memory of `check` after the backbone
 
 --features keeps the features of CUB-200, and takes them from there next time.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vqprompt.errors import UserError
 from vqprompt.methods import METHODS
-from vqprompt.runs.config import RunConfig, parse_assignment, read_config_file, resolve
+from vqprompt.runs.config import RunConfig, completed, parse_assignment, read_config_file, resolve
 from vqprompt.runs.limits import refuse_what_cannot_fit
 
 
@@ -30,6 +30,15 @@ class TestPrecedence:
         found = resolve({"data": "/somewhere"})
         assert (found.size, found.batch_size, found.augment, found.test_crop) == (224, 128, "crop", 0.875)
         assert (found.epochs, found.lr, found.weight_decay, found.tasks, found.seed) == (20, 0.0025, 0, 10, 1)
+
+    def test_images_of_a_folder_are_drawn_by_seed_and_those_of_a_named_set_are_the_first(self):
+        assert resolve({"data": "/somewhere"}).train_choice == "seed"
+        assert resolve({"data": "quickdraw50"}).train_choice == "first"
+        saved = resolve({"data": "/somewhere"}).model_dump(mode="json")
+        assert resolve({}, file=saved).train_choice == "seed"
+        before_there_was_a_choice = {key: value for key, value in saved.items() if key != "train_choice"}
+        assert resolve({}, file=before_there_was_a_choice).train_choice == "first"
+        assert completed(before_there_was_a_choice)["train_choice"] == "first"
 
     def test_the_method_s_own_rate(self):
         assert resolve({"method": "ft"}).lr == 5e-5

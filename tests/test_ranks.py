@@ -33,7 +33,7 @@ def of_two(tmp_path_factory):
     worker = [*TORCHRUN, two_ranks.__file__, str(file)]
     ended = subprocess.run(worker, env=command_environment(home), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    return torch.load(file, weights_only=False)
+    return torch.load(file, weights_only=False) | {"folder": file.parent}
 
 
 def test_statistics_of_two_processes_are_those_of_one(of_two):
@@ -42,6 +42,12 @@ def test_statistics_of_two_processes_are_those_of_one(of_two):
     assert len(together) == len(alone) > 64, "more than one batch, so that both had a turn"
     for one, two in ((alone.sum(0), together.sum(0)), (alone.T @ alone, together.T @ together)):
         torch.testing.assert_close(two, one, rtol=0, atol=1e-10)
+
+
+def test_only_the_first_process_writes(of_two):
+    first, second = (of_two["folder"] / f"run of {rank}" for rank in (0, 1))
+    assert RunResult.read(first).done and RunResult.read(first).processes == 2
+    assert (first / "report.html").exists() and not second.exists()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,6 +15,7 @@ from serving import SIZE, Client, drawn, serving
 from vqprompt import Model
 from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
+from vqprompt.model.answers import PromptUse
 from vqprompt.model.left_out import left_out_answers
 from vqprompt.serve.limits import Limits
 from vqprompt.serve.versions import Versions
@@ -98,6 +99,18 @@ class TestAsking:
         answer = client.post("/models/m/predict?top=0", data=b"x")
         assert answer.status_code == 422 and "top" in answer.json()["error"]
         assert client.get("/nothing").status_code == 404
+
+    def test_models_with_prompts_tell_which_fired(self, client, pictures, monkeypatch):
+        """What models of effort good say; training one takes too long here."""
+        uses = iter([[PromptUse(0, 0, 0.1), PromptUse(3, 1, 0.4)], [PromptUse(0, 0, 0.3)]])
+        monkeypatch.setattr(Model, "prompts_used", lambda model, images: [next(uses)])
+        image = of(pictures, "apple", [9])[0]
+        assert client.predict(image)["prompts"] is None, "only if it was asked for"
+        told = client.predict(image, prompts=True)["prompts"]
+        assert told == [{"block": 0, "prompt": 0, "attention": 0.1}, {"block": 3, "prompt": 1, "attention": 0.4}]
+        client.predict(image, prompts=True)
+        use = client.about()["prompt_use"]
+        assert use["images"] == 2 and [round(p["attention"], 3) for p in use["prompts"]] == [0.2, 0.2]
 
 
 class TestTheOpenInferenceProtocol:
@@ -355,3 +368,16 @@ def test_bytes_of_a_file_are_an_image(taught, pictures):
     assert model.predict([image.read_bytes(), image]) == model.predict([image] * 2)
     model.learn([p.read_bytes() for p in of(pictures, "car")], "car")
     assert model.counts["car"] == 8
+
+
+def test_the_ten_lines_in_the_docs_do_what_they_say(tmp_path, pictures, monkeypatch, capsys):
+    page = (Path(__file__).parents[1] / "docs" / "serving.md").read_text(encoding="utf-8")
+    code = page.partition("<!-- tested by tests/test_serve.py -->\n```python\n")[2].partition("```")[0]
+    assert 5 < len([line for line in code.splitlines() if line.strip()]) <= 10
+    monkeypatch.chdir(tmp_path)
+    for name, image in zip("abcd", of(pictures, "apple"), strict=False):
+        shutil.copy(image, tmp_path / f"{name}.png")
+    with serving(tmp_path / "garden.vqp") as client:
+        exec(code.replace("http://127.0.0.1:8000", client.url), {})
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "done None" and told[1].split()[0] in ("kestrel", "unknown")

@@ -126,6 +126,18 @@ class TestRows:
             assert torch.bincount(few.test.labels).tolist() == [1, 1]
             assert rows(few.train) < rows(all_.train) and rows(few.test) < rows(all_.test)
 
+    def test_training_images_can_be_drawn_by_seed(self):
+        dataset = make_dataset(train=10)
+        plain = Stream(dataset, 3, seed=1)
+        drawn, again, other = (Stream(dataset, 3, s, train_per_class=4, train_choice="seed") for s in (1, 1, 2))
+        first = Stream(dataset, 3, seed=1, train_per_class=4)
+        for task, same, whole in zip(drawn.tasks, again.tasks, plain.tasks, strict=True):
+            assert torch.bincount(task.train.labels).tolist() == [4, 4]
+            assert task.train.rows.tolist() == same.train.rows.tolist() and rows(task.train) < rows(whole.train)
+        taken = [{row for task in stream.tasks for row in rows(task.train)} for stream in (drawn, other, first)]
+        assert taken[0] != taken[1] and taken[0] != taken[2]
+        assert [rows(task.test) for task in drawn.tasks] == [rows(task.test) for task in plain.tasks]
+
     def test_validation_holds_out_a_fifth_and_never_touches_test_rows(self):
         dataset = make_dataset(train=10)
         tuning, real = Stream(dataset, 3, seed=1, validation=0.2), Stream(dataset, 3, seed=1)

@@ -4,17 +4,21 @@ torchrun --nproc-per-node 2 tests/two_ranks.py FILE
 """
 
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from conftest import make_dataset, make_learner, tensors_of
+from conftest import make_dataset, make_learner, make_vit, tensors_of
 from torch import Tensor
 
+from vqprompt.backbones.load import save_backbone
 from vqprompt.data.stream import Stream
 from vqprompt.distributed import join
 from vqprompt.errors import UserError
 from vqprompt.learner.state import saved_names
 from vqprompt.methods import METHODS
+from vqprompt.runs import runner
+from vqprompt.runs.config import resolve
 from vqprompt.training.loop import Epoch
 from vqprompt.training.settings import Training
 
@@ -59,9 +63,18 @@ def frozen_features() -> Tensor:
     return torch.cat([learner.features(task.test) for task in stream.seen(1)]).double()
 
 
+def run_in(folder: Path) -> None:
+    """A whole run, in a folder of each process's own, as on machines without a common disk."""
+    weights = folder.with_suffix(".safetensors")
+    save_backbone(make_vit(), weights)
+    sizes = {"size": 28, "tasks": [2, 2], "epochs": 1, "train_per_class": 4, "test_per_class": 3}
+    runner.run(resolve({"data": "quickdraw50", "backbone": str(weights), "batch_size": 4, **sizes}), folder)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     ranks = join()
+    run_in(Path(sys.argv[1]).with_name(f"run of {ranks.rank}"))
     found: dict[str, object] = {"features": frozen_features(), **{method: tuple(learn(method)) for method in METHODS}}
     try:
         ranks.refuse_differences(color=["red", "blue"][ranks.rank])

@@ -184,7 +184,7 @@ class SeveralRanks(Ranks):
 
     def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
         shape, dtype, device = self.from_first(
-            lambda: (computed[0].shape[1:], computed[0].dtype, computed[0].device.type)
+            lambda: (computed[0].shape[1:], computed[0].dtype, computed[0].device.type)  # others may have had no turn
         )
         whole = torch.zeros(sum(sizes), *shape, dtype=dtype, device=device)
         for place, own in zip(whole.split(list(sizes))[self.rank :: self.count], computed, strict=True):

@@ -30,7 +30,8 @@ TELLING = timedelta(seconds=10)
 
 def started_together() -> int:
     """How many processes were started with this one, as `torchrun` and its like say in the environment."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() else 1
+    count = os.environ.get("WORLD_SIZE", "")
+    return int(count) if count.isdecimal() and {"RANK", "MASTER_ADDR"} <= os.environ.keys() else 1
 
 
 class ProcessLost(Exception):

@@ -21,8 +21,8 @@ class LowRankLinear(nn.Module):
         super().__init__()
         rows, columns = layer.weight.shape
         self.original, self.bias = layer.weight.requires_grad_(False), layer.bias.requires_grad_(False)
-        self.down = nn.Parameter(torch.empty(rank, columns, device=layer.weight.device))
-        nn.init.kaiming_uniform_(self.down, a=5**0.5)
+        down = nn.init.kaiming_uniform_(torch.empty(rank, columns), a=5**0.5)  # on the CPU, whose draws are seeded
+        self.down = nn.Parameter(down.to(layer.weight.device))
         self.up = nn.Parameter(torch.zeros(rows, rank, device=layer.weight.device))
 
     @property

@@ -2,7 +2,7 @@
 
 What is notable about this implementation:
 - Each file is read once: named by its content, decoded for a small grey version, and shown to the frozen backbone.
-  What stays of it are 2 kB of pixels and its features, so memory grows by 6 kB an image.
+  What stays of it are 2 kB of pixels and its features, so memory grows by 6 kB per image.
 - Neighbours come from random trees, everything else takes one pass over the images: time grows as n·log n.
 - With a model, what it remembers of its classes votes too, so that even three new images can be judged.
 """
@@ -75,7 +75,7 @@ class Finding:
 @dataclass(frozen=True)
 class Checked:
     """What was found. alike: pairs of classes with the share of their images that are taken for the other. few: classes
-    with hardly any images. thumbnails: makes a small picture of an image, by its place."""
+    with hardly any images. opened: reads an image, by its place."""
 
     images: int
     classes: dict[str, int]
@@ -136,9 +136,9 @@ def check(
     found = [*broken, *_spelled_twice(everything)]
     alike: list[tuple[str, str, float]] = []
     if len(rows.pictures):
-        exact, gone = _exact(rows, model)
-        found += [*exact, *_tiny(rows), *_near(rows, gone)]
-        judged, alike = _judge(rows, gone, model)
+        exact, repeated = _exact(rows, model)
+        found += [*exact, *_tiny(rows), *_near(rows, repeated)]
+        judged, alike = _judge(rows, repeated, model)
         found += judged
     learned = Counter(p.label for p in everything[: len(pictures)])
     few = sorted(((name, n + _known_images(model, name)) for name, n in learned.items()), key=lambda pair: pair[1])
@@ -233,7 +233,7 @@ def _spelled_twice(pictures: list[Picture]) -> list[Finding]:
 
 def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]:
     """Copies byte by byte; and which rows need no further look, because another row is the same picture."""
-    gone = np.zeros(len(rows.pictures), bool)
+    repeated = np.zeros(len(rows.pictures), bool)
     found = []
     groups = defaultdict(list)
     for row, name in enumerate(rows.names.tolist()):
@@ -247,13 +247,13 @@ def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]
             found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, likelier=learned_as))
         labels = {rows.pictures[r].label for r in same if not rows.is_test[r]}
         for row in same[1:]:
-            gone[row] = True
+            repeated[row] = True
             found.append(_copy(rows, same[0], row, len(labels) > 1, Kind.SAME))
         if len(labels) > 1:  # which of the classes is right is not known, so none is learned
             others = rows.pictures[same[1]]
             says = f"the same file as {others.where} ({others.label})"
             found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, others.where))
-    return found, gone
+    return found, repeated
 
 
 def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> Finding:
@@ -295,8 +295,8 @@ def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALI
     return [pair for pair in scored if pair[2] >= least]
 
 
-def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:
-    left = np.flatnonzero(~gone)
+def _near(rows: _Rows, repeated: np.ndarray) -> list[Finding]:
+    left = np.flatnonzero(~repeated)
     found = []
     for a, b, alike in near_pairs(rows.features[left], rows.grey[left]):
         one, other = int(left[a]), int(left[b])
@@ -308,9 +308,11 @@ def _near(rows: _Rows, gone: np.ndarray) -> list[Finding]:
     return found
 
 
-def _judge(rows: _Rows, gone: np.ndarray, model: Model | None) -> tuple[list[Finding], list[tuple[str, str, float]]]:
+def _judge(
+    rows: _Rows, repeated: np.ndarray, model: Model | None
+) -> tuple[list[Finding], list[tuple[str, str, float]]]:
     """Labels and images that do not fit, and classes that look alike."""
-    left = np.flatnonzero(~gone)
+    left = np.flatnonzero(~repeated)
     features, labels = [rows.features[left]], [rows.pictures[r].label for r in left]
     if model is not None:
         new = set(rows.names[left].tolist())

@@ -3,7 +3,7 @@
 Features find candidates: a copy is among the nearest of its original, whatever was done to it. They cannot decide,
 because two photographs of one bird on one branch are as near. Pixels decide: the small grey version of one image must
 match a part of the other's, or its mirror image, almost perfectly. Perceptual hashes (imagehash) do this for
-re-compressed images alone; crops and mirror images get other hashes (benchmarks/check.py prints how many it finds).
+re-compressed images alone; crops and mirror images get other hashes (benchmarks/trust_cub.py prints how many it finds).
 """
 
 from __future__ import annotations

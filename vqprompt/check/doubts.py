@@ -10,7 +10,7 @@ What is notable about this implementation:
 - How far an image is from its class is measured in the plain metric, by angle. Strangers widen the covariance, and so
   hide from any distance that is measured in units of it: of drawings among birds it found one in ten.
 - This is what cleanlab would need as input (probabilities for images left out); its rule, the average certainty of each
-  class as threshold, finds fewer and doubts more that are right (benchmarks/check.py), so it is not used.
+  class as threshold, finds fewer and doubts more that are right (benchmarks/trust_cub.py), so it is not used.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from vqprompt.model.calibration import shrunk
 from vqprompt.model.closed_form import probabilities
 
 NEIGHBOURS = 10  # or half a typical class, if that is less
-UNLIKELY = 0.1  # divided by the number of classes: probability of its label below which an image is doubted,
-UNLIKELY_AT_MOST = 0.02  # at few classes
+# UNLIKELY, SUPPORT and FAR: docs/trust.md says how they do on held-out training images
+UNLIKELY = 0.1  # divided by the number of classes: the probability of its label below which an image is doubted …
+UNLIKELY_AT_MOST = 0.02  # … but never more than this, which matters with fewer than six classes
 WRONG = 0.05  # share of labels that may be wrong when probabilities are fitted
 SUPPORT = 0.1  # share of the neighbours' votes
 FAR = 3.3  # robust standard deviations above the typical distance
@@ -37,11 +38,13 @@ FITTED = 4000  # images that the temperature is fitted to
 
 @dataclass(frozen=True, eq=False)
 class Doubts:
-    """About each image [n]. probability: of its label, judged by all other images. rival: of the class
-    that is most likely instead, `likelier`. support: share of its neighbours
-    that have its label. distance: from its class, in robust standard
-    deviations above the typical. mixed: how often classes are taken for each other [C, C], in shares of the row's
-    images."""
+    """What is doubtful about each image [n].
+
+    probability: of its label, judged by all other images. likelier, rival: the class that is most likely instead, and
+    its probability. support: share of its neighbours' votes for its label. distance: from its class, in robust standard
+    deviations above the typical one. mixed: [C, C], how often the images of a class are taken for another, as shares of
+    the row's images.
+    """
 
     probability: np.ndarray
     rival: np.ndarray
@@ -115,7 +118,7 @@ def find_doubts(features: np.ndarray, labels: np.ndarray, classes: int) -> Doubt
 
 def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
     """The temperature under which the labels are most likely, if one in twenty is drawn at random. Without that
-    allowance a few wrong labels would make every probability humble, and themselves likely."""
+    allowance a few wrong labels would lower every probability, and would not stand out any more."""
     rows = np.arange(len(labels))
 
     def loss(temperature: float) -> float:

@@ -5,7 +5,7 @@ matrix product. Up to `LEAF` rows that is exact. Beyond, each tree misses neighb
 make up for that; near copies are hardly ever separated.
 
 Why not a library: in 768 dimensions scikit-learn's trees visit almost all rows, and its brute force compares all pairs,
-so both take n² (benchmarks/check.py prints the times). faiss and hnswlib would do, at the price of a compiled
+so both take n² (benchmarks/trust_cub.py prints the times). faiss and hnswlib would do, at the price of a compiled
 dependency for what is thirty lines on top of NumPy's matrix products.
 """
 

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -73,7 +74,8 @@ class Stream:
     tasks: how many (of sizes as equal as possible), or the number of classes per task, or the class names per task.
     seed: 0 keeps the natural class order, others shuffle it. It also decides the validation split.
     validation: fraction of the training images per class that replaces the test images, to tune settings on.
-    train_per_class, test_per_class: use only this many images per class, the first ones.
+    train_per_class, test_per_class: use only this many images per class. train_choice: which training images these
+    are, the "first" ones, or some drawn by "seed". The first files of a folder are often alike: one day, one place.
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class Stream:
         validation: float = 0.0,
         train_per_class: int | None = None,
         test_per_class: int | None = None,
+        train_choice: Literal["first", "seed"] = "first",
     ) -> None:
-        self.dataset, self.seed = dataset, seed
+        self.dataset, self.seed, self.train_choice = dataset, seed, train_choice
         self._position = {name: i for i, name in enumerate(dataset.classes)}
         self._open: int | None = None
         train_rows, test_rows = self._rows(validation, train_per_class, test_per_class)
@@ -146,9 +149,15 @@ class Stream:
                 own, other = split_rows(own, validation, f"{self.seed}:{name}")
                 if not len(other):
                     raise ImageError(f"class {name!r} has {len(own)} training image(s), too few to hold some out")
-            train.append(own[:train_per_class])
+            train.append(self._chosen(own, name, train_per_class))
             test.append(other[:test_per_class])
         return train, test
+
+    def _chosen(self, rows: np.ndarray, name: str, count: int | None) -> np.ndarray:
+        """As many of a class's training images as are wanted; in order, whatever was drawn."""
+        if self.train_choice == "first" or count is None or count >= len(rows):
+            return rows[:count]
+        return rows[sorted(random.Random(f"{self.seed}:train:{name}").sample(range(len(rows)), count))]
 
 
 def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:

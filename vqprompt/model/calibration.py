@@ -148,7 +148,7 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
         )  # fmt: skip
     left_out = LeaveOneOut(groups, basis, trials).at(shrinkage)
     scores = of_classes(left_out.scores, groups.owners)
-    temperature = best_temperature(scores, trials.classes) if len(records) > 1 else 1.0
+    temperature = best_temperature(scores, trials.classes, 20, np.float32) if len(records) > 1 else 1.0
     shares = probabilities(scores, temperature)
     rotated = trials.features @ basis.vectors
     # how far from the average of all images, if it were not among them; then how far from its class

@@ -185,10 +185,18 @@ class LeaveOneOut:
     """Each trial image under a classifier that has not learned it, for any shrinkage.
 
     With r = x - mean, the covariance without x is the one with it less a multiple of r rᵀ, so its inverse is known by
-    Sherman and Morrison's formula. compared: which groups are scored; all of them by default.
+    Sherman and Morrison's formula. compared: which groups are scored; all of them by default. precision: of what is
+    computed per image; single is enough to choose by.
     """
 
-    def __init__(self, groups: Groups, basis: Basis, trials: Trials, compared: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        basis: Basis,
+        trials: Trials,
+        compared: np.ndarray | None = None,
+        precision: type[np.floating] = np.float64,
+    ) -> None:
         self.basis, self.own = basis, trials.groups
         every = np.arange(len(groups.owners))
         self.compared = every if compared is None else compared
@@ -204,10 +212,12 @@ class LeaveOneOut:
         self.without = (self.means[self.column[self.own]] * own_counts[:, None] - self.x) / np.maximum(
             own_counts - 1, 1
         )[:, None]  # the mean of its group without it
+        self.x, self.offsets, self.without = (a.astype(precision) for a in (self.x, self.offsets, self.without))
+        self.precision = precision
 
     def at(self, shrinkage: float) -> LeftOut:
         freedom = max(self.basis.freedom - 1, 1)
-        variances = self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)
+        variances = (self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)).astype(self.precision)
         share = (1 - shrinkage) * self.kept / np.maximum(self.kept - 1, 1) / freedom  # of r rᵀ in the covariance
         q = self.offsets / variances
         far = (q * self.offsets).sum(1)
@@ -247,12 +257,17 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     place[chosen] = np.arange(len(chosen))
     compared = np.flatnonzero(place[groups.owners] >= 0)
     owners, classes = place[groups.owners[compared]], place[trials.classes]
-    left_out = LeaveOneOut(groups, basis, trials, compared)
-    losses = []
-    for shrinkage in SHRINKAGES:
-        scores = of_classes(left_out.at(shrinkage).scores, owners)
-        losses.append(brier(scores, classes, best_temperature(scores, classes, 9, np.float32)))
-    return SHRINKAGES[int(np.argmin(losses))]
+    left_out = LeaveOneOut(groups, basis, trials, compared, np.float32)
+    losses = np.full(len(SHRINKAGES), np.inf)
+
+    def look_at(places: Sequence[int]) -> int:
+        for i in places:
+            scores = of_classes(left_out.at(SHRINKAGES[i]).scores, owners)
+            losses[i] = brier(scores, classes, best_temperature(scores, classes, 9, np.float32))
+        return int(np.argmin(losses))
+
+    best = look_at(range(1, len(SHRINKAGES), 2))  # every other one, then the neighbours of the best
+    return SHRINKAGES[look_at([i for i in (best - 1, best + 1) if i < len(SHRINKAGES)])]
 
 
 def log_likelihood(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:

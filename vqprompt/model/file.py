@@ -154,9 +154,9 @@ def checksum(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
 def _within_limits(stored: Stored) -> list[Content]:
     """The newest older versions that the limits leave room for, oldest first."""
     kept: list[Content] = []
-    counted, total = set(_parts(stored.content)), 0
+    counted, total = {id(part) for part in _parts(stored.content)}, 0
     for content in reversed(stored.past[-VERSIONS_KEPT:]):
-        own = {key: size for key, size in _parts(content).items() if key not in counted}
+        own = {id(part): part.nbytes for part in _parts(content) if id(part) not in counted}
         total += sum(own.values())
         if total > BYTES_KEPT:
             break
@@ -165,10 +165,9 @@ def _within_limits(stored: Stored) -> list[Content]:
     return kept
 
 
-def _parts(content: Content) -> dict[int, int]:
-    """What versions can share, by identity, and its bytes."""
-    parts = [*content.classes.values(), *([] if content.trained is None else [content.trained])]
-    return {id(part): part.nbytes for part in parts}
+def _parts(content: Content) -> list[ClassRecord | Trained]:
+    """What versions can share."""
+    return [*content.classes.values(), *([] if content.trained is None else [content.trained])]
 
 
 # ---------------------------------------------------------------------------------------------- parse
@@ -259,7 +258,7 @@ def is_model_file(path: Path) -> bool:
 
 
 def read(path: Path) -> tuple[Stored, str]:
-    """A file's content and what tells it from any other: the SHA-256 of its bytes."""
+    """A file's content and what tells it from any other: the checksum inside."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -268,16 +267,21 @@ def read(path: Path) -> tuple[Stored, str]:
         raise ModelError(f"{path}: a folder, not a model; a model is one file, such as garden.vqp") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return parse(data, path), hashlib.sha256(data).hexdigest()
+    return parse(data, path), _metadata(data, path)["checksum"]
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def checksum_inside(path: Path) -> str:
+    """What `read` would call the file; only its header is read."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        header = file.read(int.from_bytes(length, "little"))
+    return _metadata(length + header, path)["checksum"]
 
 
 def write(path: Path, stored: Stored) -> str:
     """Written whole or not at all. Returns what `read` would call it."""
     data = pack(stored)
+    name = _metadata(data, path)["checksum"]
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -285,7 +289,7 @@ def write(path: Path, stored: Stored) -> str:
             str(error) if isinstance(error, UserError) else f"{path}: cannot be written ({error.strerror or error})"
         )
         raise ModelError(f"{reason}; the model is as it was") from None
-    return hashlib.sha256(data).hexdigest()
+    return name
 
 
 @contextmanager

@@ -363,7 +363,7 @@ class Model(Asking, OnTheHub):
                 target == self.path
                 and target.is_file()
                 and self._on_disk is not None
-                and files.digest(target) != self._on_disk
+                and files.checksum_inside(target) != self._on_disk
             ):
                 raise ModelError(
                     f"{target}: another process has taught this model since it was loaded; load it again and repeat, "

@@ -69,8 +69,8 @@ def expectations(counts: dict[str, int]) -> list[str]:
     least = min(counts[name] for name in few)
     named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
     return [
-        f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes: "
-        "with 1 image per class about a third, with 5 about three quarters of the right answers that 20 images give"
+        f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes with "
+        "them. To compare: with drawings of 50 things, 1, 5 and 20 images of each gave 22, 51 and 70 % right answers"
     ]
 
 

@@ -26,7 +26,7 @@ from vqprompt.runs import config as run_config
 from vqprompt.runs.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
 
 NONE = "–"
-OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class"}
+OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class", "train_choice"}
 Accuracy = Literal["faa", "caa"]
 Measure = Literal["faa", "caa", "forgetting", "trainable", "images_per_second"]
 

@@ -47,6 +47,11 @@ class RunConfig(Training, extra="forbid"):
     )
     train_per_class: int | None = Field(None, ge=1, description="maximum number of training images per class")
     test_per_class: int | None = Field(None, ge=1, description="maximum number of test images per class")
+    train_choice: Literal["first", "seed"] = Field(
+        "first",
+        description="which images train_per_class takes: the first ones (data sets by name, whose order is fixed), or "
+        "some drawn by the seed (folders)",
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, xpu")
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
@@ -92,6 +97,8 @@ def resolve(
     layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
         layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
+    elif not _is_saved(file):  # a run that was saved before there was a choice took the first ones
+        layers.append({"train_choice": "seed"})
     run: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for layer in reversed(layers):
@@ -115,6 +122,11 @@ def resolve(
         return RunConfig(**run, options=checked.model_dump())
     except ValidationError as error:
         raise UserError(explain(error, "run settings")) from None
+
+
+def _is_saved(file: dict[str, Any]) -> bool:
+    """Whether a file of settings is one that a run wrote: those name every setting of their time."""
+    return {"data", "tasks", "method", "seed", "precision", "options"} <= file.keys()
 
 
 def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
@@ -176,7 +188,7 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     try:
         options = find_method(str(config.get("method", "vq-prompt"))).complete_options(config.get("options", {}))
         then = {name: field.get_default() for name, field in Training.model_fields.items()}
-        return resolve({**then, **config, "options": options}).model_dump(mode="json")
+        return resolve({**then, "train_choice": "first", **config, "options": options}).model_dump(mode="json")
     except UserError:
         return config  # it has settings that no longer exist, so it equals no run of today
 

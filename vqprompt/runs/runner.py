@@ -124,7 +124,7 @@ class Run:
             begun = self._create() if saved is None else self._restore(saved)
             dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored)
         self.learner.shared_queries = self.shared_queries
-        images = (c.seed, c.validation, c.train_per_class, c.test_per_class)
+        images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
         self.stream = Stream(dataset, c.tasks, *images)
         if self.learner.method.joint:  # the same classes, in one task
             self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
@@ -241,7 +241,8 @@ class Run:
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
         self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
         self._save()
-        self.classes.write(self.out)
+        if self.ranks.first:
+            self.classes.write(self.out)
         self.write_result()
 
     def write_result(self) -> RunResult:

@@ -61,7 +61,7 @@ def model(request: Request, name: str) -> dict[str, Any]:
         "version": snapshot.version,
         "versions": served.versions.numbers(),
         "can_undo": changes if past == changes - 1 else past,  # before the first teaching it was empty
-        "prompt_use": snapshot.call("prompt_use"),
+        "prompt_use": snapshot.prompt_use(),
     }
 
 

@@ -59,10 +59,10 @@ async def _predict(request: Request, served: Served, top: int, strictness: float
     state, snapshot = state_of(request), served.snapshot
     with state.metrics.seconds.time():
         (answer,) = await state.batcher.ask(snapshot, [content], top)
-    fired = await run_in_threadpool(snapshot.call, "prompts_used", [content]) if prompts else None
+    fired = await run_in_threadpool(snapshot.prompts_used, content) if prompts else None
     told = as_prediction(answer, snapshot, strictness)
     state.metrics.predictions.labels(served.name, "unknown" if told["unknown"] else "known").inc()
-    return JSONResponse({**told, "classes": told["classes"][:top], "prompts": fired[0] if fired else None})
+    return JSONResponse({**told, "classes": told["classes"][:top], "prompts": fired})
 
 
 def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,28 @@ class Snapshot:
     name: str
     version: int
     model: Model
+    _used: dict[tuple[int, int], float] = field(init=False, default_factory=lambda: defaultdict(float))
+    _asked: int = field(init=False, default=0)
+    _counting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     @cached_property
     def left_out(self) -> LeftOutAnswers:
         return left_out_answers(self.model)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """What the model says if it has such a method; None if not. Models that choose prompts tell which."""
-        found = getattr(self.model, method, None)
-        return found(*arguments) if found is not None else None
+    def prompts_used(self, image: Any) -> list[dict[str, Any]] | None:
+        """The prompts that an image meets, block by block; None for models without prompts. They are counted."""
+        (found,) = self.model.prompts_used([image])
+        with self._counting:
+            for use in found:
+                self._used[use.block, use.prompt] += use.attention
+            self._asked += bool(found)
+        return [asdict(use) for use in found] or None
+
+    def prompt_use(self) -> dict[str, Any] | None:
+        """How much the prompts were used, on average, by the images that were asked with `prompts`."""
+        with self._counting:
+            used = [{"block": b, "prompt": p, "attention": w / self._asked} for (b, p), w in sorted(self._used.items())]
+            return {"images": self._asked, "prompts": used} if used else None
 
     @cached_property
     def shown(self) -> dict[str, Any]:

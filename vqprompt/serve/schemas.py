@@ -77,7 +77,9 @@ class Prediction(BaseModel):
     unknown: bool
     classes: list[Share]
     familiarity: float | None
-    prompts: list[dict[str, Any]] | None = Field(description="Prompts that fired, for models that choose prompts.")
+    prompts: list[dict[str, Any]] | None = Field(
+        description="Prompts that the image met: block, prompt, and its share of attention. None for models without."
+    )
     model: str
     version: int
 

@@ -23,7 +23,7 @@ export async function refresh() {
   state.about = await get(`/models/${state.path}`);
   const { classes, accuracy } = state.about;
   byId("summary").textContent = classes.length
-    ? `${plural(classes.length, "class", "classes")}${accuracy === null ? "" : ` · ${percent(accuracy, 1)} right`}`
+    ? `${plural(classes.length, "class", "classes")}${accuracy === null ? "" : ` · ${percent(accuracy)} right`}`
     : "knows nothing yet";
   byId("tab-draw").hidden = !state.about.drawings;
   let names = byId("classes");

@@ -44,7 +44,7 @@ export class Answers {
     if (!prompts?.length) return;
     this.prompts.append(
       h("h3", {}, "Prompts that fired"),
-      h("ul", { class: "chips" }, prompts.map((p) => h("li", {}, `block ${p.block}: prompt ${p.prompt}${p.weight === undefined ? "" : ` (${percent(p.weight)})`}`))),
+      h("ul", { class: "chips" }, prompts.map((p) => h("li", {}, `block ${p.block + 1}, prompt ${p.prompt + 1}: ${percent(p.attention, 1)} of attention`))),
     );
   }
 

@@ -2,6 +2,7 @@
 
 import { complain, h } from "./dom.js";
 import { Answers, ask, correction } from "./ask.js";
+import { state } from "./app.js";
 
 const SIDE = 448; // of the canvas, in px
 const SMALL = 28; // of the drawings that the example has learned
@@ -32,7 +33,7 @@ export class Draw {
     this.place.replaceChildren(
       h("div", { class: "card" },
         h("h1", {}, "Draw something"),
-        h("p", { class: "lead" }, "It knows 50 things: a bicycle, a snail, a t-shirt … Watch the guess change as you draw."),
+        h("p", { class: "lead" }, `It knows ${state.about.classes.length} things, such as ${state.about.classes.filter((_, n) => n % 13 === 4).map((c) => c.name).join(", ")}. Watch the guess change as you draw.`),
         h("div", { class: "split" },
           h("div", { class: "easel" }, this.canvas,
             h("div", { class: "actions" },

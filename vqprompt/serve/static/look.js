@@ -13,12 +13,13 @@ export class Look {
   }
 
   async show() {
+    if (state.about.prompt_use || state.about.effort !== "instant") state.about = await get(`/models/${state.path}`);
     const about = state.about;
-    const version = `${state.name} ${about.version}`;
+    const version = `${state.name} ${about.version} ${about.prompt_use?.images}`;
     if (this.shown === version) return;
     this.shown = version;
     this.work = h("div");
-    this.confusion = h("div", { class: "card", id: "confusion" });
+    this.confusion = h("div", { class: "card", id: "confusion" }, h("p", { class: "hint" }, "Working out what it confuses …"));
     this.place.replaceChildren(
       this.summary(about), this.work,
       about.classes.length ? this.classes(about) : h("div", { class: "card" }, h("p", {}, "It knows nothing yet. Teach it a class.")),
@@ -173,13 +174,15 @@ function meter(share) {
   return h("span", { class: "meter" }, h("span", { class: "bar" }, fill), h("span", {}, percent(share)));
 }
 
-function promptUse(use) {
-  const most = Math.max(...use.map((u) => u.share));
-  return h("div", { class: "card" }, h("h2", {}, "Prompts in use"),
-    h("ul", { class: "bars" }, use.map((u) => {
+function promptUse({ images, prompts }) {
+  const most = Math.max(...prompts.map((p) => p.attention));
+  return h("div", { class: "card" },
+    h("h2", {}, "Prompts in use"),
+    h("p", { class: "lead" }, `How much attention each prompt gets, over ${plural(images, "image")} asked on this page.`),
+    h("ul", { class: "bars" }, prompts.map((p) => {
       const fill = h("span", { class: "fill" });
-      fill.style.width = `${(u.share / most) * 100}%`;
-      return h("li", {}, h("span", { class: "name" }, `block ${u.block}, prompt ${u.prompt}`), h("span", { class: "bar" }, fill), h("span", { class: "share" }, percent(u.share, 1)));
+      fill.style.width = `${(p.attention / most) * 100}%`;
+      return h("li", {}, h("span", { class: "name" }, `block ${p.block + 1}, prompt ${p.prompt + 1}`), h("span", { class: "bar" }, fill), h("span", { class: "share" }, percent(p.attention, 1)));
     })));
 }
 
