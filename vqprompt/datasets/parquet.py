@@ -21,7 +21,7 @@ from vqprompt.data.source import Entry
 from vqprompt.datasets.common import Listing, natural
 from vqprompt.errors import ImageError
 
-IMAGE_COLUMNS = ("img", "image", "jpg", "png")
+IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "labels", "class", "fine_label", "cls")
 KEPT_GROUPS = 3  # rows are read in groups, and several threads read from neighbouring groups
 
