@@ -13,6 +13,7 @@ from vqprompt.model.pictures import Picture
 
 if TYPE_CHECKING:
     from vqprompt.model.reading import NewPictures
+    from vqprompt.model.streaming import NamedPictures
 
 FEW = 5  # images per class below which a word of warning is due
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -51,7 +52,7 @@ class Taught:
     effort: str = "instant"
 
 
-def nothing_new(new: NewPictures, accuracy: float | None, notes: list[str], started: float) -> Taught:
+def nothing_new(new: NewPictures | NamedPictures, accuracy: float | None, notes: list[str], started: float) -> Taught:
     if new.broken and not new.known:
         raise ImageError(f"none of the {len(new.broken)} images can be read, so nothing was learned")
     return Taught(
