@@ -28,6 +28,7 @@ LAYERS = [
     {"recipes"},
     {"methods"},
     {"learner"},
+    {"cluster"},
     {"model"},
     {"estimators"},
     {"result"},

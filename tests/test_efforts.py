@@ -206,8 +206,8 @@ def test_which_prompts_an_image_meets(fresh, folders, taught):
     if model.effort == "best":
         assert used == [[], []]
         return
-    assert [[use.block for use in image] for image in used] == [list(range(6))] * 2
-    assert all(use.prompt == 0 and 0 < use.attention < 1 for image in used for use in image)
+    assert [[use["block"] for use in image] for image in used] == [list(range(6))] * 2
+    assert all(use["prompt"] == 0 and 0 < use["attention"] < 1 for image in used for use in image)
     assert used[0] != used[1] and len(model.prompts_used(asked(folders)[0])) == 1
     instant = fresh()
     instant.learn(folders["first"])

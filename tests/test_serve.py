@@ -102,7 +102,12 @@ class TestAsking:
 
     def test_models_with_prompts_tell_which_fired(self, client, pictures, monkeypatch):
         """What models of effort good say; training one takes too long here."""
-        uses = iter([[PromptUse(0, 0, 0.1), PromptUse(3, 1, 0.4)], [PromptUse(0, 0, 0.3)]])
+        uses = iter(
+            [
+                [PromptUse(block=0, prompt=0, attention=0.1), PromptUse(block=3, prompt=1, attention=0.4)],
+                [PromptUse(block=0, prompt=0, attention=0.3)],
+            ]
+        )
         monkeypatch.setattr(Model, "prompts_used", lambda model, images: [next(uses)])
         image = of(pictures, "apple", [9])[0]
         assert client.predict(image)["prompts"] is None, "only if it was asked for"

@@ -176,7 +176,10 @@ class ViT(nn.Module):
         self.raw_queries = False  # a method may ask for queries from before the final norm
         self.patch_embed = PatchEmbed(config.patch, config.width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.pos_embed = nn.Parameter(torch.randn(1, config.tokens, config.width) * 0.02)
+        positions = torch.empty(1, config.tokens, config.width)
+        if not positions.is_meta:  # drawing shapes without values would import the compiler, which takes seconds
+            positions = torch.randn(1, config.tokens, config.width) * 0.02
+        self.pos_embed = nn.Parameter(positions)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.eps)
 

@@ -20,8 +20,8 @@ from vqprompt.errors import UserError
 
 if TYPE_CHECKING:
     from vqprompt.paper.grids import Run
-    from vqprompt.paper.pool import Event
     from vqprompt.paper.tables import Table
+    from vqprompt.paper.work import Event, Executor
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
@@ -78,7 +78,29 @@ def run(
     ] = None,
     small: Small = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of runs at the same time. Default: one per GPU or per 8 cores.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.",
+        ),
+    ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. "
+            "Results come back to OUT; a run that loses its machine goes on elsewhere from its last checkpoint."
+        ),
+    ] = "local",
+    cpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU cores per run on other machines. Default: 8, or as many as there are."),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option(
+            help="GPUs per run on other machines, such as 0.25 to let four runs share one. Default: with Ray 1 if "
+            "there are any, with SLURM 0."
+        ),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -97,8 +119,9 @@ def run(
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """
     from vqprompt.methods import METHODS
+    from vqprompt.paper.executors import find_executor
     from vqprompt.paper.grids import find_grid, plan
-    from vqprompt.paper.pool import adopt, default_workers, split_done
+    from vqprompt.paper.pool import adopt, split_done
     from vqprompt.paper.results import make_rows, read_runs
     from vqprompt.paper.tables import Table
 
@@ -106,6 +129,7 @@ def run(
     if name == PARAMETERS:
         write_parameters(out, chosen, backbone)
         return
+    executor = find_executor(on, workers, cpus, gpus)
     grid = find_grid(name, small)
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
@@ -115,7 +139,7 @@ def run(
         adopt(folder, out / name_here)
     if len(todo) < len(runs):
         print_plain(f"{len(runs) - len(todo)} of {len(runs)} runs are done already")
-    failed = run_with_bars(todo, out, workers or default_workers(), track or ())
+    failed = run_with_bars(todo, out, executor, track or ())
     rows = make_rows(grid, read_runs(out), out)
     table = Table(grid, [row for row in rows if row.runs or not chosen or row.method in chosen])
     written = table.write(out, figure)
@@ -159,9 +183,9 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
         refuse_what_cannot_fit(config)
 
 
-def run_with_bars(todo: list[Run], out: Path, workers: int, track: Sequence[str]) -> dict[str, str]:
+def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequence[str]) -> dict[str, str]:
     """Do the runs with one bar per run that is going on. One line per run stays when it is over."""
-    from vqprompt.paper.pool import Advanced, Failed, Finished, Started, run_all
+    from vqprompt.paper.work import Advanced, Failed, Finished, Lost, Started
 
     together = f"{len(todo)} runs"
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
@@ -171,12 +195,16 @@ def run_with_bars(todo: list[Run], out: Path, workers: int, track: Sequence[str]
 
         def listen(run: Run, event: Event) -> None:
             match event:
-                case Started():
-                    bars.start(run.name)
+                case Started(where):
+                    bars.start(run.name, where=where)
                 case Advanced(progress):
                     bars.show(run.name, progress)
                     known = progress.task is not None and progress.total > 0
                     shares[run.name] = progress.done / progress.total if known else 0.0
+                case Lost(reason):
+                    bars.remove(run.name)
+                    line = f"{run.name} lost its machine and goes on elsewhere: {printable(reason)}"
+                    console.print(f"[yellow]↻[/yellow] {escape(line)}", highlight=False, soft_wrap=True)
                 case Finished(result):
                     numbers = f"FAA {result.faa:.2f}, CAA {result.caa:.2f}, {result.seconds:.0f} s"
                     over(run, f"[green]✓[/green] {escape(run.name)}: {numbers}")
@@ -187,11 +215,11 @@ def run_with_bars(todo: list[Run], out: Path, workers: int, track: Sequence[str]
                 bars.set(together, sum(shares.values()))
 
         def over(run: Run, line: str) -> None:
-            bars.remove(run.name)
+            bars.remove(run.name)  # there is none if it failed before it started
             shares[run.name] = 1.0
             console.print(line, highlight=False, soft_wrap=True)
 
-        return run_all(todo, out, workers, listen, track)
+        return executor.run(todo, out, listen, track)
 
 
 def print_table_for_terminal(table: Table) -> None:

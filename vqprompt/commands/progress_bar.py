@@ -76,8 +76,10 @@ class Bars:
     def __exit__(self, *error: object) -> None:
         self.live.stop()
 
-    def start(self, name: str, total: float | None = None) -> None:
-        self.bars[name] = self.live.add_task(printable(f"{name} · starting" if name else "starting"), total=total)
+    def start(self, name: str, total: float | None = None, where: str = "") -> None:
+        """where: the machine, if it is another one."""
+        starting = f"starting on {where}" if where else "starting"
+        self.bars[name] = self.live.add_task(printable(f"{name} · {starting}" if name else starting), total=total)
         self.timelines[name] = Timeline()
 
     def show(self, name: str, event: Progress) -> None:
@@ -99,8 +101,9 @@ class Bars:
         self.live.update(self.bars[name], completed=completed, description=printable(name))
 
     def remove(self, name: str) -> None:
-        self.live.remove_task(self.bars.pop(name))
-        del self.timelines[name]
+        if name in self.bars:
+            self.live.remove_task(self.bars.pop(name))
+            del self.timelines[name]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +72,15 @@ def learn(
         str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")
     ] = None,
     device: Device = "auto",
+    on: Annotated[
+        str,
+        typer.Option(
+            help="Where to look at the images: local, ray (the cluster that this machine is part of) or ray=HOST:PORT. "
+            "The model is the same, to the bit, if the processors are alike."
+        ),
+    ] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="With --on ray: at most so many at a time.")] = None,
+    gpus: Annotated[float | None, typer.Option(help="With --on ray: GPUs per worker, such as 1 or 0.25.")] = None,
     seed: Annotated[int, typer.Option(help="Of the training at good and best; the same seed gives the same bits.")] = 0,
     no_cache: Annotated[
         bool,
@@ -91,19 +100,23 @@ def learn(
     from vqprompt.model import file as files
     from vqprompt.model.efforts import check_effort
     from vqprompt.model.model import Model
+    from vqprompt.model.on_ray import classroom, parse_place
 
     check_effort(effort)
+    place, source = parse_place(on, gpus, workers), images if len(images) > 1 else images[0]
+    if place is not None and label is not None:
+        raise UserError("--on ray takes the classes from folders or shards; leave out --as, or --on")
     with files.locked(model):
         if model.exists():
             taught = Model.load(model, device=device, backbone=backbone)
             _check_size(model, taught, size)
         else:
             taught = Model(backbone or "vit-s14", size=size, device=device)
-        with progress_shown() as progress:
+        elsewhere = nullcontext() if place is None else classroom(place, source, taught.backbone)
+        with elsewhere as where, progress_shown() as progress:
             found = taught.learn(
-                images if len(images) > 1 else images[0], label, effort=effort, hold_out=hold_out,
-                skip_broken=skip_broken, exclude=_listed(exclude), seed=seed, on_disk=not no_cache, announce=announce,
-                progress=progress,
+                source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
+                seed=seed, on_disk=not no_cache, announce=announce, progress=progress, where=where,
             )  # fmt: skip
         if found.images:
             taught.save(model, locked=True)

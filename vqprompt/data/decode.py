@@ -79,6 +79,25 @@ def _decode(data: bytes, name: str, side: int | None) -> tuple[Image.Image, floa
         raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
 
 
+def aspect_of(data: bytes, name: str) -> float:
+    """The true width / height of an image file, from its header: as `decode_pixels` gives it, without decoding."""
+    try:
+        image = _identify(data)
+        _check_size(image, name, squashed=True)
+        width, height = image.size
+        return height / width if _is_on_its_side(image) else width / height
+    except ImageError:
+        raise
+    except Exception as error:  # decoders fail on damaged files in every possible way
+        raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
+
+
+def _is_on_its_side(image: Image.Image) -> bool:
+    with suppress(Exception):  # damaged EXIF: the image stays as it is
+        return image.getexif().get(0x0112) in (5, 6, 7, 8)
+    return False
+
+
 def _identify(data: bytes) -> Image.Image:
     """An image by its header, in one of the accepted formats.
 
@@ -117,14 +136,21 @@ def _other_format(data: bytes) -> str | None:
     return None
 
 
-def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Image, float]:
-    """An opened image as RGB and its true aspect ratio; it shrinks while its pixels are read where `side` allows."""
+def _check_size(image: Image.Image, name: str, squashed: bool) -> bool:
+    """Refuse what is too large, or has no pixels. Returns whether it is a JPEG that will shrink while it is opened."""
     width, height = image.size
-    jpeg = image.format in ("JPEG", "MPO") and side is not None  # MPO: a JPEG with a second picture in it
+    jpeg = image.format in ("JPEG", "MPO") and squashed  # MPO: a JPEG with a second picture in it
     if min(width, height) < 1:
         raise ImageError(f"{name}: it has no pixels ({width}×{height}); replace the file or take it out")
     progressive = bool(image.info.get("progressive") or image.info.get("progression"))  # holds all coefficients
     check_pixels(name, width, height, (JPEG_FACTOR / 2 if progressive else JPEG_FACTOR) if jpeg else 1.0)
+    return jpeg
+
+
+def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Image, float]:
+    """An opened image as RGB and its true aspect ratio; it shrinks while its pixels are read where `side` allows."""
+    jpeg = _check_size(image, name, squashed=side is not None)
+    width, height = image.size
     one_at_a_time: AbstractContextManager[object] = _large_images if width * height > ONE_AT_A_TIME else nullcontext()
     with one_at_a_time:
         if jpeg and side is not None and min(width, height) >= 4 * side:

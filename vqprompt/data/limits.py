@@ -32,8 +32,12 @@ class Limit:
         except ValueError:
             value = math.nan
         if not value > 0:
-            raise UserError(f"{self.variable}={text!r}: give a number above 0, such as {self.default:g}")
+            raise UserError(f"{self.variable}={text!r}: give a number above 0, such as {self.example:g}")
         return value
+
+    @property
+    def example(self) -> float:
+        return self.default if math.isfinite(self.default) else 50
 
     def refuse(self, name: str, what: str, given: float | None = None) -> ImageError:
         """An error that names the file, the limit and the setting that raises it."""
@@ -49,6 +53,7 @@ FILE_MB = Limit("VQPROMPT_MAX_FILE_MB", 512, "MB per file")
 UNPACKED_GB = Limit("VQPROMPT_MAX_UNPACKED_GB", 200, "GB per archive")
 RATIO = Limit("VQPROMPT_MAX_RATIO", 250, "times its packed size")
 ENTRIES = Limit("VQPROMPT_MAX_ENTRIES", 3_000_000, "files")
+CACHE_GB = Limit("VQPROMPT_CACHE_GB", math.inf, "GB of decoded images")  # beyond it, images are decoded when needed
 
 RATIO_FROM = 64 << 20  # bytes: below this even an absurd compression ratio does no harm
 JPEG_FACTOR = 2.5  # a JPEG may have this many times more pixels, because it shrinks while it is decoded

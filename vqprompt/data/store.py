@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vqprompt.data.decode import decode_pixels
+from vqprompt.data.limits import CACHE_GB
 from vqprompt.data.source import ImageSource
 from vqprompt.errors import ImageError, WriteError
 from vqprompt.files import cache_folder, delete_abandoned, load_array, replacing, save_array, seal, warn_no_cache
@@ -45,6 +46,7 @@ class Store:
         self.pixels, self.fingerprint = pixels, fingerprint
         self.identity = fingerprint or uuid.uuid4().hex  # so that two stores without a fingerprint are never confused
         self.aspect = torch.from_numpy(np.ascontiguousarray(aspect)).float()
+        self.groups: np.ndarray | None = None  # [N], images that are best read together (see streamed.py)
         self._resident: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
@@ -56,6 +58,10 @@ class Store:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return torch.from_numpy(np.ascontiguousarray(self.pixels[rows[order]][back]))
+
+    def digest(self, rows: np.ndarray) -> str:
+        """Changes with the content of these rows. Only the middle row of each image is read."""
+        return hashlib.sha256(self.pixels[rows, :, self.pixels.shape[2] // 2].tobytes()).hexdigest()[:16]
 
     def on_device(self, device: torch.device) -> Tensor | None:
         """All pixels on the GPU, if they take at most a third of its free memory; else None."""
@@ -69,7 +75,12 @@ class Store:
 
 
 def build_store(source: ImageSource, side: int, progress: Report = ignore) -> Store:
-    """The decoded store of a source: from the cache if the content is the same, else decoded now."""
+    """The decoded store of a source: from the cache if the content is the same, else decoded now. What is larger than
+    VQPROMPT_CACHE_GB is decoded when it is needed."""
+    if 3 * side * side * len(source.entries) > CACHE_GB.value * 1e9:
+        from vqprompt.data.streamed import RowsOfEntries, StreamedStore
+
+        return StreamedStore(RowsOfEntries(source), side, progress)
     listing = json.dumps([side, [(e.path, e.stamp) for e in source.entries]])
     fingerprint = hashlib.sha256((listing + source.key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     folder = cache_folder() / "images"
@@ -145,11 +156,16 @@ def _decode_all(source: ImageSource, side: int, pixels: np.ndarray, progress: Re
             problems.append(f"{entries[i].path}: cannot be read ({error}); replace the file or take it out")
 
     _map(work, len(entries), progress)
+    raise_all(source.path, problems, len(entries))
+    return aspect
+
+
+def raise_all(path: Path, problems: list[str], count: int) -> None:
+    """All images that cannot be used, in one error; nothing if there are none."""
     if problems:
         shown = "\n  ".join(sorted(problems)[:10])
         more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ImageError(f"{source.path}: {len(problems)} of {len(entries)} images cannot be used:\n  {shown}{more}")
-    return aspect
+        raise ImageError(f"{path}: {len(problems)} of {count} images cannot be used:\n  {shown}{more}")
 
 
 def _map(work: Callable[[int], None], count: int, progress: Report) -> None:

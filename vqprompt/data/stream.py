@@ -127,7 +127,11 @@ class Stream:
 
         def images(rows: list[np.ndarray], guard=None) -> Images:  # type: ignore[no-untyped-def]
             labels = np.concatenate([np.full(len(rows[c]), i) for i, c in enumerate(ids)])
-            return Images(self.dataset.store, np.concatenate([rows[c] for c in ids]), labels, guard)
+            places = np.concatenate([rows[c] for c in ids])
+            if self.dataset.store.groups is not None:  # as they lie in their files, not class by class
+                order = np.argsort(places, kind="stable")
+                places, labels = places[order], labels[order]
+            return Images(self.dataset.store, places, labels, guard)
 
         return Task(number, names, images(train_rows, guard), images(test_rows))
 

@@ -89,6 +89,15 @@ class TarFiles(Files):
             if self._file.read(min(1 << 20, self._length - position)).strip(b"\0"):
                 raise tarfile.ReadError(f"no file can be read from byte {end:,} on, but there is more")
 
+    def offset(self, name: str) -> int:
+        """Where a member's content begins in the plain tar."""
+        if self._members[name].issparse():
+            raise ImageError(f"{self.path}: {name!r} is a sparse member, which is not read here; pack it again")
+        return self._members[name].offset_data
+
+    def close(self) -> None:
+        self._file.close()
+
     def _read(self, name: str) -> bytes:
         member = self._members[name]
         if member.issparse():

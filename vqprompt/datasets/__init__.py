@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vqprompt.data.shards import find_shards
 from vqprompt.data.store import STORED_MARGIN, stored_side
 from vqprompt.data.stream import Dataset
 from vqprompt.datasets.cifar100 import open_cifar100
@@ -96,10 +97,10 @@ def open_dataset(
 def check_data(data: str) -> None:
     """Refuse, before any work is done, what is neither a known name nor an existing path."""
     name, path = parse_data(data)
-    if name is None and not exists(data):
+    if name is None and not exists(data) and not find_shards(data):
         raise UserError(
             f"{data}: neither a data set ({', '.join(DATASETS)}) nor an existing folder or zip; "
             "give the folder that holds one folder per class, or NAME=PATH for a data set you have elsewhere"
         )
-    if path is not None and not exists(path):
+    if name is not None and path is not None and not exists(path):
         raise UserError(f"{data}: {path} does not exist; give the archive or folder that holds {name}")

@@ -15,7 +15,7 @@ from vqprompt.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.data.archives import open_files as open_archive
 from vqprompt.data.source import Entry, Source
 from vqprompt.data.store import build_store
-from vqprompt.data.stream import Dataset, check_classes, check_names, split_rows
+from vqprompt.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
 from vqprompt.downloads import download
 from vqprompt.errors import ImageError
 from vqprompt.files import cache_folder, exists
@@ -178,18 +178,10 @@ def make_dataset(
         shown = shorten(listing.ignored, 3)
         notes.append(f"ignored {len(listing.ignored)} files that are not images in class folders ({shown})")
     if listing.entries[0].split is None:
-        notes.append(
-            f"no train/ and test/ folders: {TEST_FRACTION:.0%} of each class held out for testing (seed {seed})"
-        )
+        notes.append(no_split_note(seed))
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
         by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
-        for c, label in enumerate(listing.classes):
-            rows = by_name[labels[by_name] == c]
-            if len(rows) < 2:
-                raise ImageError(
-                    f"{listing.path}: the class {label!r} has a single image; it needs two, one of them to test with"
-                )
-            is_test[split_rows(rows, TEST_FRACTION, f"{seed}:{label}")[1]] = True
+        is_test = hold_out(listing.path, listing.classes, labels, by_name, seed)
     elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
         notes.append(
             f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "
@@ -198,6 +190,20 @@ def make_dataset(
     check_classes(str(listing.path), listing.classes, labels, is_test)
     store = build_store(listing, side, progress)
     return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), groups)
+
+
+def hold_out(path: Path, classes: Sequence[str], labels: np.ndarray, order: np.ndarray, seed: int) -> np.ndarray:
+    """Which images are to test with [n], where the source does not say. order: in which images are counted."""
+    is_test = np.zeros(len(labels), bool)
+    for label, rows in zip(classes, rows_by_class(labels[order], len(classes)), strict=True):
+        if len(rows) < 2:
+            raise ImageError(f"{path}: the class {label!r} has a single image; it needs two, one of them to test with")
+        is_test[split_rows(order[rows], TEST_FRACTION, f"{seed}:{label}")[1]] = True
+    return is_test
+
+
+def no_split_note(seed: int) -> str:
+    return f"no train/ and test/ folders: {TEST_FRACTION:.0%} of each class held out for testing (seed {seed})"
 
 
 def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expected: Expected) -> None:

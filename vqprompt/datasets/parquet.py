@@ -11,13 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vqprompt.data.archives import hidden
 from vqprompt.data.content import ContentHashes
+from vqprompt.data.decode import IMAGE_SUFFIXES
+from vqprompt.data.shards import Shards, TarShards, find_shards, in_order
 from vqprompt.data.source import Entry
 from vqprompt.datasets.common import Listing, natural
 from vqprompt.errors import ImageError
 
 IMAGE_COLUMNS = ("img", "image")
+LABEL_COLUMNS = ("label", "labels", "class", "fine_label", "cls")
 KEPT_GROUPS = 3  # rows are read in groups, and several threads read from neighbouring groups
 
 
@@ -127,3 +132,88 @@ class _Reader:
         if not isinstance(data, bytes):
             raise OSError("the row has no image in it, only its path")
         return data
+
+
+class ParquetShards:
+    """The same files with an index of a few arrays, for more images than fit (see data/shards.py)."""
+
+    scattered = False  # to read one row, its whole group is read
+
+    def __init__(self, path: Path, label_columns: Sequence[str] = LABEL_COLUMNS) -> None:
+        self.path, self.paths = path, parquet_files(path)
+        root = path if path.is_dir() else path.parent
+        names = [file.relative_to(root).as_posix() for file in self.paths]
+        hashes = ContentHashes(root).of(names)
+        numbers: dict[str, int] = {}
+        labels, groups, tests = [], [], []
+        self._images: list[str] = []  # by file, the column of its images
+        self._groups: list[tuple[int, int]] = []  # by group, its file and its number there
+        for number, file in enumerate(self.paths):
+            found = _File(file, label_columns)
+            known = found.label_names
+            for value in dict.fromkeys(found.labels):
+                if isinstance(value, int) and known and not 0 <= value < len(known):
+                    raise ImageError(f"{file}: a row has the label {value}, but there are {len(known)} classes")
+            texts = {v: known[v] if isinstance(v, int) and known else str(v) for v in dict.fromkeys(found.labels)}
+            labels.append(np.array([numbers.setdefault(texts[v], len(numbers)) for v in found.labels], np.int32))
+            first = len(self._groups)
+            self._groups += [(number, group) for group in range(found.file.num_row_groups)]
+            groups.append(np.repeat(np.arange(first, len(self._groups), dtype=np.int32), np.diff(found.starts)))
+            tests.append(np.full(len(found.labels), split_of(file, root) == "test"))
+            self._images.append(found.image)
+        if not labels or not sum(map(len, labels)):
+            raise ImageError(f"{path}: no rows in parquet files here; get them again")
+        self.classes, self.labels = in_order(list(numbers), np.concatenate(labels))
+        self.groups = np.concatenate(groups)
+        self._first = np.searchsorted(self.groups, np.arange(len(self._groups)))  # the first row of each group
+        both = {split_of(file, root) for file in self.paths} == {"train", "test"}
+        self.splits = np.concatenate(tests) if both else None
+        self.key = ":".join(hashes[name] for name in names)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # the last few groups, as Arrow columns
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, row: int) -> bytes:
+        group = int(self.groups[row])
+        with self._lock:
+            if group not in self._kept:
+                import pyarrow.parquet as pq
+
+                number, inside = self._groups[group]
+                try:
+                    with pq.ParquetFile(self.paths[number]) as file:
+                        column = self._images[number]
+                        self._kept[group] = file.read_row_group(inside, [column])[column]
+                except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
+                    raise OSError(str(error)) from None
+                if len(self._kept) > KEPT_GROUPS:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(group)
+            column = self._kept[group]
+        value = column[row - int(self._first[group])].as_py()
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise OSError("the row has no image in it, only its path")
+        return data
+
+    def where(self, row: int) -> str:
+        group = int(self.groups[row])
+        number, inside = self._groups[group]
+        return f"{self.paths[number]}: row {row - int(self._first[group]) + 1} of group {inside + 1}"
+
+
+def open_shards(path: str | Path) -> Shards | None:
+    """Tar shards or parquet files at a path; None if it holds other files."""
+    if paths := find_shards(path):
+        return TarShards(paths)
+    found = Path(path).expanduser()
+    if found.exists() and (found.is_file() or not _has_images(found)) and parquet_files(found):
+        return ParquetShards(found)
+    return None
+
+
+def _has_images(folder: Path) -> bool:
+    """Whether a folder has an image file in it or in a folder right inside it."""
+    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in (*folder.glob("*.*"), *folder.glob("*/*.*")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class Answer:
     familiarity: float
 
 
-@dataclass(frozen=True)
-class PromptUse:
+class PromptUse(TypedDict):
     """A prompt that an image met. block: in which block of the network, from 0. prompt: which of the block's prompts.
     attention: how much of the class token's attention it got there, from 0 to 1, over all heads."""
 

@@ -21,8 +21,13 @@ from vqprompt.model.solving import background_of, calibration_of
 class Asking:
     """What a model answers about images."""
 
-    classes: tuple[str, ...]
-    _content: Content
+    @property
+    def classes(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    @property
+    def _content(self) -> Content:
+        raise NotImplementedError
 
     def _open_features(self) -> Any:
         raise NotImplementedError

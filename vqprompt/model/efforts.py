@@ -31,12 +31,11 @@ class TrainingOf:
     passes: float = 3.0
 
 
-# Small batches: memory stays below 1.5 GB at 224 px, and few images still make many steps.
+BATCH = 16  # small, so that few images still make many steps; the rates below are for it
+IN_MEMORY = 8 * 257 * 384  # images × tokens × width of a step: below 1.5 GB with the embedded backbone at 224 px
 TRAINING = {
-    "good": TrainingOf("moving-prompts", {}, {"epochs": 20, "batch_size": 16, "lr": 0.01}),
-    "best": TrainingOf(
-        "moving-weights", {"rank": 16, "symmetric": True}, {"epochs": 20, "batch_size": 16, "lr": 0.0025}
-    ),
+    "good": TrainingOf("moving-prompts", {}, {"epochs": 20, "lr": 0.01}),
+    "best": TrainingOf("moving-weights", {"rank": 16, "symmetric": True}, {"epochs": 20, "lr": 0.0025}),
 }
 
 
@@ -75,6 +74,14 @@ def why_not_train(labels: Sequence[str]) -> str | None:
     if len(labels) < ENOUGH * len(counts):
         return f"{len(labels)} images of {len(counts)} classes are too few (it takes {ENOUGH} of each or more)"
     return None
+
+
+def loop_settings(effort: str, tokens: int, width: int) -> dict[str, Any]:
+    """Settings of the training loop for a network. Where memory asks for smaller batches, the rate falls with their
+    square root."""
+    given = TRAINING[effort].training
+    batch = max(1, min(BATCH, IN_MEMORY // (tokens * width)))
+    return {**given, "batch_size": batch, "lr": given["lr"] * (batch / BATCH) ** 0.5}
 
 
 def seconds_of_training(effort: str, images: int, seconds_per_image: float, remembers: bool) -> float:

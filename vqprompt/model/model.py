@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from vqprompt.errors import ImageError, UserError
+from vqprompt.errors import UserError
 from vqprompt.model import file as files
 from vqprompt.model.answers import describe, share, shorten
 from vqprompt.model.asking import Asking
 from vqprompt.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
 from vqprompt.model.file import Backbone, Content, ModelError, Stored
 from vqprompt.model.hub import OnTheHub
-from vqprompt.model.pictures import check_spelling, clean_name, find_pictures, spelling
+from vqprompt.model.pictures import check_spelling, clean_name, spelling
 from vqprompt.model.records import ClassRecord
 from vqprompt.model.solving import renamed, solved, updated_gram
-from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering, without
+from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering
 from vqprompt.progress import Report, ignore
 
 CROP = 0.875
@@ -90,6 +90,11 @@ class Model(Asking, OnTheHub):
         return "instant" if self._content.trained is None else self._content.trained.effort
 
     @property
+    def backbone(self) -> str:
+        """The name of the backbone, or the path of its weights."""
+        return str(self._given)
+
+    @property
     def history(self) -> tuple[dict[str, Any], ...]:
         return self._content.history
 
@@ -144,6 +149,7 @@ class Model(Asking, OnTheHub):
         on_disk: bool = True,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
+        where: Any = None,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
         those that are known get better. If anything goes wrong, the model stays as it was.
@@ -153,25 +159,26 @@ class Model(Asking, OnTheHub):
         learns from all images; at the others this share of the images does not take part in training. skip_broken: go
         on without images that cannot be read. exclude: paths not to learn. seed: of the training. on_disk: many decoded
         images may lie in a temporary file meanwhile; otherwise all are in memory. announce: called with what is about
-        to happen, before it does.
+        to happen, before it does. where: a cluster that looks at the images (`on_ray.classroom`); None: this machine.
         """
         started = time.monotonic()
         check_effort(effort, self._content.trained)
         if not 0 <= hold_out < 1:
             raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
-        pictures, notes = find_pictures(source, labels)
-        pictures = [replace(p, label=clean_name(p.label)) for p in without(pictures, exclude)]
-        if not pictures:
-            raise ImageError("no image to learn from is left")
-        check_spelling(self.classes, {p.label for p in pictures})
-        extractor = self._open_features()
-
-        from vqprompt.model.decoded import DecodedPictures  # slow to import, and not needed to ask
+        from vqprompt.model import streaming  # slow to import, and not needed to ask
+        from vqprompt.model.decoded import DecodedPictures
         from vqprompt.model.reading import features_of, records_with, scan
 
+        pictures, notes = streaming.to_learn(source, labels, exclude)
+        check_spelling(self.classes, streaming.labels_of(pictures))
+        extractor = self._open_features()
         assert self._stored is not None
+        if where is not None or streaming.too_many(pictures, self._stored.backbone.side):
+            streaming.check_possible(effort, where, self._content.trained)
+            place = where or streaming.ThisMachine()
+            return streaming.learn_many(self, pictures, notes, place, hold_out, skip_broken, announce, progress)
         with closing(DecodedPictures(self._stored.backbone.side, on_disk)) as decoded:
-            new = scan(pictures, self._content.classes, decoded, skip_broken, progress)
+            new = scan(list(pictures), self._content.classes, decoded, skip_broken, progress)
             if not new.pictures:
                 return nothing_new(new, self.accuracy, notes, started)
             if effort != "instant" and (reason := why_not_train(new.labels)) is not None:

@@ -31,7 +31,7 @@ def prompts_used(features: Features, trained: Trained, pictures: Iterable[Pictur
         for number, block in enumerate(blocks):
             prompt = prompts.get(number)
             if prompt is not None:
-                uses.append(PromptUse(number, 0, _attention(block, x, prompt)))
+                uses.append(PromptUse(block=number, prompt=0, attention=_attention(block, x, prompt)))
             x = block(x, prompt)
         found.append(uses)
     return found

@@ -50,10 +50,12 @@ class ClassRecord:
         """Of new images: names [n] without repetition, fixed-point features [n, D], and which were held out [n]."""
         order = np.argsort(names, kind="stable")
         unseen = np.ones(len(names), bool) if unseen is None else unseen
-        return cls._make(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT])
+        return cls.made(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT])
 
     @classmethod
-    def _make(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
+    def made(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
+        """Of sorted names, the sum of all features, and the features of the first names, with whether a network has
+        not seen them."""
         return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP), unseen)
 
     def merged(self, other: ClassRecord) -> ClassRecord:
@@ -63,13 +65,13 @@ class ClassRecord:
         first = [r.names[: len(r.kept)] for r in (self, other)]
         best = np.argsort(np.concatenate(first), kind="stable")[:KEPT]
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
-        return self._make(names[order], self.total + other.total, kept, unseen)
+        return self.made(names[order], self.total + other.total, kept, unseen)
 
     def moved(self, where: Callable[[np.ndarray], np.ndarray]) -> ClassRecord:
         """The same class after features moved. where: features [n, D] to where they are now; a linear map, so that the
         mean moves like the images."""
         total = np.rint(where(self.mean[None])[0] * (self.count / STEP)).astype(np.int64)
-        return self._make(self.names, total, to_fixed_point(where(self.features)), self.unseen)
+        return self.made(self.names, total, to_fixed_point(where(self.features)), self.unseen)
 
     @property
     def count(self) -> int:

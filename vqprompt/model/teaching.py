@@ -13,6 +13,7 @@ from vqprompt.model.pictures import Picture
 
 if TYPE_CHECKING:
     from vqprompt.model.reading import NewPictures
+    from vqprompt.model.streaming import NamedPictures
 
 FEW = 5  # images per class below which a word of warning is due
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -51,7 +52,7 @@ class Taught:
     effort: str = "instant"
 
 
-def nothing_new(new: NewPictures, accuracy: float | None, notes: list[str], started: float) -> Taught:
+def nothing_new(new: NewPictures | NamedPictures, accuracy: float | None, notes: list[str], started: float) -> Taught:
     if new.broken and not new.known:
         raise ImageError(f"none of the {len(new.broken)} images can be read, so nothing was learned")
     return Taught(
@@ -68,8 +69,8 @@ def expectations(counts: dict[str, int]) -> list[str]:
     least = min(counts[name] for name in few)
     named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
     return [
-        f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes: "
-        "with 1 image per class about a third, with 5 about three quarters of the right answers that 20 images give"
+        f"{len(few)} classes have fewer than {FEW} images ({named}; the least has {least}). Expect more mistakes with "
+        "them. To compare: with drawings of 50 things, 1, 5 and 20 images of each gave 22, 51 and 70 % right answers"
     ]
 
 

@@ -22,7 +22,7 @@ from vqprompt.errors import UserError
 from vqprompt.learner.learner import Learner
 from vqprompt.methods import find_method
 from vqprompt.methods.moving import MovingMemory
-from vqprompt.model.efforts import TRAINING, Trained
+from vqprompt.model.efforts import TRAINING, Trained, loop_settings
 from vqprompt.model.features import BLOCKS, Features
 from vqprompt.model.reading import NewPictures, features_of, held_out, records_with
 from vqprompt.model.records import ClassRecord
@@ -85,11 +85,12 @@ def train(
 ) -> Trained:  # fmt: skip
     """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features are held to where
     they were."""
-    settings = TRAINING[effort]
-    options = {"statistics": False, "class_tokens": min(BLOCKS, plain.vit.config.depth), **settings.options}
+    settings, config = TRAINING[effort], plain.vit.config
+    options = {"statistics": False, "class_tokens": min(BLOCKS, config.depth), **settings.options}
+    loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
         plain.vit, settings.method, seed=seed, device=str(plain.device), compile="off",
-        training=Training(test_crop=plain.crop, **settings.training), **options,
+        training=loop, **options,
     )  # fmt: skip
     method = learner.method
     if before is not None:

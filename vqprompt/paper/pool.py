@@ -1,4 +1,4 @@
-"""Does the runs of a grid, several at once. Finished runs are skipped, interrupted ones are resumed.
+"""Does the runs of a grid on this machine, several at once. Finished runs are skipped, interrupted ones are resumed.
 
 Each worker is a process that does many runs, so that it imports and compiles only once. If a worker dies, only its
 current run fails, and a new worker takes its place.
@@ -11,10 +11,8 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -25,46 +23,14 @@ import torch
 
 from vqprompt.backbones.load import backbone_path
 from vqprompt.datasets import parse_data
-from vqprompt.errors import UserError
 from vqprompt.paper.grids import Run
 from vqprompt.paper.results import read_runs
-from vqprompt.progress import Progress
-from vqprompt.result import RunResult
-from vqprompt.runs import runner
+from vqprompt.paper.work import Advanced, Event, Failed, Listener, Started, do_run
 from vqprompt.runs.config import MACHINE_SETTINGS, RunConfig, completed
 
-ERROR_FILE = "error.txt"  # in a run's folder: the traceback of a failure that was not the user's
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
 CORES_PER_RUN = 8  # a single run hardly gets faster with more
 SECONDS_BETWEEN_MESSAGES = 0.1
-
-
-@dataclass(frozen=True)
-class Started:
-    """A worker has begun a run."""
-
-
-@dataclass(frozen=True)
-class Advanced:
-    """A run has made progress."""
-
-    progress: Progress
-
-
-@dataclass(frozen=True)
-class Finished:
-    result: RunResult
-
-
-@dataclass(frozen=True)
-class Failed:
-    reason: str
-
-
-Event = Started | Advanced | Finished | Failed
-"""What happens to a run."""
-
-Listener = Callable[[Run, Event], None]
 
 
 @dataclass(frozen=True)
@@ -146,6 +112,16 @@ def run_all(
     if not todo:
         return {}
     return Pool(min(workers, len(todo)), out, listener, track).run(todo)
+
+
+class LocalExecutor:
+    """A pool on this machine."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or default_workers()
+
+    def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
+        return run_all(todo, out, self.workers, listener, track)
 
 
 class Pool:
@@ -242,33 +218,9 @@ def _work(pipe: Connection, threads: int, workers: int, device: str | None) -> N
         if device and config.device in ("auto", "cuda"):
             config = config.model_copy(update={"device": device})
         try:
-            pipe.send(_do(job, config, workers, pipe))
+            pipe.send(
+                do_run(config, job.folder, pipe.send, SECONDS_BETWEEN_MESSAGES, shared_queries=job.shared_queries,
+                       track=job.track, at_once=workers)
+            )  # fmt: skip
         except (BrokenPipeError, KeyboardInterrupt):
             return  # the parent process has ended
-
-
-def _do(job: Job, config: RunConfig, workers: int, pipe: Connection) -> Finished | Failed:
-    last_sent = 0.0
-
-    def progress(event: Progress) -> None:
-        nonlocal last_sent
-        if time.monotonic() - last_sent >= SECONDS_BETWEEN_MESSAGES:
-            last_sent = time.monotonic()
-            pipe.send(Advanced(event))
-
-    error_file = job.folder / ERROR_FILE
-    try:
-        result = runner.run(
-            config, job.folder, resume=True, progress=progress, shared_queries=job.shared_queries, track=job.track,
-            at_once=workers,
-        )  # fmt: skip
-        error_file.unlink(missing_ok=True)
-        return Finished(result)
-    except BrokenPipeError:
-        raise
-    except UserError as error:
-        return Failed(str(error))
-    except Exception as error:
-        job.folder.mkdir(parents=True, exist_ok=True)
-        error_file.write_text(traceback.format_exc(), encoding="utf-8")
-        return Failed(f"{type(error).__name__}: {error} (traceback in {error_file})")

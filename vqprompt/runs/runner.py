@@ -171,6 +171,12 @@ class Run:
             )
         images = [task.train.digest() + task.test.digest() for task in self.stream.tasks]
         for number, (then, now) in enumerate(zip(self.state.images[:begun], images, strict=False), start=1):
+            if then.startswith("files:") != now.startswith("files:"):
+                before = "streamed" if then.startswith("files:") else "decoded all at once"
+                raise UserError(
+                    f"--resume {self.out}: images were {before} when the run began, so they cannot be compared with "
+                    "those of now; set VQPROMPT_CACHE_GB as it was then"
+                )
             if then != now:  # an image that was learned from might now be tested with
                 raise UserError(
                     f"--resume {self.out}: {self.config.data} has other images for task {number} now than when the run "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ class Snapshot:
         (found,) = self.model.prompts_used([image])
         with self._counting:
             for use in found:
-                self._used[use.block, use.prompt] += use.attention
+                self._used[use["block"], use["prompt"]] += use["attention"]
             self._asked += bool(found)
-        return [asdict(use) for use in found] or None
+        return [dict(use) for use in found] or None
 
     def prompt_use(self) -> dict[str, Any] | None:
         """How much the prompts were used, on average, by the images that were asked with `prompts`."""

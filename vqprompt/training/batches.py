@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from vqprompt.distributed import ALONE, Ranks
 from vqprompt.runtime import derive_seed
 from vqprompt.training.optim import Inputs
 from vqprompt.training.settings import Training
+
+MIXED = 2  # groups whose images are shuffled together; the reader of parquet files keeps three
 
 
 class KnownQueries(Protocol):
@@ -45,7 +48,7 @@ class TaskBatches:
     ) -> None:
         self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
         self.queries, self.ranks = queries, ranks
-        self.schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed)
+        self.schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed, images.groups)
 
     def images_in(self, epochs: int | None = None) -> int:
         """How many images the first epochs show (all of them by default)."""
@@ -67,17 +70,26 @@ class TaskBatches:
             yield inputs
 
 
-def epoch_batches(count: int, batch_size: int, epochs: int, seed: int) -> list[list[Tensor]]:
+def epoch_batches(
+    count: int, batch_size: int, epochs: int, seed: int, groups: np.ndarray | None = None
+) -> list[list[Tensor]]:
     """Shuffled index batches of every epoch, all of one size (compiled and recorded code needs that).
 
     Images that do not fill a batch are left out of the epoch and come first in the next one, so every image is seen.
     With fewer than four batches per epoch, many images would be left out; then the next epoch shows the rest in
     addition to all images. A single epoch, or a task smaller than a batch, leaves out nothing.
+
+    groups: of each image, where those of a group are best read together. Then the groups are shuffled, and the images
+    of `MIXED` groups at a time.
     """
     schedule, rest = [], torch.empty(0, dtype=torch.long)
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
+        if groups is not None:
+            own = torch.from_numpy(groups).long()
+            turn = torch.randperm(int(own.max()) + 1, generator=generator) // MIXED
+            order = order[turn[own[order]].argsort(stable=True)]
         if count < batch_size:
             schedule.append([order])
             continue

@@ -1,0 +1,135 @@
+"""Does memory grow with the number of images? And how many images per second do one and two Ray workers learn?
+
+    python benchmarks/memory.py --json results/memory-cpu.json
+    python benchmarks/memory.py --ray --json results/ray-cpu.json
+
+Small JPEGs in tar shards, a ViT so small that the images are what costs. Every measurement is a process of its own; its
+peak memory is what the system says. `learn` is closed-form learning of a model. `run` is a run of the method `linear`
+with its preset `closed-form`, with VQPROMPT_CACHE_GB so low that most images are decoded again when they are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import write_json
+from PIL import Image
+
+from vqprompt.backbones.load import save_backbone
+from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.runtime import hardware
+
+CLASSES, SIDE, PER_SHARD = 10, 32, 2_000
+
+
+def write_shards(folder: Path, count: int) -> None:
+    """Noisy textures, one per class, as JPEG: 0.8 kB each."""
+    rng = np.random.default_rng(0)
+    textures = rng.integers(40, 216, (CLASSES, 4, 4, 3))
+    folder.mkdir()
+    for start in range(0, count, PER_SHARD):
+        with tarfile.open(folder / f"shard-{start // PER_SHARD:06}.tar", "w") as archive:
+            for i in range(start, min(start + PER_SHARD, count)):
+                pixels = (textures[i % CLASSES] + rng.integers(-40, 41, (4, 4, 3))).astype(np.uint8)
+                file = io.BytesIO()
+                Image.fromarray(pixels).resize((SIDE, SIDE)).save(file, "JPEG")
+                for suffix, content in ((".jpg", file.getvalue()), (".cls", str(i % CLASSES).encode())):
+                    info = tarfile.TarInfo(f"{i:08}{suffix}")
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+
+
+def learn(shards: str, weights: str, _: str) -> None:
+    from vqprompt.model.model import Model
+
+    model = Model(weights, device="cpu")
+    model.learn(shards)
+
+
+def run(shards: str, weights: str, out: str) -> None:
+    from vqprompt.runs import runner
+    from vqprompt.runs.config import resolve
+
+    settings = {"data": shards, "method": "linear", "backbone": weights, "size": 28, "tasks": 5, "device": "cpu"}
+    runner.run(resolve(settings, preset="closed-form"), Path(out) / "run", report=False)
+
+
+def on_ray(shards: str, weights: str, workers: str) -> None:
+    """Prints the seconds of the work alone, without the start of Ray and of its processes."""
+    import ray
+
+    from vqprompt.model.model import Model
+    from vqprompt.model.on_ray import Place, classroom
+
+    ray.init(num_cpus=int(workers), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    for name in ("warm", shards):
+        source = str(Path(shards).with_name("warm")) if name == "warm" else shards
+        with classroom(Place(workers=int(workers)), source, weights) as where:
+            started = time.perf_counter()
+            Model(weights, device="cpu").learn(source, where=where)
+    print(json.dumps({"seconds": time.perf_counter() - started}))
+
+
+def measured(what: str, *arguments: str) -> dict[str, float]:
+    """A measurement in a process of its own."""
+    environment = {**os.environ, "VQPROMPT_CACHE_GB": "0.005", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--do", what, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", type=int, nargs="+", default=[10_000, 100_000], help="images")
+    parser.add_argument("--ray", action="store_true", help="images per second on one and two Ray workers instead")
+    parser.add_argument("--width", type=int, default=32, help="of the ViT; the heavier it is, the more workers help")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--do", nargs=4, metavar="WHAT", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.do:
+        what, *arguments = args.do
+        started = time.perf_counter()
+        {"learn": learn, "run": run, "ray": on_ray}[what](*arguments)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if what != "ray":
+            print(json.dumps({"seconds": time.perf_counter() - started, "peak_mb": peak}))
+        return
+    found: dict[str, Any] = {"hardware": hardware(torch.device("cpu")), "rows": []}
+    print(found["hardware"])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["VQPROMPT_HOME"] = str(folder / "home")
+        weights = folder / "tiny.safetensors"
+        torch.manual_seed(0)
+        save_backbone(ViT(ViTConfig(width=args.width, depth=2, heads=2, patch=14, image_size=28)), weights)
+        for count in args.counts:
+            shards = folder / f"{count} images"
+            write_shards(shards, count)
+            if args.ray and not (folder / "warm").exists():
+                write_shards(folder / "warm", 64)
+            cases = [("ray", "1"), ("ray", "2")] if args.ray else [("learn", name), ("run", str(folder / f"{count}"))]
+            for what, argument in cases:
+                row = {"what": what, "images": count, **measured(what, str(shards), str(weights), argument)}
+                if what == "ray":
+                    row["workers"] = int(argument)
+                row["images_per_s"] = count / row["seconds"]
+                found["rows"].append(row)
+                print(", ".join(f"{k} {v:,.0f}" if isinstance(v, float | int) else str(v) for k, v in row.items()))
+    write_json(args.json, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Grids on other machines: Ray with two nodes, one of which is lost; SLURM through submitit's stand-in."""
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from conftest import TINY, make_vit
+
+import vqprompt
+from vqprompt.backbones.load import save_backbone
+from vqprompt.cluster.parcels import pack, unpack
+from vqprompt.errors import UserError
+from vqprompt.paper import on_ray, on_slurm
+from vqprompt.paper.grids import find_grid, plan
+from vqprompt.paper.on_ray import RayExecutor
+from vqprompt.paper.on_slurm import SlurmExecutor
+from vqprompt.paper.pool import run_all
+from vqprompt.paper.results import make_rows, read_runs
+from vqprompt.paper.tables import Table
+from vqprompt.paper.work import Advanced, Finished, Lost, Started
+from vqprompt.result import RunResult
+from vqprompt.runs import runner
+
+SMALL = find_grid("cub200", small=True)
+MEASURED = ("images/s",)  # the one column that depends on where a run is done
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_backbone(make_vit(TINY), path)
+    return path
+
+
+def small_grid(weights: Path, seeds=(1, 2), **changes):
+    settings = {"backbone": str(weights), "epochs": 5, "train_per_class": 8, "test_per_class": 2, **changes}
+    return plan(SMALL, ["vq-prompt"], list(seeds), settings)
+
+
+@pytest.fixture(scope="module")
+def grid_here(weights, tmp_path_factory):
+    """The runs, done on this machine."""
+    out = tmp_path_factory.mktemp("here")
+    todo = small_grid(weights)
+    assert run_all(todo, out, 1, lambda run, event: None) == {}
+    return todo, out
+
+
+def table_of(out: Path) -> dict[str, list[str]]:
+    table = Table(SMALL, [row for row in make_rows(SMALL, read_runs(out), out) if row.runs])
+    return {heading: cells for heading, cells in table.columns.items() if heading not in MEASURED}
+
+
+def what_was_learned(folder: Path) -> tuple:
+    result = RunResult.read(folder)
+    return result.done, result.accuracy, result.losses, result.prompt_use
+
+
+def assert_equal(todo, here: Path, there: Path) -> None:
+    assert table_of(here) == table_of(there)
+    for run in todo:
+        assert what_was_learned(here / run.name) == what_was_learned(there / run.name)
+        assert (there / run.name / "report.html").is_file(), "every file comes back"
+
+
+class Notes:
+    """A listener that keeps what it hears, and does something at one event."""
+
+    def __init__(self, when=lambda run, event: False, do=lambda run: None):
+        self.events, self.when, self.do = [], when, do
+
+    def __call__(self, run, event):
+        self.events.append((run.name, event))
+        if self.when(run, event):
+            self.when = lambda run, event: False
+            self.do(run)
+
+    def of(self, kind):
+        return [(name, event) for name, event in self.events if isinstance(event, kind)]
+
+
+def in_third_task(run, event) -> bool:
+    return isinstance(event, Advanced) and event.progress.task == 2
+
+
+def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, tmp_path, monkeypatch):
+    """Then a machine with another version of the package joins: it is refused before work starts."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    todo, here = grid_here
+    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(on_ray, "SECONDS_BETWEEN_MESSAGES", 0.05)
+    monkeypatch.chdir(tmp_path)  # Ray lets workers import from the folder that a program is started in
+    size = {"object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
+    try:
+        nodes = [cluster.add_node(num_cpus=1, **size) for _ in range(2)]
+        out, seconds = tmp_path / "there", {}
+
+        def lose(run):
+            for each in todo:
+                seconds[each.name] = RunResult.read(out / each.name).task_seconds
+            cluster.remove_node(nodes[0], allow_graceful=False)
+
+        notes = Notes(all_in_second_task(todo), lose)
+        executor = RayExecutor(cluster.address, cpus=1)
+        assert executor.run(todo, out, notes) == {}
+        ((lost, _),) = notes.of(Lost)
+        assert len(notes.of(Started)) == len(todo) + 1 and len(notes.of(Finished)) == len(todo)
+        assert_equal(todo, here, out)
+        assert seconds[lost] and RunResult.read(out / lost).task_seconds[: len(seconds[lost])] == seconds[lost], (
+            "it went on from its checkpoint: what was learned before was not learned again"
+        )
+
+        other = package_of_another_version(tmp_path / "other")
+        cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other)}, **size)
+        with pytest.raises(UserError, match=r"has vqprompt 0\.0\.1, and the work is for"):
+            executor.run(todo, tmp_path / "refused", notes)
+        with pytest.raises(UserError, match="no machine has 1 CPUs and 1 GPUs"):
+            RayExecutor(cluster.address, cpus=1, gpus=1).run(todo, tmp_path / "refused", notes)
+        assert not (tmp_path / "refused").exists()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def all_in_second_task(todo):
+    """True once every run has said that it learns its second task."""
+    there = set()
+
+    def when(run, event):
+        if isinstance(event, Advanced) and (event.progress.task or 0) >= 1:
+            there.add(run.name)
+        return len(there) == len(todo)
+
+    return when
+
+
+def package_of_another_version(folder: Path) -> Path:
+    """The package, as links, with another number in it."""
+    source, target = Path(vqprompt.__file__).parent, folder / "vqprompt"
+    target.mkdir(parents=True)
+    for path in source.iterdir():
+        (target / path.name).symlink_to(path)
+    (target / "_version.py").unlink()
+    (target / "_version.py").write_text('__version__ = "0.0.1"\n')
+    return folder
+
+
+def test_slurm_goes_on_with_a_job_that_was_killed(grid_here, tmp_path, monkeypatch):
+    """Through submitit's stand-in for SLURM, which starts processes on this machine."""
+    pytest.importorskip("submitit")
+    todo, here = grid_here
+    monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_MESSAGES", 0.05)
+    out, seconds = tmp_path / "there", {}
+
+    def kill(run):
+        seconds[run.name] = RunResult.read(out / run.name).task_seconds
+        (process,) = jobs_of(out / on_slurm.FOLDER, run)
+        os.kill(process, signal.SIGKILL)
+
+    notes = Notes(lambda run, event: isinstance(event, Advanced) and (event.progress.task or 0) >= 1, kill)
+    assert SlurmExecutor(cpus=1, at_once=1, cluster="local").run(todo, out, notes) == {}
+    ((lost, _),) = notes.of(Lost)
+    assert_equal(todo, here, out)
+    assert seconds[lost] and RunResult.read(out / lost).task_seconds[: len(seconds[lost])] == seconds[lost]
+    (started, event), *_ = notes.of(Started)
+    assert started in seconds and event.where
+
+
+def jobs_of(folder: Path, run) -> list[int]:
+    """Processes that submitit started with scripts in a folder, and that do the work."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                if f"{folder}".encode() in (command := (process / "cmdline").read_bytes()) and b"_submit" in command:
+                    found.append(int(process.name))
+    return found
+
+
+def test_slurm_asks_for_what_a_run_needs(monkeypatch, tmp_path, grid_here):
+    """No SLURM is at hand, so what sbatch would be given is looked at instead."""
+    submitit = pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="there is no sbatch here; give the command on a login node"):
+        SlurmExecutor().run(grid_here[0], tmp_path / "out", lambda run, event: None)
+    (tmp_path / "sbatch").touch(0o755)
+    (tmp_path / "srun").touch(0o755)
+    executor = SlurmExecutor("gpu-long", cpus=4, gpus=1)._open(tmp_path / "jobs")
+    asked = executor._executor.parameters
+    assert isinstance(executor._executor, submitit.SlurmExecutor)
+    assert (asked["partition"], asked["cpus_per_task"], asked["gpus_per_node"]) == ("gpu-long", 4, 1)
+    assert asked["time"] == 24 * 60 and executor._executor.max_num_timeout == on_slurm.REQUEUES
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--on", "mars"], "--on mars: expected local, ray, ray=HOST:PORT, slurm or slurm=PARTITION"),
+        (["--on", "ray="], "expected local, ray"),
+        (["--on", "ray=10.0.0.1"], "expected HOST:PORT"),
+        (["--on", "ray://10.0.0.1:10001"], "expected local, ray"),
+        (["--on", "ray=ray://10.0.0.1:10001"], "expected HOST:PORT"),
+        (["--gpus", "1"], "are for other machines"),
+        (["--on", "ray", "--gpus", "2"], "a run uses one GPU at most"),
+        (["--on", "ray", "--gpus", "-1"], "expected GPUs per run"),
+        (["--on", "slurm", "--gpus", "0.5"], "SLURM gives whole GPUs"),
+    ],
+)
+def test_places_that_cannot_be_are_refused(command, tmp_path, options, word):
+    status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", *options)
+    assert status == 2 and word in err and not (tmp_path / "out").exists()
+
+
+def test_an_address_nobody_answers_is_refused_within_seconds(command, tmp_path):
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    started = time.monotonic()
+    status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", "--on", f"ray={address}")
+    assert status == 2 and f"--on ray={address}: nobody answers there" in err and "ray start --head" in err
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    learn = ("learn", tmp_path / "m.vqp", tmp_path / "a", "--on", f"ray={address}")
+    status, _, err = command(*learn)
+    assert status == 2 and "nobody answers there" in err
+    assert time.monotonic() - started < 20
+    assert command(*learn, "--as", "kestrel")[0] == 2 and command(*learn[:-1], "moon")[0] == 2
+
+
+def test_a_parcel_arrives_whole_and_stays_in_its_folder(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "tensorboard").mkdir(parents=True)
+    for name in ("checkpoint.json", "state-2.safetensors", "tensorboard/events", ".lock"):
+        (there / name).write_text(name)
+    here.mkdir()
+    (here / "state-1.safetensors").write_text("old")
+    (here / ".lock").write_text("ours")
+    unpack(pack(there), here)
+    names = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
+    assert names == {"checkpoint.json", "state-2.safetensors", "tensorboard/events", ".lock"}
+    assert (here / ".lock").read_text() == "ours"
+    for name in ("../up", "/etc/passwd", "a/../../b", "a\\b"):
+        with pytest.raises(UserError, match="leads out of its folder"):
+            unpack({name: b""}, here)
+
+
+def test_tracking_elsewhere_takes_a_server(grid_here, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for executor in (RayExecutor(), SlurmExecutor(cluster="local")):
+        with pytest.raises(UserError, match="set MLFLOW_TRACKING_URI"):
+            executor.run(grid_here[0], tmp_path / "out", lambda run, event: None, ["mlflow"])

@@ -1,0 +1,248 @@
+"""More images than fit: shards and streamed stores give what folders and whole stores give, within bounds."""
+
+import io
+import pickle
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, make_vit
+from PIL import Image
+
+from vqprompt.backbones.load import save_backbone
+from vqprompt.data.decode import aspect_of, decode_pixels
+from vqprompt.data.shards import TarShards, find_shards
+from vqprompt.data.stream import Stream
+from vqprompt.data.streamed import StreamedStore
+from vqprompt.datasets import open_dataset
+from vqprompt.errors import ImageError, UserError
+from vqprompt.model.model import Model
+from vqprompt.runs import runner
+from vqprompt.runs.config import resolve
+from vqprompt.training.batches import epoch_batches
+
+CLASSES, EACH = 4, 10
+
+
+def jpeg(c: int, i: int, size=(40, 30)) -> bytes:
+    rng = np.random.default_rng(1000 * c + i)
+    pixels = np.clip(60 * c + rng.integers(0, 60, (size[1], size[0], 3)), 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_tar(path: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The same images as a folder, as three tar shards and as parquet with small row groups."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    root = tmp_path_factory.mktemp("sources")
+    order = [(c, i) for i in range(EACH) for c in range(CLASSES)]
+    for c, i in order:
+        place = root / "folder" / f"kind {c}" / f"{i:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(jpeg(c, i))
+    (root / "tars").mkdir()
+    (root / "tars" / "classes.txt").write_text("".join(f"kind {c}\n" for c in range(CLASSES)))
+    for number, part in enumerate(np.array_split(np.arange(len(order)), 3)):
+        files = {}
+        for k in part:
+            c, i = order[k]
+            files |= {f"{k:06}.png": jpeg(c, i), f"{k:06}.cls": str(c).encode()}
+        write_tar(root / "tars" / f"shard-{number:06}.tar", files)
+    (root / "parquet").mkdir()
+    table = pa.table({"image": [jpeg(*place) for place in order], "label": [f"kind {c}" for c, _ in order]})
+    pq.write_table(table, root / "parquet" / "part-0.parquet", row_group_size=8)
+    return root
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_backbone(make_vit(TINY), path)
+    return str(path)
+
+
+def content(model: Model):
+    return {name: (r.names.tolist(), r.total.tolist(), r.kept.tolist()) for name, r in model._content.classes.items()}
+
+
+def test_a_model_learns_the_same_from_a_folder_shards_and_parquet(sources, weights):
+    models = {}
+    for source in ("folder", "tars", "parquet"):
+        models[source] = Model(weights, device="cpu")
+        assert models[source].learn(sources / source).images == CLASSES * EACH
+    assert content(models["folder"]) == content(models["tars"]) == content(models["parquet"])
+    pattern = sources / "tars" / "shard-{000000..000001}.tar"
+    part = Model(weights, device="cpu")
+    assert 20 < part.learn(pattern).images < CLASSES * EACH
+    again = part.learn(sources / "tars")
+    assert again.known_images and content(part) == content(models["folder"]), "in two teachings"
+
+
+def test_the_default_is_one_whole_store_and_a_limit_streams(sources, monkeypatch):
+    whole = open_dataset(str(sources / "folder"), 28, 1)
+    monkeypatch.setenv("VQPROMPT_CACHE_GB", "0.00002")
+    limited = open_dataset(str(sources / "folder"), 28, 1)
+    assert not isinstance(whole.store, StreamedStore) and isinstance(limited.store, StreamedStore)
+    rows = np.array([7, 3, 31, 3])
+    for _ in range(2):
+        assert torch.equal(whole.store.read(rows), limited.store.read(rows))
+    everything = np.arange(len(whole.store))
+    assert torch.equal(whole.store.read(everything), limited.store.read(everything))
+    assert torch.equal(whole.store.aspect, limited.store.aspect)
+    assert (whole.is_test == limited.is_test).all() and whole.classes == limited.classes
+    assert limited.store._cache._used == (20_000 // (3 * 32 * 32)) == limited.store._cache._room, "no more than that"
+
+
+@pytest.mark.parametrize("source", ["tars", "parquet"])
+def test_shards_have_the_pixels_of_the_folder(sources, source):
+    folder, shards = (open_dataset(str(sources / name), 28, 1) for name in ("folder", source))
+
+    def by_class(dataset, c):
+        rows = np.flatnonzero(dataset.labels == dataset.classes.index(f"kind {c}"))
+        return sorted(p.numpy().tobytes() for p in dataset.store.read(rows))
+
+    for c in range(CLASSES):
+        assert by_class(folder, c) == by_class(shards, c)
+    assert shards.is_test.sum() == CLASSES * 2
+    for task in Stream(shards, 2, 1):
+        assert len(task.train) == 16 and len(task.train.read(torch.arange(3), torch.device("cpu"))) == 3
+        assert (task.train.groups is None) == (source == "tars")
+
+
+def test_a_run_that_streams_ends_as_one_that_does_not_and_resumes(sources, weights, tmp_path, monkeypatch):
+    def settings(data):
+        return resolve({"data": str(sources / data), "tasks": 2, "backbone": weights, "size": 28, "epochs": 2,
+                        "batch_size": 8, "device": "cpu"})  # fmt: skip
+
+    whole = runner.run(settings("folder"), tmp_path / "whole", report=False)
+    monkeypatch.setenv("VQPROMPT_CACHE_GB", "0.00002")
+
+    def stop(event):
+        if event.task == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(settings("folder"), tmp_path / "streamed", report=False, progress=stop)
+    resumed = runner.run(settings("folder"), tmp_path / "streamed", resume=True, report=False)
+    assert resumed.accuracy == whole.accuracy and resumed.losses == whole.losses
+    for source in ("tars", "parquet"):
+        assert runner.run(settings(source), tmp_path / source, report=False).done
+    monkeypatch.delenv("VQPROMPT_CACHE_GB")
+    with pytest.raises(UserError, match="VQPROMPT_CACHE_GB"):
+        runner.run(settings("folder"), tmp_path / "streamed", resume=True, report=False)
+
+
+def test_shuffling_by_groups_keeps_groups_together():
+    groups = np.repeat(np.arange(10), 20)
+    (batches,) = epoch_batches(200, 20, 1, 0, groups)
+    order = torch.cat(batches)
+    assert sorted(order.tolist()) == list(range(200))
+    spans = [len(set(groups[part].tolist())) for part in order.split(40)]
+    assert spans == [2] * 5, "two groups at a time"
+    assert order[:40].tolist() != sorted(order[:40].tolist())
+    plain = epoch_batches(200, 20, 1, 0)
+    assert len({tuple(groups[b].tolist()) for b in plain[0]}) == 10 and max(len(set(groups[b])) for b in plain[0]) > 5
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_the_aspect_ratio_of_a_header_is_that_of_the_pixels(orientation):
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (50, 20)).save(file, "JPEG", exif=exif)
+    assert aspect_of(file.getvalue(), "x") == decode_pixels(file.getvalue(), "x", 16)[1]
+
+
+def test_what_is_wrong_with_shards_is_named(tmp_path, sources):
+    image = jpeg(0, 0)
+    write_tar(tmp_path / "a.tar", {"1.png": image, "1.cls": b"0", "2.png": image})
+    with pytest.raises(ImageError, match=r"'2' has no \.cls"):
+        TarShards(find_shards(tmp_path))
+    write_tar(tmp_path / "a.tar", {"1.png": image, "1.cls": b" "})
+    with pytest.raises(ImageError, match="class of '1' is empty"):
+        TarShards(find_shards(tmp_path))
+    with pytest.raises(ImageError, match=r"3 of 6 shards are missing, such as .*shard-000003\.tar"):
+        find_shards(sources / "tars" / "shard-{000000..000005}.tar")
+    (tmp_path / "a.tar").write_bytes((sources / "tars" / "shard-000000.tar").read_bytes()[:-20_000])
+    with pytest.raises(ImageError, match="damaged archive"):
+        TarShards(find_shards(tmp_path))
+    with tarfile.open(tmp_path / "a.tar", "w:gz") as archive:
+        archive.add(sources / "tars" / "classes.txt", "1.cls")
+    with pytest.raises(ImageError, match="compressed shard"):
+        TarShards(find_shards(tmp_path))
+
+
+def test_a_broken_image_in_a_shard_is_named_before_anything_is_learned(tmp_path):
+    files = {}
+    for c in range(2):
+        for i in range(4):
+            files |= {f"{c}{i}.png": jpeg(c, i), f"{c}{i}.cls": str(c).encode()}
+    write_tar(tmp_path / "a.tar", files | {"13.png": b"no image"})
+    with pytest.raises(ImageError, match=r"1 of 8 images cannot be used:\n.*a.tar: image \d: not an image"):
+        open_dataset(str(tmp_path), 28, 1)
+
+
+def test_a_limit_that_is_no_number_is_refused(sources, monkeypatch):
+    monkeypatch.setenv("VQPROMPT_CACHE_GB", "much")
+    with pytest.raises(UserError, match="VQPROMPT_CACHE_GB='much': give a number above 0, such as 50"):
+        open_dataset(str(sources / "folder"), 28, 1)
+
+
+def test_a_cluster_learns_what_one_process_learns(sources, weights):
+    """Ray Data on two workers: the same model to the bit, with images among them that are known."""
+    ray = pytest.importorskip("ray")
+    from vqprompt.model.on_ray import Place, classroom
+
+    here, there = Model(weights, device="cpu"), Model(weights, device="cpu")
+    part = sources / "tars" / "shard-{000000..000001}.tar"
+    for model in (here, there):
+        model.learn(part)
+    here.learn(sources / "folder")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        with classroom(Place(workers=2), sources / "folder", there.backbone) as where:
+            assert where.workers == 2
+            found = there.learn(sources / "folder", where=where)
+    finally:
+        ray.shutdown()
+    assert found.known_images and content(here) == content(there)
+    weights_of = [model._content.solved.weights for model in (here, there)]
+    assert np.abs(weights_of[0] - weights_of[1]).max() <= 1e-10
+
+
+def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
+    from vqprompt.cluster.wanted import Wanted
+    from vqprompt.model.on_ray import Lesson, Worker
+
+    shutil.copytree(sources / "folder", tmp_path / "folder")
+    (tmp_path / "folder" / "kind 0" / "000.png").write_bytes(b"no image")
+    source, classes = str(tmp_path / "folder"), tuple(f"kind {c}" for c in range(CLASSES))
+    lesson = Lesson(
+        source, CLASSES * EACH, classes, False, "cpu", Wanted.here([weights], [source]), (weights, 28, 0.875)
+    )
+
+    def answer(lesson, names):
+        batch = {"piece": [pickle.dumps((np.arange(3), names))]}
+        return pickle.loads(Worker(lesson)(batch)["answer"][0])[1]
+
+    assert "000.png: not an image" in answer(lesson, np.arange(3, dtype=np.uint64))
+    assert "other images" in answer(replace(lesson, count=7), None)
+    other = replace(lesson.wanted, weights=((weights, "0123456789abcdef"),))
+    assert "other weights" in answer(replace(lesson, wanted=other), None)
+    other = replace(lesson.wanted, sources="0123456789ab")
+    assert "other source files" in answer(replace(lesson, wanted=other), None)
+    other = replace(lesson.wanted, data=("/nowhere/else",))
+    assert "cannot see the images" in answer(replace(lesson, wanted=other), None)

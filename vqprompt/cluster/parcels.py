@@ -1,0 +1,40 @@
+"""A run's folder as bytes, so that it can leave a machine and go on at another one. No disk needs to be shared."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from vqprompt.errors import UserError
+from vqprompt.files import write_atomically
+
+LAST = ("metrics.json", "checkpoint.json")  # they name the others, so they are written when the others are there
+Parcel = dict[str, bytes]
+
+
+def pack(folder: Path) -> Parcel:
+    """All files of a folder by relative path, without hidden ones (locks, partial files)."""
+    if not folder.is_dir():
+        return {}
+    files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: file.read_bytes() for name, file in files.items() if not _hidden(name)}
+
+
+def unpack(parcel: Parcel, folder: Path) -> None:
+    """Make a folder hold what was packed. A reader finds a whole old or a whole new state at any moment."""
+    for name in parcel:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
+            raise UserError(f"a parcel holds {name!r}, which leads out of its folder; it was not unpacked")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sorted(parcel, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
+        place = folder / name
+        if not place.is_file() or place.stat().st_size != len(parcel[name]) or place.read_bytes() != parcel[name]:
+            write_atomically(place, parcel[name])
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_file() and name not in parcel and not _hidden(name):
+            file.unlink()
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))

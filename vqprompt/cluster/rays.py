@@ -1,0 +1,119 @@
+"""A Ray cluster: reach it within seconds or say why not, and ask every machine what it has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vqprompt.cluster.wanted import Wanted, host_name
+from vqprompt.errors import UserError
+
+SECONDS_TO_ANSWER = 5.0
+SECONDS_TO_GREET = 120.0  # a worker's process has to start, and to import PyTorch
+HOW = (
+    "start one with `ray start --head`, give the address it prints, as in --on ray=10.0.0.1:6379, and give the command "
+    "on a machine of the cluster"
+)
+
+
+def import_ray() -> Any:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; without it, it warns
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--on ray takes Ray: pip install 'vqprompt[ray]'") from None
+    return ray
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """The module `ray`, connected to the cluster at an address. Without one: to the cluster that this machine is part
+    of; where there is none, one is started on this machine alone, and ended afterwards."""
+    ray = import_ray()
+    if address is not None:
+        check_answers(address)
+    already = ray.is_initialized()
+    if not already:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            ray.init(address=address, **quiet) if address else ray.init(include_dashboard=False, **quiet)
+        except (Exception, SystemExit) as error:
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise UserError(
+                f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {HOW}"
+            ) from None
+    try:
+        yield ray
+    finally:
+        if not already:
+            ray.shutdown()
+
+
+def check_answers(address: str) -> None:
+    """Refuse, within seconds, an address where nothing listens. (Ray itself would try for two minutes.)"""
+    host, colon, port = address.rpartition(":")
+    if address.startswith("ray://") or not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"--on ray={address}: expected HOST:PORT of the head, as in --on ray=10.0.0.1:6379; {HOW}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {HOW}") from None
+
+
+def alive_nodes(ray: Any) -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
+    """Ask every machine that could get work whether it has what is wanted; refuse if one has not, or if there is none.
+    Returns how many pieces of work the cluster can do at once."""
+    from ray.exceptions import GetTimeoutError, RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = alive_nodes(ray)
+    able = [n for n in nodes if n["Resources"].get("CPU", 0) >= cpus and n["Resources"].get("GPU", 0) >= gpus]
+    if not able:
+        there = "; ".join(
+            f"{n['NodeManagerHostname']}: {n['Resources'].get('CPU', 0):g} CPUs, {n['Resources'].get('GPU', 0):g} GPUs"
+            for n in nodes
+        )
+        raise UserError(f"--on ray: no machine has {cpus:g} CPUs and {gpus:g} GPUs ({there}); ask for less per run")
+    ask = ray.remote(num_cpus=0, max_retries=0)(_introduce)
+    asked = {
+        node["NodeID"]: ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(wanted)
+        for node in able
+    }
+    for node in able:
+        name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+        try:
+            lacking = ray.get(asked[node["NodeID"]], timeout=SECONDS_TO_GREET)
+        except GetTimeoutError:
+            lacking = f"it did not answer within {SECONDS_TO_GREET:.0f} seconds"
+        except RayError as error:  # most often: it has no vqprompt, or one so old that it lacks this module
+            reason = str(error).strip().rpartition("\n")[2]
+            lacking = f"it cannot run vqprompt {wanted.version} ({reason}); install the same version there"
+        if lacking:
+            raise UserError(f"--on ray: the machine {name} is of no use: {lacking}")
+    counts = [n["Resources"].get("CPU", 0) // cpus if cpus else float("inf") for n in able]
+    if gpus:
+        slots = [
+            max(1, int(1 / gpus)) * int(n["Resources"]["GPU"]) if gpus < 1 else n["Resources"]["GPU"] // gpus
+            for n in able
+        ]
+        counts = [min(a, b) for a, b in zip(counts, slots, strict=True)]
+    return max(1, int(min(sum(counts), 1_000_000)))
+
+
+def _introduce(wanted: Wanted) -> str | None:
+    """In a worker: what it lacks."""
+    return wanted.lacking()
+
+
+def name_of_worker() -> str:
+    """In a worker: the name of its machine."""
+    return host_name()

@@ -1,0 +1,256 @@
+"""Learning from more images than fit: shards, archives and folders of any size, on this machine or on a cluster.
+
+Images are named by their content first, so that copies and known ones are found; then they are decoded, shown to the
+backbone, added up and forgotten. In memory are a few bytes per image, and what is remembered of the classes. Files are
+read twice: once to be named, once to be learned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from vqprompt.data.limits import CACHE_GB
+from vqprompt.errors import ImageError, UserError
+from vqprompt.model.many import Chosen, Growing, ShardPictures, shard_pictures
+from vqprompt.model.pictures import Picture, clean_name, find_pictures, name_of
+from vqprompt.model.records import ClassRecord, to_fixed_point
+from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering, without
+from vqprompt.progress import Progress, Report, Stage
+
+
+class Classroom(Protocol):
+    """Where images are looked at: this machine, or a cluster (on_ray.py)."""
+
+    def name_all(
+        self, pictures: Sequence[Picture], skip_broken: bool, progress: Report
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]: ...
+
+    def take_in(
+        self, extractor: Any, new: NamedPictures, known: dict[str, ClassRecord], skip_broken: bool, progress: Report
+    ) -> tuple[dict[str, ClassRecord], list[str]]: ...
+
+
+class ThisMachine:
+    def name_all(
+        self, pictures: Sequence[Picture], skip_broken: bool, progress: Report
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        return name_all(pictures, skip_broken, progress)
+
+    def take_in(
+        self, extractor: Any, new: NamedPictures, known: dict[str, ClassRecord], skip_broken: bool, progress: Report
+    ) -> tuple[dict[str, ClassRecord], list[str]]:
+        return take_in(extractor, new, known, skip_broken, progress)
+
+
+def too_many(pictures: Sequence[Picture], side: int) -> bool:
+    """Whether pictures are better not decoded all at once: those of shards, and more than VQPROMPT_CACHE_GB."""
+    return isinstance(pictures, ShardPictures) or 3 * side * side * len(pictures) > CACHE_GB.value * 1e9
+
+
+def check_possible(effort: str, where: Classroom | None, trained: Any) -> None:
+    """Refuse what is done only with images that fit."""
+    if effort != "instant":
+        raise UserError(
+            f"effort {effort} trains on images that fit; more of them than VQPROMPT_CACHE_GB, shards, and --on ray are "
+            "learned at effort instant"
+        )
+    if where is not None and trained is not None:
+        raise UserError("--on ray takes a model that nothing was trained for; learn on this machine, or make a new one")
+
+
+def learn_many(
+    model: Any, pictures: Sequence[Picture], notes: list[str], where: Classroom, hold_out: float, skip_broken: bool,
+    announce: Callable[[Plan], None] | None, progress: Report,
+) -> Taught:  # fmt: skip
+    """What `Model.learn` does at effort instant, for any number of pictures."""
+    started, before = time.monotonic(), model._content
+    extractor = model._open_features()
+    new = sift(pictures, *where.name_all(pictures, skip_broken, progress), before.classes)
+    if not len(new.names):
+        return nothing_new(new, model.accuracy, notes, started)
+    names = sorted(labels_of(new.pictures))
+    fresh = tuple(name for name in names if name not in before.classes)
+    if announce is not None:
+        announce(Plan(len(new.names), len(names), fresh, extractor.seconds_per_image() * len(new.names)))
+    records, broken = where.take_in(extractor, new, before.classes, skip_broken, progress)
+    counted = sum(r.count for r in records.values()) - sum(model.counts.get(name, 0) for name in records)
+    event = model._event("learned", records, before, effort="instant")
+    model._change(
+        {**before.classes, **records}, event, hold_out > 0, before.trained, set(before.facts.get("moved", []))
+    )
+    return Taught(
+        images=counted,
+        new_classes=tuple(name for name in fresh if name in records),
+        grown_classes=tuple(name for name in records if name in before.classes),
+        known_images=new.known,
+        copies=new.copies,
+        broken=(*new.broken, *broken),
+        accuracy=model.accuracy if hold_out else None,
+        accuracy_before=before.facts.get("accuracy"),
+        suffering=suffering(before.facts, model._content.facts),
+        notes=(*notes, *expectations(model.counts)),
+        seconds=time.monotonic() - started,
+    )
+
+
+@dataclass
+class NamedPictures:
+    """Pictures that are to be learned, by content. names: uint64 [n]."""
+
+    pictures: Sequence[Picture]
+    names: np.ndarray
+    known: int = 0
+    copies: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+def name_all(
+    pictures: Sequence[Picture], skip_broken: bool, progress: Report
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Name every picture by its content: names [n], which can be read [n], and messages about the others."""
+    names, readable = np.zeros(len(pictures), np.uint64), np.ones(len(pictures), bool)
+    broken: list[str] = []
+    for place, picture in enumerate(pictures):
+        try:
+            names[place] = name_of(picture.open())
+        except (OSError, ImageError, ValueError) as error:
+            broken.append(str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})")
+            if not skip_broken:
+                raise ImageError(f"{broken[0]}; mend it, or go on without such images (--skip-broken)") from None
+            readable[place] = False
+        progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
+    return names, readable, broken
+
+
+def sift(
+    pictures: Sequence[Picture], names: np.ndarray, readable: np.ndarray, broken: list[str],
+    known: dict[str, ClassRecord],
+) -> NamedPictures:  # fmt: skip
+    """Leave out what is known and what is there twice; refuse what is in two classes. Of a picture only its name and
+    its place are remembered: 16 bytes."""
+    places = np.flatnonzero(readable)
+    first = refuse_two_classes(pictures, places, names[places])
+    taught = refuse_other_class(pictures, places[first], names[places][first], known)
+    new = places[first][~taught]
+    return NamedPictures(Chosen(pictures, new), names[new], int(taught.sum()), len(places) - int(first.sum()), broken)
+
+
+def refuse_two_classes(pictures: Sequence[Picture], places: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """Which pictures are the first ones of their content [n]; refuses one that is there in another class as well."""
+    first = np.zeros(len(names), bool)
+    first[np.unique(names, return_index=True)[1]] = True
+    if first.all():
+        return first
+    order = np.argsort(names, kind="stable")
+    again = np.sort(order[1:][names[order[1:]] == names[order[:-1]]])  # in the order in which they came
+    repeated = set(names[again].tolist())
+    before = {int(names[i]): int(places[i]) for i in np.flatnonzero(first) if int(names[i]) in repeated}
+    for i in again:
+        one, other = pictures[before[int(names[i])]], pictures[int(places[i])]
+        if one.label != other.label:
+            raise ImageError(
+                f"the same picture is in two classes: {one.where} ({one.label}) and "
+                f"{other.where} ({other.label}); take it out of one of them"
+            )
+    return first
+
+
+def refuse_other_class(
+    pictures: Sequence[Picture], places: np.ndarray, names: np.ndarray, known: dict[str, ClassRecord]
+) -> np.ndarray:
+    """Which pictures the model has learned already [n]; refuses one that it has learned as another class."""
+    if not known:
+        return np.zeros(len(names), bool)
+    learned = np.concatenate([record.names for record in known.values()])
+    owners = np.repeat(np.arange(len(known)), [record.count for record in known.values()])
+    order = np.argsort(learned, kind="stable")
+    spot = np.minimum(np.searchsorted(learned[order], names), len(learned) - 1)
+    taught = learned[order][spot] == names
+    classes = list(known)
+    for i in np.flatnonzero(taught):
+        picture, owner = pictures[int(places[i])], classes[owners[order[spot[i]]]]
+        if owner != picture.label:
+            raise ImageError(
+                f"{picture.where}: the model has learned this picture as {owner!r}, not "
+                f"{picture.label!r}; take it out, or forget that class first"
+            )
+    return taught
+
+
+def take_in(
+    extractor: Any, new: NamedPictures, known: dict[str, ClassRecord], skip_broken: bool, progress: Report
+) -> tuple[dict[str, ClassRecord], list[str]]:
+    """The records of all classes that change, with the new images in them."""
+    growing: dict[str, Growing] = {}
+    broken: list[str] = []
+    for picture, name, feature in features_of(extractor, new, skip_broken, broken, progress):
+        growing.setdefault(picture.label, Growing()).add(name, feature)
+    if not growing:
+        raise ImageError(f"none of the {len(new.pictures)} images can be read, so nothing was learned")
+    return joined(growing, known), broken
+
+
+def joined(growing: dict[str, Growing], known: dict[str, ClassRecord]) -> dict[str, ClassRecord]:
+    """The records of classes that have grown, with what was known of them before."""
+    records = {}
+    for label in sorted(growing):
+        record = growing[label].record()
+        records[label] = record if label not in known else known[label].merged(record)
+    return records
+
+
+def features_of(
+    extractor: Any, new: NamedPictures, skip_broken: bool, broken: list[str], progress: Report
+) -> Iterator[tuple[Picture, int, np.ndarray]]:
+    """Each new picture with its name and its features in fixed point. What cannot be decoded is refused, or is added
+    to `broken`."""
+    pictures, waiting = iter(new.pictures), deque[Picture]()
+
+    def passing() -> Iterator[Picture]:
+        for picture in pictures:
+            waiting.append(picture)  # a lazy sequence makes each one once
+            yield picture
+
+    found = extractor.of(passing())
+    for done, (name, feature) in enumerate(zip(new.names, found, strict=True), start=1):
+        picture = waiting.popleft()
+        if isinstance(feature, UserError | OSError):
+            message = str(feature)
+            if not skip_broken:
+                found.close()
+                raise ImageError(f"{message} (or go on without such images: --skip-broken)")
+            broken.append(message)
+        elif isinstance(feature, Exception):
+            raise feature
+        else:
+            yield picture, int(name), to_fixed_point(feature)
+        progress(Progress(Stage.LEARNING, done, len(new.pictures)))
+
+
+def to_learn(
+    source: Any, labels: Sequence[str] | str | None, exclude: Iterable[str | Path]
+) -> tuple[Sequence[Picture], list[str]]:
+    """The pictures of any source, with clean class names. Those of shards are made when they are asked for."""
+    if labels is None and isinstance(source, str | Path) and (many := shard_pictures(source)) is not None:
+        if any(True for _ in exclude):
+            raise UserError(f"{source}: images in shards have no paths of their own; leave out --exclude")
+        left_out = len(many.shards.labels) - len(many)
+        return many, [f"{left_out} images to test with were left out"] if left_out else []
+    pictures, notes = find_pictures(source, labels)
+    pictures = [replace(p, label=clean_name(p.label)) for p in without(pictures, exclude)]
+    if not pictures:
+        raise ImageError("no image to learn from is left")
+    return pictures, notes
+
+
+def labels_of(pictures: Sequence[Picture]) -> set[str]:
+    if isinstance(pictures, Chosen) and isinstance(pictures.pictures, ShardPictures):
+        return pictures.pictures.labels_at(pictures.places)
+    return pictures.labels if isinstance(pictures, ShardPictures) else {p.label for p in pictures}

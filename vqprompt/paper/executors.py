@@ -1,0 +1,36 @@
+"""`--on`: where the runs of a grid are done."""
+
+from __future__ import annotations
+
+from vqprompt.errors import UserError
+from vqprompt.paper.work import Executor
+
+PLACES = "local, ray, ray=HOST:PORT, slurm or slurm=PARTITION"
+
+
+def find_executor(
+    on: str = "local", workers: int | None = None, cpus: int | None = None, gpus: float | None = None
+) -> Executor:
+    """workers: runs at a time, at most. cpus, gpus: per run, for other machines."""
+    kind, equals, address = on.partition("=")
+    if (equals and not address) or kind not in ("local", "ray", "slurm") or (kind == "local" and equals):
+        raise UserError(f"--on {on}: expected {PLACES}")
+    if kind == "local":
+        if cpus is not None or gpus is not None:
+            raise UserError(
+                "--cpus and --gpus are for other machines (--on ray, --on slurm); here --workers divides them"
+            )
+        from vqprompt.paper.pool import LocalExecutor
+
+        return LocalExecutor(workers)
+    if gpus is not None and not 0 <= gpus <= 1024:
+        raise UserError(f"--gpus {gpus:g}: expected GPUs per run, such as 1, 0.25 or 0")
+    if gpus is not None and gpus > 1:
+        raise UserError(f"--gpus {gpus:g}: a run uses one GPU at most; give 1, or a fraction to let several share one")
+    if kind == "ray":
+        from vqprompt.paper.on_ray import RayExecutor
+
+        return RayExecutor(address or None, cpus, gpus, workers)
+    from vqprompt.paper.on_slurm import SlurmExecutor
+
+    return SlurmExecutor(address or None, cpus, gpus, workers)
