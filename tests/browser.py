@@ -14,7 +14,7 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="the page is tested
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-SECONDS = 60
+SECONDS = 240  # at most; a machine may have a lot to do
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 DROP = """
 const [zone, names, contents] = arguments;

@@ -31,10 +31,10 @@ class Client:
         self.url, self.model, self.session = url.rstrip("/"), model, requests.Session()
 
     def get(self, path: str, **more: Any) -> requests.Response:
-        return self.session.get(self.url + path, timeout=60, **more)
+        return self.session.get(self.url + path, timeout=120, **more)
 
     def post(self, path: str, **more: Any) -> requests.Response:
-        return self.session.post(self.url + path, timeout=60, **more)
+        return self.session.post(self.url + path, timeout=120, **more)
 
     def about(self) -> dict[str, Any]:
         return self.get(f"/models/{self.model}").json()
@@ -43,7 +43,11 @@ class Client:
         assert answer.status_code == 202, answer.text
         told = answer.json()
         job = told["job"] if "upload" in told else told
-        return self.get(f"/jobs/{job['id']}", params={"wait": 60}).json()
+        for _ in range(10):  # minutes, on a machine with a lot to do
+            job = self.get(f"/jobs/{job['id']}", params={"wait": 60}).json()
+            if job["state"] in ("done", "failed", "cancelled"):
+                break
+        return job
 
     def send(self, what: str, images: Sequence[Path], label: str) -> requests.Response:
         files = [("files", (image.name, image.read_bytes())) for image in images]
@@ -73,7 +77,7 @@ def serving(model: Path | None, token: str | None = None, example: bool = False,
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert up.wait(60)
+        assert up.wait(300)
         yield Client(server.url, "" if model is None else model.stem)
     finally:
         server.should_exit = True
@@ -113,7 +117,7 @@ def drawn(folder: Path, name: str, rows: Sequence[int]) -> list[Path]:
     return [folder / name / f"{row}.png" for row in rows]
 
 
-def until(condition: Any, seconds: float = 30) -> Any:
+def until(condition: Any, seconds: float = 300) -> Any:
     """Wait until something is so, and return it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

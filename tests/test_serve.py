@@ -300,7 +300,7 @@ def test_a_job_can_be_followed_live_and_cancelled(tmp_path, taught, pictures):
         queued = client.post("/models/m/rename", json={"old": "apple", "new": "pear"}).json()
         assert client.post(f"/jobs/{queued['id']}/cancel").json()["state"] == "cancelled"
         states = []
-        with client.session.get(f"{client.url}/jobs/{long['id']}/events", stream=True, timeout=60) as stream:
+        with client.session.get(f"{client.url}/jobs/{long['id']}/events", stream=True, timeout=300) as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             for line in stream.iter_lines():
                 if line.startswith(b"data: "):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -20,6 +21,7 @@ from vqprompt.serve.api_predict import check_image
 from vqprompt.serve.errors import Conflict, NotThere, Refused, TooLarge
 from vqprompt.serve.models import Served
 from vqprompt.serve.schemas import Export, Forget, JobAnswer, Rename, Return, Teach, Undo, UploadAnswer
+from vqprompt.serve.teacher import Report
 from vqprompt.serve.uploads import Upload
 
 router = APIRouter()
@@ -202,11 +204,14 @@ def export(request: Request, name: str, body: Export) -> dict[str, Any]:
     """Make the model's ONNX form; `GET /models/{name}/onnx` downloads it when the job is done."""
     state, served = state_of(request), find(request, name)
     must_know_something(served)
-    target = state.folder / f"{abs(hash((name, served.snapshot.version, body.int8))):x}.onnx"
+    version, target = served.snapshot.version, state.folder / f"{secrets.token_hex(8)}.onnx"
 
-    def ready(report: Any) -> None:
+    def ready(report: Report) -> None:
         if report.state == "done":
-            state.exports[name] = (served.snapshot.version, body.int8, target)
+            before = state.exports.get(name)
+            state.exports[name] = (version, body.int8, target)
+            if before is not None:
+                before[2].unlink(missing_ok=True)
 
     return state.change(served, "onnx", ready, target=target, int8=body.int8).as_dict()
 

@@ -80,8 +80,6 @@ def _add_pages(app: FastAPI, state: State) -> None:
 
 def _user_error(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, Refused) else 404 if isinstance(error, UnknownModel) else 400
-    if "learned nothing yet" in str(error):
-        status = 409
     return JSONResponse(
         {"error": str(error)}, status_code=status, headers=error.headers if isinstance(error, Refused) else None
     )

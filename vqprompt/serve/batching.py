@@ -18,7 +18,7 @@ import numpy as np
 
 from vqprompt.errors import ImageError, UserError
 from vqprompt.model.answers import Answer
-from vqprompt.serve.errors import Busy, NotAnImage, TooSlow
+from vqprompt.serve.errors import Busy, Conflict, NotAnImage, TooSlow
 from vqprompt.serve.limits import Limits
 from vqprompt.serve.metrics import Metrics
 from vqprompt.serve.models import Snapshot
@@ -54,7 +54,7 @@ class Batcher:
     async def ask(self, snapshot: Snapshot, images: list[Given], top: int) -> list[Answer]:
         """One answer per image, all from the same snapshot. An image that cannot be read raises its error."""
         if not snapshot.model.classes:
-            snapshot.model.predict(b"")  # says that it has learned nothing yet
+            raise Conflict("the model has learned nothing yet; teach it first")
         loop = asyncio.get_running_loop()
         asked = [_Asked(snapshot, image, top, loop, loop.create_future()) for image in images]
         with self._wake:
