@@ -29,7 +29,7 @@ from vqprompt.runs import runner
 from vqprompt.runs.config import RunConfig, resolve
 
 METHODS = ("vq-prompt", "lwf", "slca", "moving-prompts")
-FILES = {"config.json", "metrics.json", "checkpoint.json"}  # and one state-N.safetensors
+FILES = {"config.json", "metrics.json", "classes.json", "checkpoint.json"}  # and one state-N.safetensors
 TIMES = {"seconds", "task_seconds", "images_per_second", "seconds_training", "seconds_in_task", "saved", "checksum",
          "tensors"}  # fmt: skip
 CLASSES, TRAIN, TEST, TASKS, EPOCHS = 4, 5, 2, 2, 2

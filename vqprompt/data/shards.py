@@ -22,7 +22,7 @@ from vqprompt.data.decode import IMAGE_SUFFIXES
 from vqprompt.data.limits import ENTRIES, check_file_size
 from vqprompt.data.tars import OPENERS, TarFiles
 from vqprompt.errors import ImageError
-from vqprompt.files import open_regular
+from vqprompt.files import exists, is_file, open_regular
 
 CLASS_SUFFIX = ".cls"
 NAMES = "classes.txt"  # beside the shards: the name of class 0, 1, 2 …, one per line
@@ -66,10 +66,12 @@ def find_shards(given: str | Path) -> list[Path]:
             Path(text[: found.start()] + str(number).zfill(len(first)) + text[found.end() :])
             for number in range(int(first), int(last) + 1)
         ]
-        if missing := [path for path in paths if not path.is_file()]:
+        if missing := [path for path in paths if not is_file(path)]:
             raise ImageError(f"{given}: {len(missing)} of {len(paths)} shards are missing, such as {missing[0]}")
         return paths
     path = Path(text)
+    if not exists(path):
+        return []
     if path.is_dir():
         inside = [p for p in sorted(path.iterdir()) if not hidden(p.name)]
         tars = [p for p in inside if p.name.lower().endswith(".tar")]

@@ -240,9 +240,9 @@ class Run:
         state.seconds_in_task = 0.0
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
         self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
-        self._save()
         if self.ranks.first:
             self.classes.write(self.out)
+        self._save()
         self.write_result()
 
     def write_result(self) -> RunResult:
