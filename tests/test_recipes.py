@@ -136,6 +136,8 @@ class TestRecipes:
         flat = {"schedule": "constant", "hold": "3", "min_lr": "1", "options.statistics": "false", "lr": "2",
                 "options.rebalancing.lr": "1", "statistics_views": "clean"}  # fmt: skip
         assert in_use(flat) == {"schedule": "constant", "options.statistics": "false", "lr": "2"}
+        moved = {**flat, "options.moving.how": "linear", "options.moving.ridge": "1"}
+        assert in_use(moved) == {**in_use(flat), "options.moving.how": "none"}, "without statistics nothing moves"
 
     def test_older_runs_are_compared_as_they_were(self):
         """A run from before a setting existed had what was fixed then."""

@@ -294,9 +294,12 @@ SCHEDULE_SETTINGS = {
 }
 
 
+MOVING = "options.moving.how"
+
+
 def in_use(flat: dict[str, str]) -> dict[str, str]:
     """The settings of a run, by dotted name, that have an effect: without those of a schedule that it does not use, and
-    without those of statistics if it keeps none."""
+    without those of statistics if it keeps none (then nothing moves, whatever `moving.how` says)."""
     used = SCHEDULE_SETTINGS.get(flat.get("schedule", "cosine"), ())
     idle = {key for keys in SCHEDULE_SETTINGS.values() for key in keys if key not in used}
     if not flat.get("augment", "crop").startswith("crop"):
@@ -306,4 +309,5 @@ def in_use(flat: dict[str, str]) -> dict[str, str]:
     if not keeps:
         idle.add("statistics_views")
         groups = ("options.rebalancing.", "options.moving.")
-    return {key: value for key, value in flat.items() if key not in idle and not key.startswith(tuple(groups))}
+    used_here = {key: value for key, value in flat.items() if key not in idle and not key.startswith(tuple(groups))}
+    return used_here if keeps or MOVING not in flat else {**used_here, MOVING: "none"}
