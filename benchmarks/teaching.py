@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -42,13 +41,20 @@ def photographs(folder: Path, classes: int, count: int, side: int, start: int = 
     return folder
 
 
+# A process begins with the peak memory of the one that starts it, so a small one starts what is measured.
+MEASURED = """
+import resource, subprocess, sys, time
+started = time.monotonic()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+"""
+
+
 def timed(command: list[str]) -> tuple[float, int]:
     """Seconds and the most memory, in bytes, of a command."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    started = time.monotonic()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    seconds = time.monotonic() - started
-    return seconds, max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+    told = subprocess.run([sys.executable, "-c", MEASURED, *command], check=True, capture_output=True, text=True).stdout
+    seconds, memory = told.split()
+    return float(seconds), int(memory)
 
 
 BARE = """
@@ -163,7 +169,7 @@ def memory_of_large_photographs(home: Path) -> dict[str, float]:
     _, memory = timed(
         [sys.executable, "-m", "vqprompt", "learn", str(home / "large.vqp"), str(home / "large"), "--size", "112"]
     )
-    return {"memory with photographs of 25 megapixels, GB (most of any command so far)": memory / 1e9}
+    return {"memory with photographs of 25 megapixels, GB": memory / 1e9}
 
 
 def quality(features: Path, strangers: Path | None = None) -> dict[str, float]:
