@@ -2,7 +2,7 @@
 
 import { follow, send } from "./api.js";
 import { complain, h, percent, plural, toast } from "./dom.js";
-import { Camera, dropzone, isImage } from "./images.js";
+import { CameraTab, dropzone, isImage } from "./images.js";
 import { state, refresh, undo } from "./app.js";
 
 const BETWEEN_FRAMES = 150; // ms at least, between two looks through the camera
@@ -85,18 +85,7 @@ export function correction(picture, done = () => {}) {
   }, h("span", {}, "Wrong? It is"), name, button);
 }
 
-export class Ask {
-  constructor(place) {
-    this.place = place;
-    this.camera = new Camera();
-    this.started = false;
-  }
-
-  show() {
-    if (!this.started) this.start();
-    this.started = true;
-  }
-
+export class Ask extends CameraTab {
   leave() {
     this.camera.close();
     this.preview.replaceChildren();

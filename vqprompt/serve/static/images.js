@@ -114,3 +114,17 @@ export function thumbnail(blob, alt) {
   image.addEventListener("error", () => image.classList.add("broken"), { once: true });
   return image;
 }
+
+// A view that may use the camera. It is built when it is first shown.
+export class CameraTab {
+  constructor(place) {
+    this.place = place;
+    this.camera = new Camera();
+    this.started = false;
+  }
+
+  show() {
+    if (!this.started) this.start();
+    this.started = true;
+  }
+}

@@ -2,23 +2,12 @@
 
 import { cancel, follow, post, remove, send } from "./api.js";
 import { complain, duration, h, percent, plural, progressBar, toast } from "./dom.js";
-import { Camera, dropzone, isImage, thumbnail } from "./images.js";
+import { CameraTab, dropzone, isImage, thumbnail } from "./images.js";
 import { state, refresh, undo } from "./app.js";
 
 const SHOWN = 60; // thumbnails of what was gathered
 
-export class Teach {
-  constructor(place) {
-    this.place = place;
-    this.camera = new Camera();
-    this.started = false;
-  }
-
-  show() {
-    if (!this.started) this.start();
-    this.started = true;
-  }
-
+export class Teach extends CameraTab {
   leave() {
     this.camera.close();
     this.cameraBox?.replaceChildren();
