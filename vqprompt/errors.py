@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # slow to import, and only some commands need it
+    from pydantic import ValidationError
 
 
 def explain(error: ValidationError, what: str) -> str:

@@ -15,7 +15,6 @@ from vqprompt.commands.console import printable
 from vqprompt.commands.options import option_value
 from vqprompt.errors import UserError
 from vqprompt.lifelines import end_run
-from vqprompt.result import FILE, RunResult
 
 RESUMABLE_COMMANDS = ("run", "demo")
 CHECKPOINT = "checkpoint.json"
@@ -56,6 +55,8 @@ def _kept(out: Path) -> list[str]:
 
 
 def _kept_tasks(folder: Path) -> str:
+    from vqprompt.result import FILE, RunResult  # slow to import, and needed for this alone
+
     try:
         result = RunResult.read(folder)
         in_task = (folder / CHECKPOINT).stat().st_mtime > (folder / FILE).stat().st_mtime
