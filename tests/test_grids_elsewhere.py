@@ -83,8 +83,8 @@ class Notes:
         return [(name, event) for name, event in self.events if isinstance(event, kind)]
 
 
-def in_third_task(run, event) -> bool:
-    return isinstance(event, Advanced) and event.progress.task == 2
+def in_second_task(run, event) -> bool:
+    return isinstance(event, Advanced) and (event.progress.task or 0) >= 1
 
 
 def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, tmp_path, monkeypatch):
@@ -93,23 +93,30 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
     from ray.cluster_utils import Cluster
 
     todo, here = grid_here
+    out, loss_was_noticed, seconds = tmp_path / "there", tmp_path / "noticed", {}
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(on_ray, "SECONDS_BETWEEN_MESSAGES", 0.05)
+    monkeypatch.setattr(on_ray, "SECONDS_BETWEEN_MESSAGES", 0.0)
+    monkeypatch.setattr(on_ray, "work", waits_in_second_task(loss_was_noticed))
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # a machine that is short of memory loses no other run
     monkeypatch.chdir(tmp_path)  # Ray lets workers import from the folder that a program is started in
     size = {"object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
     try:
-        nodes = [cluster.add_node(num_cpus=1, **size) for _ in range(2)]
-        out, seconds = tmp_path / "there", {}
+        nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1, **size) for _ in range(2))}
 
-        def lose(run):
-            for each in todo:
-                seconds[each.name] = RunResult.read(out / each.name).task_seconds
-            cluster.remove_node(nodes[0], allow_graceful=False)
+        def lose_machine_of(run):
+            seconds[run.name] = RunResult.read(out / run.name).task_seconds
+            ((_, started),) = [(name, event) for name, event in notes.of(Started) if name == run.name]
+            cluster.remove_node(nodes[started.where], allow_graceful=False)
 
-        notes = Notes(all_in_second_task(todo), lose)
+        def listen(run, event):
+            notes(run, event)
+            if isinstance(event, Lost):
+                loss_was_noticed.touch()
+
+        notes = Notes(in_second_task, lose_machine_of)
         executor = RayExecutor(cluster.address, cpus=1)
-        assert executor.run(todo, out, notes) == {}
+        assert executor.run(todo, out, listen) == {}
         ((lost, _),) = notes.of(Lost)
         assert len(notes.of(Started)) == len(todo) + 1 and len(notes.of(Finished)) == len(todo)
         assert_equal(todo, here, out)
@@ -129,16 +136,32 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
         cluster.shutdown()
 
 
-def all_in_second_task(todo):
-    """True once every run has said that it learns its second task."""
-    there = set()
+def waits_in_second_task(signal: Path):
+    """What a Ray worker does, but nothing comes from a run's second task until a file is there: no run is over before
+    one is lost, however fast or slow machines are. It names its Ray node, because both nodes are on one host."""
+    as_it_is, wait = on_ray.work, waiting_for(signal)
 
-    def when(run, event):
-        if isinstance(event, Advanced) and (event.progress.task or 0) >= 1:
-            there.add(run.name)
-        return len(there) == len(todo)
+    def work(job):
+        import ray
 
-    return when
+        for item in as_it_is(job):
+            yield Started(ray.get_runtime_context().get_node_id()) if isinstance(item, Started) else item
+            if isinstance(item, Advanced) and (item.progress.task or 0) >= 1:
+                wait()
+
+    return work
+
+
+def waiting_for(path: Path):
+    """A function that returns when a file is there. It is a function in a function, because such ones are sent to
+    workers as they are; others are imported there, and tests cannot be."""
+
+    def wait() -> None:
+        latest = time.monotonic() + 300
+        while not path.exists() and time.monotonic() < latest:
+            time.sleep(0.05)
+
+    return wait
 
 
 def package_of_another_version(folder: Path) -> Path:
@@ -156,18 +179,26 @@ def test_slurm_goes_on_with_a_job_that_was_killed(grid_here, tmp_path, monkeypat
     """Through submitit's stand-in for SLURM, which starts processes on this machine."""
     pytest.importorskip("submitit")
     todo, here = grid_here
+    out, start_was_heard, loss_was_noticed, seconds = tmp_path / "there", tmp_path / "heard", tmp_path / "noticed", {}
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_LOOKS", 0.1)
-    monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_MESSAGES", 0.05)
-    out, seconds = tmp_path / "there", {}
+    monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_MESSAGES", 0.0)
+    monkeypatch.setattr(on_slurm, "SlurmJob", job_that_waits(start_was_heard, loss_was_noticed))
 
     def kill(run):
         seconds[run.name] = RunResult.read(out / run.name).task_seconds
-        (process,) = jobs_of(out / on_slurm.FOLDER, run)
+        (process,) = jobs_of(out / on_slurm.FOLDER)
         os.kill(process, signal.SIGKILL)
 
-    notes = Notes(lambda run, event: isinstance(event, Advanced) and (event.progress.task or 0) >= 1, kill)
-    assert SlurmExecutor(cpus=1, at_once=1, cluster="local").run(todo, out, notes) == {}
+    def listen(run, event):
+        notes(run, event)
+        if isinstance(event, Started):
+            start_was_heard.touch()
+        if isinstance(event, Lost):
+            loss_was_noticed.touch()
+
+    notes = Notes(in_second_task, kill)
+    assert SlurmExecutor(cpus=1, at_once=1, cluster="local").run(todo, out, listen) == {}
     ((lost, _),) = notes.of(Lost)
     assert_equal(todo, here, out)
     assert seconds[lost] and RunResult.read(out / lost).task_seconds[: len(seconds[lost])] == seconds[lost]
@@ -175,7 +206,23 @@ def test_slurm_goes_on_with_a_job_that_was_killed(grid_here, tmp_path, monkeypat
     assert started in seconds and event.where
 
 
-def jobs_of(folder: Path, run) -> list[int]:
+def job_that_waits(start_was_heard: Path, loss_was_noticed: Path):
+    """A job that waits for one file when it has started, and for another one in its second task: it says things by
+    writing them over what it said before, and here none of the two may be missed."""
+    wait_at_start, wait_in_second_task = waiting_for(start_was_heard), waiting_for(loss_was_noticed)
+
+    class Job(on_slurm.SlurmJob):
+        def _say(self, event):
+            super()._say(event)
+            if isinstance(event, Started):
+                wait_at_start()
+            elif isinstance(event, Advanced) and (event.progress.task or 0) >= 1:
+                wait_in_second_task()
+
+    return Job
+
+
+def jobs_of(folder: Path) -> list[int]:
     """Processes that submitit started with scripts in a folder, and that do the work."""
     found = []
     for process in Path("/proc").iterdir():
