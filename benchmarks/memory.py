@@ -74,7 +74,7 @@ def on_ray(shards: str, weights: str, workers: str) -> None:
     from vqprompt.model.model import Model
     from vqprompt.model.on_ray import Place, classroom
 
-    ray.init(num_cpus=int(workers), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=int(workers), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for name in ("warm", shards):
         source = str(Path(shards).with_name("warm")) if name == "warm" else shards
         with classroom(Place(workers=int(workers)), source, weights) as where:
