@@ -13,7 +13,7 @@ MOST_LINES = 400
 # named by itself where it belongs to another layer than the rest: settings of runs are below the report, which shows
 # them, and the report is below runs, which write one. Imports inside functions count as well.
 LAYERS = [
-    {"_version", "errors", "metrics", "progress", "assets"},
+    {"_version", "errors", "metrics", "progress", "words", "assets"},
     {"files"},
     {"lifelines"},
     {"distributed"},

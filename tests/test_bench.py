@@ -414,6 +414,7 @@ class TestParameters:
         assert rows["EvoPrompt", "default"][1] == f"[{' '.join(map(str, range(12)))}]"
         assert rows["VQ-Prompt", "default"][:4] == ["Pre-T", five, "10", "8"]
         assert ("FT", "default") not in rows, "it does not prompt"
+        assert ("APER", "default") not in rows, "it has adapters, not prompts"
 
     def test_parameters_are_counted(self):
         rows = self.rows()

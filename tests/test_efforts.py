@@ -306,14 +306,14 @@ def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders,
 def test_the_command_says_how_long_and_what_was_done(folders, weights, command, tmp_path):
     model = tmp_path / "drawings.vqp"
     status, out, err = command("learn", model, folders["first"], "--backbone", weights, "--effort", "good")
-    assert status == 0 and "16 images of 2 classes, 2 of them new at effort good: about" in err
+    assert status == 0 and "16 images of 2 classes (2 new) at effort good: about" in err
     assert "accuracy now" in out
     status, out, _ = command("show", model)
     assert "effort good (prompts are trained)" in out and "at effort good" in out
     status, _, err = command("learn", model, folders["second"], "--effort", "best")
     assert status == 2 and "cannot follow" in err
     status, out, _ = command("forget", model, "apple")
-    assert status == 0 and "To leave no trace, make a model anew" in out
+    assert status == 0 and "To leave no trace, make a new model" in out
 
 
 def test_all_broken_images_are_named_before_anything_is_learned(weights, command, tmp_path):

@@ -107,12 +107,16 @@ def make_hide(tasks: int = 3, **options) -> HidePrompt:
 
 
 def spy_on_prompts(monkeypatch, vit: ViT) -> list:
-    """What reaches vit.encode: (prompts, placement)."""
+    """What reaches vit.encode: (prompts, placement). Queries, which have no prompts, are left out."""
     seen, encode = [], vit.encode
-    monkeypatch.setattr(
-        vit, "encode", lambda tokens, prompts=None, placement="after": seen.append((prompts, placement))
-        or encode(tokens, prompts, placement)
-    )  # fmt: skip
+
+    def spy(tokens, prompts=None, placement="after", normalize=None):
+        if normalize is not None:
+            return encode(tokens, normalize=normalize)
+        seen.append((prompts, placement))
+        return encode(tokens, prompts, placement)
+
+    monkeypatch.setattr(vit, "encode", spy)
     return seen
 
 

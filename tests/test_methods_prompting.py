@@ -43,12 +43,12 @@ def see_prompts(method, monkeypatch):
     """What the ViT is given, by block, filled at each pass that has prompts."""
     seen, encode = {}, method.vit.encode
 
-    def spy(tokens, prompts=None, placement="after"):
+    def spy(tokens, prompts=None, placement="after", **more):
         if prompts:
             assert placement == "after"
             seen.clear()
             seen.update({block: p.detach().expand(len(tokens), -1, -1) for block, p in prompts.items()})
-        return encode(tokens, prompts, placement)
+        return encode(tokens, prompts, placement, **more)
 
     monkeypatch.setattr(method.vit, "encode", spy)
     return seen

@@ -25,10 +25,10 @@ def test_the_story_of_a_model(command, drawn, tmp_path):
     model = tmp_path / "drawings.vqp"
     status, out, err = command("learn", model, drawn / "first", "--size", 28)
     assert status == 0 and "learned 16 images" in out and "2 new classes" in out and "accuracy now" in out
-    assert "16 images of 2 classes, 2 of them new: about" in err  # said before it starts
+    assert "16 images of 2 classes (2 new): about" in err  # said before it starts
 
     status, out, _ = command("learn", model, drawn / "second")
-    assert status == 0 and "1 new classes, 1 known ones got more" in out and "before:" in out
+    assert status == 0 and "1 new class, more images of 1 known class;" in out and "before:" in out
 
     status, out, _ = command(
         "predict", model, drawn / "second" / "car" / "8.png", drawn / "first" / "apple", "--top", 2

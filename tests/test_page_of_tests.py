@@ -72,7 +72,7 @@ def test_counts_agree_with_scikit_learn(found):
 def test_many_dogs_do_not_hide_the_horses():
     found = made_up(["dog"] * 5000 + ["horse"] * 30, ["dog"] * 5000 + ["horse"] * 16 + ["dog"] * 14, ("dog", "horse"))
     assert found.right.value > 0.995 and found.balanced == pytest.approx((1 + 16 / 30) / 2)
-    assert "of horse, 14 of 30 were missed" in _headline(found) and "flatters" in _headline(found)
+    assert "of horse, 14 of 30 were missed" in _headline(found) and "if every class counts the same" in _headline(found)
     assert found.confused_pairs() == [("horse", "dog", 14)]
 
 
@@ -115,7 +115,7 @@ def test_before_and_after_the_last_teaching(taught, images):
 def test_page_json_and_csv(taught, images, tmp_path, command):
     status, out, err = command("test", taught, images, "--out", tmp_path, "--before")
     assert status == 0, err
-    assert "every class alike" in out and "look at" in out
+    assert "every class weighted equally" in out and "look at" in out
     told = json.loads((tmp_path / "test.json").read_text())
     assert told["images"] == 24 and len(told["classes"]) == 4 and told["classes"][0]["recall"]["total"] == 6
     with open(tmp_path / "classes.csv", newline="") as file:

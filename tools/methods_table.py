@@ -19,8 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from vqprompt.backbones.vit import Block, ViT, ViTConfig
 from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.methods.base import TaskInfo
+from vqprompt.methods import METHODS, after_all_tasks
 from vqprompt.progress import Progress, Stage
 from vqprompt.training.settings import Training
 
@@ -38,11 +37,7 @@ QUICK = {
 
 
 def parameters(name: str, tasks: int = 10) -> int:
-    with torch.device("meta"):  # shapes are enough to count
-        method = METHODS[name](ViT(VIT_B16), METHODS[name].Options(), tasks)
-        for task in range(tasks):  # some methods add parameters with every task
-            method.grow(TaskInfo(task, old_classes=task, new_classes=1))
-        return method.parameter_counts()["prompting"]
+    return after_all_tasks(METHODS[name], VIT_B16, tasks).parameter_counts()["prompting"]
 
 
 def learn(name: str, width: int) -> tuple[Learner, str]:

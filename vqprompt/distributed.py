@@ -1,8 +1,8 @@
 """Several processes that learn together: what they share, what they exchange, and what happens when one is lost.
 
 Every process goes through the same run with the same seeds. What is expensive is divided: the images of each training
-batch, and the batches of features and tests. Everything else is done by all of them alike. `Ranks` is one process
-alone: it exchanges nothing and waits for nobody. `SeveralRanks` is one of several, over torch.distributed.
+batch, and the batches of features and tests. Everything else is done by every process. `Ranks` stands for a single
+process: it exchanges nothing and does not wait. `SeveralRanks` is one of several, over torch.distributed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ WHOLE = Part()
 class Share(Part):
     """Rows `start` to `stop` − 1 of a batch of `size` images: the share of one of several processes.
 
-    A batch with fewer images than processes has none for some of them. These compute its first row, which then counts
-    nothing, because they have to take part in what is exchanged.
+    If a batch has fewer images than there are processes, some processes have none. These compute the first row with
+    weight 0, because they have to take part in every exchange.
     """
 
     def __init__(self, start: int, stop: int, size: int) -> None:
@@ -64,7 +64,7 @@ class Share(Part):
 
 
 class Ranks:
-    """The processes of a run, as one of them sees them. Here: one process alone."""
+    """The processes of a run, as one of them sees them. Here: a single process."""
 
     rank, count = 0, 1
 
@@ -85,15 +85,15 @@ class Ranks:
         return WHOLE
 
     def rows(self, number: int, size: int) -> slice:
-        """Which rows of batch `number` this process computes where all processes share each batch."""
+        """Which rows of batch `number` this process computes, if all processes share each batch."""
         return self.part(size).rows
 
     def turn(self, number: int, size: int) -> slice:
-        """Which rows of batch `number` this process computes where every batch is computed by one process."""
+        """Which rows of batch `number` this process computes, if the processes take turns: all rows or none."""
         return slice(None)
 
     def device(self, name: str) -> str:
-        """The device of this process, from the one that was asked for."""
+        """The device that this process uses, given the one that was asked for."""
         return name
 
     # ------------------------------------------------------------------ exchange
@@ -106,26 +106,26 @@ class Ranks:
         """Replace every gradient by its sum over all processes."""
 
     def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        """Rows of all batches [n, …], from those of the batches that were this process's turn."""
+        """Rows of all batches [n, …]. computed: the batches that were this process's turn. sizes: of all batches."""
         return torch.cat(list(computed))
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
-        """Give all processes the first one's values."""
+        """Copy the values of the first process to all others."""
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes; only that one makes it."""
+        """The result of `make`, which only the first process calls."""
         return make()
 
     def all(self, yes: bool) -> bool:
-        """Whether it is so in every process."""
+        """Whether `yes` is true in every process."""
         return yes
 
     def refuse_differences(self, **own: object) -> None:
-        """Raise if another process has other values than the first."""
+        """Raise if a process has other values than the first one."""
 
     @contextmanager
     def one_per_machine_first(self) -> Iterator[None]:
-        """The first process of each machine does this alone; the others follow when it has filled the cache."""
+        """The first process of each machine goes first; the others follow when it has filled the cache."""
         yield
 
     # ------------------------------------------------------------------ the end
@@ -184,7 +184,11 @@ class SeveralRanks(Ranks):
 
     def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
         shape, dtype, device = self.from_first(
-            lambda: (computed[0].shape[1:], computed[0].dtype, computed[0].device.type)  # others may have had no turn
+            lambda: (
+                computed[0].shape[1:],
+                computed[0].dtype,
+                computed[0].device.type,
+            )  # the first process always has a turn, others may have none
         )
         whole = torch.zeros(sum(sizes), *shape, dtype=dtype, device=device)
         for place, own in zip(whole.split(list(sizes))[self.rank :: self.count], computed, strict=True):
@@ -206,7 +210,7 @@ class SeveralRanks(Ranks):
         return made[0]  # type: ignore[return-value]
 
     def gather(self, own: T) -> list[T]:
-        """What each process gives, in order."""
+        """The values of all processes, in order."""
         found: list[Any] = [None] * self.count
         with _exchanging():
             dist.all_gather_object(found, own)
@@ -244,8 +248,8 @@ class SeveralRanks(Ranks):
 
 
 class _WholeBatch(torch.autograd.Function):
-    """Rows of all processes as one batch. Every process computes the same loss of it, and weighs it by its share; the
-    shares of a row's gradient are added up and go back to the process that the row came from."""
+    """Joins the rows of all processes into one batch. Every process computes the same loss of the whole batch, weighted
+    by its share. So the gradients of all processes are added up, and each process takes those of its own rows."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:  # type: ignore[override]
@@ -266,7 +270,7 @@ class _WholeBatch(torch.autograd.Function):
 def _exchanging() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # its peer closed the connection
+    except RuntimeError as error:  # another process closed the connection
         raise ProcessLost("another process of this run ended") from error
 
 
@@ -276,14 +280,14 @@ _joined = ALONE
 
 
 def joined() -> Ranks:
-    """The processes that this one belongs to: itself alone, before `join`."""
+    """The processes that this one works with; before `join`, only itself."""
     return _joined
 
 
 def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.stderr)) -> Ranks:
     """Meet the other processes, if there are any. Learners that are made afterwards learn together.
 
-    report: says in the terminal that a process was lost; called at most once, then this process ends.
+    report: prints that a process was lost; called at most once, then this process ends.
     """
     global _joined
     if started_together() > 1 and not isinstance(_joined, SeveralRanks):

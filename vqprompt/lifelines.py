@@ -1,4 +1,4 @@
-"""How the processes of a run notice that one of them is lost, and agree on who says so.
+"""How the processes of a run notice that one of them is lost, and decide which one reports it.
 
 A process that is killed closes its connections, and the others notice at once. One that hangs, or whose machine is cut
 off, closes nothing. So each process gives a sign of life every two seconds, in the store that torch.distributed keeps
@@ -22,20 +22,20 @@ from vqprompt.errors import UserError
 
 BETWEEN_SIGNS = 2.0  # seconds
 PATIENCE = "VQPROMPT_PATIENCE"  # seconds without a sign of life, after which a process counts as lost
-LAUNCHED = "VQPROMPT_LAUNCHED"  # set by `vqprompt run --processes`, which says itself what happened to its processes
+LAUNCHED = "VQPROMPT_LAUNCHED"  # set by `vqprompt run --processes`, which reports itself what happened
 LOST_STATUS = 75  # exit status of a process that ended because another one had ended
-SPEAKERS, SAID = "vqprompt/speakers", "vqprompt/said"  # how many want to say why the run ends; its exit status
+SPEAKERS, SAID = "vqprompt/speakers", "vqprompt/said"  # how many want to report the end of the run; its exit status
 TELLING = timedelta(seconds=10)
 
 
 def started_together() -> int:
-    """How many processes were started with this one, as `torchrun` and its like say in the environment."""
+    """How many processes were started together with this one, from the variables that `torchrun` and others set."""
     count = os.environ.get("WORLD_SIZE", "")
     return int(count) if count.isdecimal() and {"RANK", "MASTER_ADDR"} <= os.environ.keys() else 1
 
 
 class ProcessLost(Exception):
-    """Another process of this run ended, or does not answer any more."""
+    """Another process of this run ended, or no longer answers."""
 
 
 def patience() -> float:
@@ -47,7 +47,7 @@ def patience() -> float:
 
 
 class Lifeline:
-    """Signs of life of this process and of those that it watches.
+    """Gives signs of life of this process, and watches those of other processes.
 
     joining: how long to wait for the store. report: says that a process was lost, before this one ends.
     """
@@ -77,7 +77,7 @@ class Lifeline:
 
     def _give_signs(self) -> None:
         signs, number = dict.fromkeys(self.watched, b""), 0
-        with suppress(RuntimeError):  # the store is lost: nothing is heard any more, which `_watch` notices
+        with suppress(RuntimeError):  # the store is lost: no more signs arrive, which `_watch` notices
             while not self.released.wait(BETWEEN_SIGNS):
                 number += 1
                 self.store.set(self._sign(self.rank), str(number))
@@ -85,7 +85,7 @@ class Lifeline:
                     sign = self.store.get(self._sign(other))
                     if sign != signs[other]:
                         signs[other], self.heard[other] = sign, time.monotonic()
-                if self.store.check([SAID]):  # the run has ended, and this process may be waiting for one that has left
+                if self.store.check([SAID]):  # the run has ended; this process may be waiting for one that has ended
                     self._leave_now(int(self.store.get(SAID)))
 
     def _watch(self) -> None:
@@ -97,16 +97,16 @@ class Lifeline:
                     self.end(1, partial(self.report, reason))
 
     def _ended_by_launcher(self, *_: object) -> None:
-        if not self.ending:  # else it is on its way, perhaps in the middle of a word
+        if not self.ending:  # else it is ending already, and perhaps printing why
             reason = "ended by its launcher (SIGTERM), perhaps because another process or machine was lost"
             self.end(128 + signal.SIGTERM, partial(self.report, reason), lost=True)
 
     def end(self, status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
-        """See `end_run`. A process that may not speak waits until it is said: as soon as one process has ended, its
-        launcher ends the others."""
+        """See `end_run`. A process that may not report the end waits until another has done so, because the launcher
+        ends all processes as soon as one has ended."""
         self.ending = True
         if not (lost and os.environ.get(LAUNCHED)):
-            first = True  # if the store is lost, each of them says it
+            first = True  # if the store is lost, every process reports it
             with suppress(RuntimeError):
                 first = self.store.add(SPEAKERS, 1) == 1
             if first:
@@ -120,13 +120,13 @@ class Lifeline:
         self._leave_now(status)
 
     def _leave_now(self, status: int) -> NoReturn:
-        """Without waiting for threads that still wait for lost processes."""
+        """End at once. Threads may still be waiting for lost processes."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
     def let_go(self) -> None:
-        """Watch no more: all work is done."""
+        """Stop watching: all work is done."""
         self.released.set()
 
 
@@ -134,9 +134,10 @@ _own: Lifeline | None = None
 
 
 def end_run(status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
-    """End the run with this exit status. `tell` says why; of several processes, only the first that gets here says it.
+    """End the run with this exit status. `tell` reports why; of several processes, only the first one reports it.
 
-    lost: because another process ended, or because all of them are being ended; a launcher of ours says which it was.
+    lost: the reason is that another process ended, or that all of them are being ended. Then our own launcher, if there
+    is one, reports it.
     """
     if _own is not None:
         _own.end(status, tell, lost)

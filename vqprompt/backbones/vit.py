@@ -204,26 +204,10 @@ class ViT(nn.Module):
         placement: Placement = "after",
         adapters: Sequence[Adapter] | None = None,
         class_tokens: int = 1,
+        normalize: bool = True,
     ) -> Tensor:
-        """Tokens to class-token features after the final norm [B, D]. adapters: one per block. class_tokens: the
-        number of last blocks whose class tokens are joined, the last block first [B, class_tokens · D]."""
-        found = self._through_blocks(tokens, prompts, placement, adapters, class_tokens)
-        return self.norm(found)[:, :class_tokens].flatten(1)
-
-    def query(self, tokens: Tensor) -> Tensor:
-        """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
-        x = self._through_blocks(tokens)
-        return (x if self.raw_queries else self.norm(x))[:, 0]
-
-    def _through_blocks(
-        self,
-        tokens: Tensor,
-        prompts: Prompts | None = None,
-        placement: Placement = "after",
-        adapters: Sequence[Adapter] | None = None,
-        class_tokens: int = 1,
-    ) -> Tensor:
-        """The class token after the last block, and those of earlier ones [B, class_tokens, D]."""
+        """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the number of last blocks whose
+        class tokens are joined, the last block first [B, class_tokens · D]. normalize: with the final norm."""
         x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
@@ -232,7 +216,12 @@ class ViT(nn.Module):
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
             if last - class_tokens < i < last:
                 earlier.insert(0, x[:, :1])
-        return torch.cat([x, *earlier], dim=1) if earlier else x
+        x = torch.cat([x, *earlier], dim=1) if earlier else x
+        return (self.norm(x) if normalize else x)[:, :class_tokens].flatten(1)
+
+    def query(self, tokens: Tensor) -> Tensor:
+        """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
+        return self.encode(tokens, normalize=not self.raw_queries)
 
     @torch.no_grad()
     def resize(self, size: int) -> ViT:

@@ -1,10 +1,10 @@
-"""What is doubtful in a folder of images, before it is taught. Nothing is moved, changed or deleted.
+"""Finds what is doubtful in a folder of images, before it is taught. Nothing is moved, changed or deleted.
 
 What is notable about this implementation:
 - Each file is read once: named by its content, decoded for a small grey version, and shown to the frozen backbone.
-  What stays of it are 2 kB of pixels and its features, so memory grows by 6 kB per image.
-- Neighbours come from random trees, everything else takes one pass over the images: time grows as n·log n.
-- With a model, what it remembers of its classes votes too, so that even three new images can be judged.
+  Only 2 kB of pixels and its features are kept, so memory grows by 6 kB per image.
+- Neighbours come from random trees; everything else takes one pass over the images. Time grows as n·log n.
+- With a model, the images that it remembers of its classes vote too, so that even three new images can be judged.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from vqprompt.model.pictures import (
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 TINY = 32  # px of the shorter side
-FEW = 5  # images of a class
-MOST_FAR = 10.0  # standard deviations that count as certain
+FEW = 5  # classes with fewer images are named
+MOST_FAR = 10.0  # an image this many standard deviations away is certainly an outlier
 
 
 class Kind(StrEnum):
@@ -60,7 +60,8 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Finding:
     """One doubtful image. doubt: from 0 to 1. says: the reason in words. other: the image it is compared with.
-    leave_out: whether the list for `learn --exclude` names it; of copies, all but one."""
+    likelier: a class that fits better. leave_out: whether the list for `learn --exclude` names it; of several copies,
+    it names all except one."""
 
     where: str
     label: str
@@ -74,8 +75,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found. alike: pairs of classes with the share of their images that are taken for the other. few: classes
-    with hardly any images. opened: reads an image, by its place."""
+    """The result of a check. alike: pairs of classes, with the share of their images that are taken for the other. few:
+    classes with few images, and how many they have. opened: functions that read an image, by its path."""
 
     images: int
     classes: dict[str, int]
@@ -93,7 +94,7 @@ class Checked:
 
     @property
     def doubtful(self) -> int:
-        """How many images there is a doubt about."""
+        """The number of doubtful images."""
         return len({f.where for f in self.findings})
 
     def counts(self) -> dict[Kind, int]:
@@ -123,12 +124,12 @@ def check(
     device: str = "auto",
     progress: Report = ignore,
 ) -> Checked:
-    """Look through images as `Model.learn` takes them. test: a second source, whose images must not be in the first; a
-    folder's or archive's own test/ by default. model: what it knows votes too, and its backbone is used."""
+    """Check images, given as for `Model.learn`. test: a second source, whose images must not be in the first; by
+    default, the test/ of a folder or archive. model: what it remembers votes too, and its backbone is used."""
     started = time.monotonic()
     pictures, notes = find_pictures(source, labels)
     held_out = find_pictures(test)[0] if test is not None else _own_test(source)
-    if held_out:  # what learn would say, that they are left out, is not true of a check
+    if held_out:  # the note says that test/ is left out, which is not true of a check
         notes = [note for note in notes if not note.startswith(FROM_TRAINING)]
     everything = [replace(p, label=_name(p.label)) for p in (*pictures, *held_out)]
     known = model if model is not None else Model(backbone, size=size, device=device)
@@ -157,7 +158,7 @@ def _name(label: str) -> str:
     try:
         return clean_name(label)
     except UserError:
-        return label  # learn will refuse it; here it is only a name
+        return label  # `learn` will refuse this name; the check can use it
 
 
 def _known_images(model: Model | None, name: str) -> int:
@@ -232,7 +233,7 @@ def _spelled_twice(pictures: list[Picture]) -> list[Finding]:
 
 
 def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]:
-    """Copies byte by byte; and which rows need no further look, because another row is the same picture."""
+    """Exact copies; and which rows [n] repeat another row, so that they need no further check."""
     repeated = np.zeros(len(rows.pictures), bool)
     found = []
     groups = defaultdict(list)
@@ -243,13 +244,13 @@ def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]
         first = rows.pictures[same[0]]
         learned_as = owner.get(name)
         if learned_as is not None and learned_as != first.label:
-            says = f"the model has learned this very picture as {learned_as!r}"
+            says = f"the model has already learned this picture as {learned_as!r}"
             found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, likelier=learned_as))
         labels = {rows.pictures[r].label for r in same if not rows.is_test[r]}
         for row in same[1:]:
             repeated[row] = True
             found.append(_copy(rows, same[0], row, len(labels) > 1, Kind.SAME))
-        if len(labels) > 1:  # which of the classes is right is not known, so none is learned
+        if len(labels) > 1:  # it is not known which class is right, so the list leaves out all of them
             others = rows.pictures[same[1]]
             says = f"the same file as {others.where} ({others.label})"
             found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, others.where))
@@ -257,7 +258,7 @@ def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]
 
 
 def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> Finding:
-    """A finding about `other`, a copy of `one`; if only one of them is for testing, about the one that is not."""
+    """A finding about `other`, a copy of `one`. If one of them is a test image, the finding is about the other one."""
     across = rows.is_test[one] != rows.is_test[other]
     if across and rows.is_test[other]:
         one, other = other, one
@@ -266,7 +267,7 @@ def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> F
     named = f"{'the same file as' if exact else 'compare with'} {first.where} ({first.label})"
     if across:
         return Finding(second.where, second.label, Kind.SAME_TEST if exact else Kind.NEAR_TEST, 0.98 if exact else 0.9,
-                       named + "; testing with it would flatter the model", first.where)  # fmt: skip
+                       named + "; a test with it would make the model look better than it is", first.where)  # fmt: skip
     if two_classes and not rows.is_test[one]:
         return Finding(second.where, second.label, Kind.SAME_TWO_CLASSES if exact else Kind.NEAR_TWO_CLASSES,
                        1.0 if exact else 0.95, named, first.where)  # fmt: skip
@@ -275,7 +276,7 @@ def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> F
 
 
 def _tiny(rows: _Rows) -> list[Finding]:
-    """Images of few pixels among larger ones; where most are tiny, that is what they are."""
+    """Images that are much smaller than the others. If most images are tiny, none is doubtful."""
     tiny = (rows.sides < TINY) & (rows.sides < np.median(rows.sides) / 2)
     return [
         Finding(rows.pictures[r].where, rows.pictures[r].label, Kind.TINY, 0.4,
@@ -285,8 +286,8 @@ def _tiny(rows: _Rows) -> list[Finding]:
 
 
 def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALIKE) -> list[tuple[int, int, float]]:
-    """Pairs of rows, the smaller first, that show one picture, and how alike they are. features: [n, D]. grey: their
-    small versions. least: how alike the pictures of a pair must be."""
+    """Pairs of rows that show the same picture (the lower row first), and how similar they are. features: [n, D]. grey:
+    their small versions. least: how similar the pictures of a pair must be."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     places, similar = nearest(unit.astype(np.float32), copies.NEIGHBOURS)
     rows, columns = np.nonzero((similar >= copies.NEAR) & (places >= 0))
@@ -332,7 +333,7 @@ def _judge(
         likelier = names[seen.likelier[row]]
         if wrong[row]:
             doubt = 0.7 + 0.25 * (1 - seen.probability[row]) * seen.rival[row]
-            says = f"its neighbours are {likelier!r}, hardly any is {picture.label!r}"
+            says = f"most similar images are {likelier!r}, almost none are {picture.label!r}"
             found.append(Finding(picture.where, picture.label, Kind.LABEL, float(doubt), says, likelier=likelier))
         if strange[row]:
             doubt = 0.65 + 0.3 * min(seen.distance[row] / MOST_FAR, 1)

@@ -1,9 +1,9 @@
-"""Tells copies of an image (re-compressed, resized, cropped, mirrored) from another image of the same thing.
+"""Distinguishes copies of an image (re-compressed, resized, cropped, mirrored) from other images of the same thing.
 
-Features find candidates: a copy is among the nearest of its original, whatever was done to it. They cannot decide,
-because two photographs of one bird on one branch are as near. Pixels decide: the small grey version of one image must
-match a part of the other's, or its mirror image, almost perfectly. Perceptual hashes (imagehash) do this for
-re-compressed images alone; crops and mirror images get other hashes (benchmarks/trust_cub.py prints how many it finds).
+Features find the candidates: the features of a copy are among the nearest to its original's. They cannot decide,
+because two photographs of one bird on one branch are equally near. Pixels decide: the small grey version of one image
+must match a part of the other's, or its mirror image, almost perfectly. Perceptual hashes (imagehash) find only
+re-compressed images; crops and mirror images have other hashes (benchmarks/trust_cub.py prints how many are found).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-SIDE = 48  # of the small grey version that is kept of each image
+SIDE = 48  # px of the small grey version that is kept of each image
 GRID = 12  # points per side at which two images are compared
-SIDES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # of a crop, as a part of the image
-UNEQUAL = 0.11  # by which the sides of a crop may differ
-STEP = 0.05  # between crops
-ALIKE = 0.935  # correlation from which on it is a copy
-NEAR = 0.88  # similarity of features below which nothing is compared
-NEIGHBOURS = 3  # that are compared with each image
+SIDES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # side of a crop, as a fraction of the image
+UNEQUAL = 0.11  # how much width and height of a crop may differ, as fractions of the image
+STEP = 0.05  # between neighbouring crops, as a fraction of the image
+ALIKE = 0.935  # a correlation of at least this much means a copy
+NEAR = 0.88  # images whose features are less similar are not compared
+NEIGHBOURS = 3  # each image is compared with this many
 
 
 def small_grey(image: Image.Image) -> np.ndarray:
@@ -59,7 +59,7 @@ def _readings() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _normal(values: np.ndarray) -> np.ndarray:
-    """Without average and of length 1; what is all one colour becomes zero, and is like nothing."""
+    """Minus the average, then scaled to length 1. An image of one colour becomes zero, and matches nothing."""
     values = values - values.mean(1, keepdims=True)
     length = np.linalg.norm(values, axis=1, keepdims=True)
     return np.where(length > GRID, values / np.maximum(length, 1e-6), 0)

@@ -1,16 +1,16 @@
-"""Labels that the neighbours vote against, images unlike their class, classes that look alike.
+"""Finds labels that similar images vote against, images unlike their class, and classes that look alike.
 
 What is notable about this implementation:
-- No image takes part in the judgement of itself: means and covariance are taken without it (by Sherman and Morrison's
-  formula, in coordinates in which the covariance is the unit matrix).
-- Neighbours are looked for in units of how images of one class differ (the common covariance, shrunk). In that metric
-  ten of them name 71 % of CUB-200's birds, and 54 % in the plain one.
-- A label is doubted where two witnesses agree: no neighbour to speak of has it, and the closed form, which weighs all
-  classes at once, finds it unlikely. The first alone also doubts many rare but right images.
-- How far an image is from its class is measured in the plain metric, by angle. Strangers widen the covariance, and so
-  hide from any distance that is measured in units of it: of drawings among birds it found one in ten.
-- This is what cleanlab would need as input (probabilities for images left out); its rule, the average certainty of each
-  class as threshold, finds fewer and doubts more that are right (benchmarks/trust_cub.py), so it is not used.
+- An image is judged without itself: means and covariance are computed as if it were not there (with the formula of
+  Sherman and Morrison, in coordinates in which the covariance is the unit matrix).
+- Distances between neighbours are measured relative to how much images of one class differ (the common covariance,
+  shrunk). In that metric, ten neighbours name 71 % of CUB-200's birds; in the plain one, 54 %.
+- A label is doubted if two tests agree: almost no neighbour has it, and the closed form, which compares all classes at
+  once, finds it unlikely. The first test alone also doubts many images that are rare but right.
+- The distance of an image from its class is measured in the plain metric, by angle. Outliers widen the covariance, so a
+  distance relative to the covariance misses them: of drawings among birds it found one in ten.
+- cleanlab takes such probabilities as input. Its rule (the average certainty of each class as threshold) finds fewer
+  wrong labels and doubts more right ones (benchmarks/trust_cub.py), so it is not used.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vqprompt.check.neighbours import nearest
 from vqprompt.model.calibration import shrunk
 from vqprompt.model.closed_form import probabilities
 
-NEIGHBOURS = 10  # or half a typical class, if that is less
-# UNLIKELY, SUPPORT and FAR: docs/trust.md says how they do on held-out training images
+NEIGHBOURS = 10  # or half the images of a typical class, if these are fewer
+# docs/trust.md says how well UNLIKELY, SUPPORT and FAR work on held-out training images
 UNLIKELY = 0.1  # divided by the number of classes: the probability of its label below which an image is doubted …
 UNLIKELY_AT_MOST = 0.02  # … but never more than this, which matters with fewer than six classes
 WRONG = 0.05  # share of labels that may be wrong when probabilities are fitted
-SUPPORT = 0.1  # share of the neighbours' votes
+SUPPORT = 0.1  # a label with a larger share of the neighbours' votes is not doubted
 FAR = 3.3  # robust standard deviations above the typical distance
-SPREAD = 0.05  # the least standard deviation that is believed
-ALIKE = 0.25  # share of two classes' images that are taken for the other
+SPREAD = 0.05  # a smaller standard deviation is replaced by this one
+ALIKE = 0.25  # two classes look alike if this share of their images is taken for the other
 BLOCK = 2048  # rows at a time
-FITTED = 4000  # images that the temperature is fitted to
+FITTED = 4000  # images that the temperature is fitted on
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +72,12 @@ class Doubts:
 
 
 def find_doubts(features: np.ndarray, labels: np.ndarray, classes: int) -> Doubts:
-    """features: [n, D]. labels: [n], from 0 to classes - 1. Lone images of a class are not doubted."""
+    """features: [n, D]. labels: [n], from 0 to classes - 1. The only image of a class is not doubted."""
     n = len(features)
     x = features.astype(np.float64) - features.mean(0)
     counts = np.bincount(labels, minlength=classes)
     freedom = max(int(np.maximum(counts - 1, 0).sum()), 1)
-    shrinkage = x.shape[1] / (x.shape[1] + freedom)  # few images say little about how images of a class differ
+    shrinkage = x.shape[1] / (x.shape[1] + freedom)  # the fewer images, the less reliable is their covariance
     z = x @ _whitening(x, labels, counts, freedom, shrinkage)
     scores = np.empty((n, classes), np.float32)
     sums = _sums(z, labels, classes)
@@ -117,8 +117,8 @@ def find_doubts(features: np.ndarray, labels: np.ndarray, classes: int) -> Doubt
 
 
 def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature under which the labels are most likely, if one in twenty is drawn at random. Without that
-    allowance a few wrong labels would lower every probability, and would not stand out any more."""
+    """The temperature under which the labels are most likely, assuming that one in twenty is random. Without this
+    assumption, a few wrong labels would lower every probability, and would no longer stand out."""
     rows = np.arange(len(labels))
 
     def loss(temperature: float) -> float:
@@ -129,7 +129,7 @@ def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _whitening(x: np.ndarray, labels: np.ndarray, counts: np.ndarray, freedom: int, shrinkage: float) -> np.ndarray:
-    """[D, D]: afterwards, images of one class differ by 1 in every direction."""
+    """A matrix [D, D]. Features multiplied by it have variance 1 within a class, in every direction."""
     offsets = x - (_sums(x, labels, len(counts)) / np.maximum(counts, 1)[:, None])[labels]
     values, vectors = np.linalg.eigh(shrunk(offsets.T @ offsets / freedom, shrinkage))
     return vectors / np.sqrt(np.maximum(values, 1e-12))
@@ -151,7 +151,8 @@ def _support(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def _distances(features: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How far from its class each image is: robust standard deviations of the logarithm [n]; 0 for lone images."""
+    """How far from its class each image is: robust standard deviations of the logarithm [n]; 0 in classes of fewer than
+    three images."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     others = counts[labels] - 1
     centers = (_sums(unit, labels, len(counts))[labels] - unit) / np.maximum(others, 1)[:, None]

@@ -1,12 +1,12 @@
 """The nearest rows of a matrix, in time and memory that grow as n·log n.
 
-A few random trees halve the rows again and again until `LEAF` are left, and within a leaf all rows are compared by one
-matrix product. Up to `LEAF` rows that is exact. Beyond, each tree misses neighbours across its cuts, and the others
-make up for that; near copies are hardly ever separated.
+A few random trees halve the rows again and again until `LEAF` are left. Within a leaf, one matrix product compares all
+rows. Up to `LEAF` rows the result is exact. With more, each tree misses neighbours across its cuts, but another tree
+usually finds them; near copies are almost never separated.
 
 Why not a library: in 768 dimensions scikit-learn's trees visit almost all rows, and its brute force compares all pairs,
-so both take n² (benchmarks/trust_cub.py prints the times). faiss and hnswlib would do, at the price of a compiled
-dependency for what is thirty lines on top of NumPy's matrix products.
+so both take n² (benchmarks/trust_cub.py prints the times). faiss and hnswlib would work, but they are compiled
+dependencies, and this takes thirty lines on top of NumPy's matrix products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TREES = 6
 def nearest(rows: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The `count` most similar other rows of each [n, count], best first, and their similarity [n, count].
 
-    rows: float32 [n, D] of length 1. Where there are fewer others, the places are -1 and the similarity is -inf.
+    rows: float32 [n, D] of length 1. If there are fewer other rows, the rest is -1, with similarity -inf.
     """
     n = len(rows)
     found = np.full((n, count), -1, np.int64)
@@ -59,7 +59,7 @@ def _join(rows: np.ndarray, leaf: np.ndarray, found: np.ndarray, similar: np.nda
     best = np.argpartition(-table, count - 1, axis=1)[:, :count]
     places = np.concatenate([found[leaf], leaf[best]], axis=1)
     values = np.concatenate([similar[leaf], np.take_along_axis(table, best, 1)], axis=1)
-    # the same row from two trees counts once: sort by place, silence repetitions
+    # the same row from two trees counts once: sort by row number and drop repetitions
     order = np.argsort(places, axis=1, kind="stable")
     places, values = np.take_along_axis(places, order, 1), np.take_along_axis(values, order, 1)
     again = np.concatenate([np.zeros((len(leaf), 1), bool), places[:, 1:] == places[:, :-1]], axis=1)

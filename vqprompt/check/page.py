@@ -1,4 +1,4 @@
-"""The page about what is doubtful: thumbnails, most doubtful first, and what it is compared with beside it."""
+"""The page of a check: thumbnails of doubtful images, the most doubtful first, beside what they are compared with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_list(found: Checked, target: Path) -> Path:
     reasons = {f.where: f"{f.kind}: {f.says}" for f in reversed(found.findings) if f.leave_out}
     lines = [
         "# Images that `vqprompt learn --exclude` leaves out, most doubtful first. Nothing was moved or deleted.",
-        "# Take out the lines of images that are right.",
+        "# Delete the lines of images that are right.",
     ]
     for where in found.left_out:
         reason = " ".join(reasons[where].split())

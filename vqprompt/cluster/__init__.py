@@ -1,1 +1,1 @@
-"""Other machines: which ones may be given work, how they are reached, and how files travel to them and back."""
+"""Other machines: which of them can be used, how to reach them, and how to send files there and back."""

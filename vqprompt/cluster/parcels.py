@@ -1,4 +1,4 @@
-"""A run's folder as bytes, so that it can leave a machine and go on at another one. No disk needs to be shared."""
+"""A run's folder as bytes, to send it to another machine. No shared disk is needed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path, PurePosixPath
 from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
 
-LAST = ("metrics.json", "checkpoint.json")  # they name the others, so they are written when the others are there
+LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
 Parcel = dict[str, bytes]
 
 
 def pack(folder: Path) -> Parcel:
-    """All files of a folder by relative path, without hidden ones (locks, partial files)."""
+    """All files of a folder by relative path, except hidden ones (locks, partial files)."""
     if not folder.is_dir():
         return {}
     files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
@@ -20,11 +20,11 @@ def pack(folder: Path) -> Parcel:
 
 
 def unpack(parcel: Parcel, folder: Path) -> None:
-    """Make a folder hold what was packed. A reader finds a whole old or a whole new state at any moment."""
+    """Make a folder equal to the packed one. At any moment, a reader finds the whole old or the whole new state."""
     for name in parcel:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-            raise UserError(f"a parcel holds {name!r}, which leads out of its folder; it was not unpacked")
+            raise UserError(f"a parcel holds {name!r}, which leads out of its folder; nothing was unpacked")
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(parcel, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
         place = folder / name

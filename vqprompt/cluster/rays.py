@@ -1,4 +1,4 @@
-"""A Ray cluster: reach it within seconds or say why not, and ask every machine what it has."""
+"""A Ray cluster: connect within seconds or say why not, and ask every machine what it has."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vqprompt.cluster.wanted import Wanted, host_name
+from vqprompt.cluster.wanted import Wanted
 from vqprompt.errors import UserError
 
 SECONDS_TO_ANSWER = 5.0
-SECONDS_TO_GREET = 120.0  # a worker's process has to start, and to import PyTorch
+SECONDS_TO_GREET = 120.0  # a worker's process has to start and to import PyTorch
 HOW = (
-    "start one with `ray start --head`, give the address it prints, as in --on ray=10.0.0.1:6379, and give the command "
-    "on a machine of the cluster"
+    "start one with `ray start --head`, and run this command on a machine of the cluster, with the address that Ray "
+    "printed, as in --on ray=10.0.0.1:6379"
 )
 
 
 def import_ray() -> Any:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default; without it, it warns
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # the default of a future Ray; without it, Ray warns
     try:
         import ray
     except ImportError:
-        raise UserError("--on ray takes Ray: pip install 'vqprompt[ray]'") from None
+        raise UserError("--on ray needs Ray: pip install 'vqprompt[ray]'") from None
     return ray
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module `ray`, connected to the cluster at an address. Without one: to the cluster that this machine is part
-    of; where there is none, one is started on this machine alone, and ended afterwards."""
+    """The module `ray`, connected to the cluster at this address. address=None: the cluster that this machine is part
+    of; if there is none, one is started on this machine, and ended after use."""
     ray = import_ray()
     if address is not None:
         check_answers(address)
@@ -53,7 +55,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def check_answers(address: str) -> None:
-    """Refuse, within seconds, an address where nothing listens. (Ray itself would try for two minutes.)"""
+    """Refuse an address where nothing listens, within seconds. (Ray itself would try for two minutes.)"""
     host, colon, port = address.rpartition(":")
     if address.startswith("ray://") or not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"--on ray={address}: expected HOST:PORT of the head, as in --on ray=10.0.0.1:6379; {HOW}")
@@ -68,19 +70,19 @@ def alive_nodes(ray: Any) -> list[dict[str, Any]]:
 
 
 def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
-    """Ask every machine that could get work whether it has what is wanted; refuse if one has not, or if there is none.
-    Returns how many pieces of work the cluster can do at once."""
+    """Ask every machine that could get work whether it has what is needed. Refuse if one has not, or if there
+    is none. Returns how many runs the cluster can do at once."""
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = alive_nodes(ray)
     able = [n for n in nodes if n["Resources"].get("CPU", 0) >= cpus and n["Resources"].get("GPU", 0) >= gpus]
     if not able:
-        there = "; ".join(
+        resources = "; ".join(
             f"{n['NodeManagerHostname']}: {n['Resources'].get('CPU', 0):g} CPUs, {n['Resources'].get('GPU', 0):g} GPUs"
             for n in nodes
         )
-        raise UserError(f"--on ray: no machine has {cpus:g} CPUs and {gpus:g} GPUs ({there}); ask for less per run")
+        raise UserError(f"--on ray: no machine has {cpus:g} CPUs and {gpus:g} GPUs ({resources}); ask for less per run")
     ask = ray.remote(num_cpus=0, max_retries=0)(_introduce)
     asked = {
         node["NodeID"]: ask.options(
@@ -98,7 +100,7 @@ def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
             reason = str(error).strip().rpartition("\n")[2]
             lacking = f"it cannot run vqprompt {wanted.version} ({reason}); install the same version there"
         if lacking:
-            raise UserError(f"--on ray: the machine {name} is of no use: {lacking}")
+            raise UserError(f"--on ray: the machine {name} cannot be used: {lacking}")
     counts = [n["Resources"].get("CPU", 0) // cpus if cpus else float("inf") for n in able]
     if gpus:
         slots = [
@@ -110,10 +112,5 @@ def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
 
 
 def _introduce(wanted: Wanted) -> str | None:
-    """In a worker: what it lacks."""
+    """In a worker: what its machine lacks."""
     return wanted.lacking()
-
-
-def name_of_worker() -> str:
-    """In a worker: the name of its machine."""
-    return host_name()

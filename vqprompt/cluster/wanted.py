@@ -1,6 +1,7 @@
-"""What a machine must have before it is given work: this version of the package, these weights, these images.
+"""What a machine must have before it gets work: this version of the package, these weights, these images.
 
-Numbers from a machine with other code or other weights look like any others. So they are refused before work starts.
+Nobody would notice that numbers come from other code or other weights. So such machines are refused before work
+starts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from vqprompt.errors import UserError
 
 @lru_cache(maxsize=1)
 def source_digest() -> str:
-    """12 hex digits of the package's source files: two copies of one version may differ."""
+    """12 hex digits of the package's source files, because two copies of the same version may differ."""
     folder, whole = Path(vqprompt.__file__).parent, hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         whole.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
@@ -32,14 +33,14 @@ def source_digest() -> str:
 
 @lru_cache(maxsize=16)
 def weights_digest(backbone: str, folder: str) -> str:
-    """The fingerprint of a backbone's weights. folder: what a relative path is relative to."""
+    """The fingerprint of a backbone's weights. folder: the base of a relative path."""
     return fingerprint(load_backbone(backbone))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """version, sources: of the package. weights: fingerprints by backbone. data: as `--data` takes it. folder: where
-    relative paths start."""
+    """version, sources: of the package. weights: backbones and their fingerprints. data: as for `--data`. folder: the
+    base of relative paths."""
 
     version: str
     sources: str
@@ -49,16 +50,16 @@ class Wanted:
 
     @classmethod
     def here(cls, backbones: Iterable[str], data: Iterable[str]) -> Wanted:
-        """What this process has. Weights that cannot be read are refused now."""
+        """What this process has. Raises if weights cannot be read."""
         folder = str(Path.cwd())
         weights = tuple((name, weights_digest(name, folder)) for name in dict.fromkeys(backbones))
         return cls(__version__, source_digest(), weights, tuple(dict.fromkeys(data)), folder)
 
     def lacking(self) -> str | None:
-        """Why this process cannot do the work; None if it can. It moves to the folder where relative paths start, if
-        this machine has that folder."""
+        """Why this process cannot do the work; None if it can. Changes the working directory to the base of relative
+        paths, if this machine has that folder."""
         if __version__ != self.version:
-            return f"it has vqprompt {__version__}, and the work is for {self.version}; install the same version there"
+            return f"it has vqprompt {__version__}, not {self.version}; install the same version there"
         if source_digest() != self.sources:
             return (
                 f"its vqprompt {__version__} has other source files ({source_digest()}, not {self.sources}); install "

@@ -23,7 +23,7 @@ from vqprompt.errors import UserError
 from vqprompt.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
 app = typer.Typer(
-    help="Teach a vision model new classes as they come. It keeps the old ones in mind, and none of the images."
+    help="Teach a vision model new classes, again and again. It remembers the old ones without keeping their images."
     "\n\n"
     "Start with [bold]vqprompt learn MODEL.vqp FOLDER[/bold] (one folder per class inside), then "
     "[bold]vqprompt predict MODEL.vqp PHOTO.jpg[/bold]. Researchers start with [bold]vqprompt demo[/bold].",
@@ -42,8 +42,8 @@ for research_command in (demo, run, listings.methods, listings.backbones, listin
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
 DISK_ERRORS = {
-    errno.ENOSPC: "the disk is full; free some space, then give the same command again with --resume",
-    errno.EDQUOT: "your disk quota is used up; free some space, then give the same command again with --resume",
+    errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
+    errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",
     errno.EROFS: "this file system is read-only; give another folder",
     errno.EACCES: "permission denied; give a folder that you may write to, or files that you may read",
     errno.EPERM: "permission denied; give a folder that you may write to, or files that you may read",
@@ -87,11 +87,11 @@ def main() -> None:
 
 
 def explain(error: Exception) -> str | None:
-    """What the user can do about it; None for a mistake of ours."""
+    """What the user can do about it; None for a bug."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, RecursionError):
-        return "a file or setting is nested too deeply to be read; give a simpler one"
+        return "a file or setting is nested too deeply; give a simpler one"
     return explain_disk_error(error)
 
 

@@ -17,6 +17,7 @@ from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.errors import UserError
+from vqprompt.words import counted
 
 if TYPE_CHECKING:
     from vqprompt.paper.grids import Run
@@ -72,8 +73,8 @@ def run(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Only these methods, such as vq-prompt,coda-p. Methods not in the paper's table may join. "
-            "`all` stands for every method."
+            help="Only these methods, such as vq-prompt,coda-p. Methods outside the paper's table can be added. "
+            "`all` means every method."
         ),
     ] = None,
     small: Small = False,
@@ -88,7 +89,7 @@ def run(
         str,
         typer.Option(
             help="Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. "
-            "Results come back to OUT; a run that loses its machine goes on elsewhere from its last checkpoint."
+            "Results come back to OUT. A run that loses its machine continues on another one from its last checkpoint."
         ),
     ] = "local",
     cpus: Annotated[
@@ -98,8 +99,8 @@ def run(
     gpus: Annotated[
         float | None,
         typer.Option(
-            help="GPUs per run on other machines, such as 0.25 to let four runs share one. Default: with Ray 1 if "
-            "there are any, with SLURM 0."
+            help="GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if "
+            "there are any, 0 with SLURM."
         ),
     ] = None,
     assignments: Annotated[
@@ -184,10 +185,10 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 
 def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequence[str]) -> dict[str, str]:
-    """Do the runs with one bar per run that is going on. One line per run stays when it is over."""
+    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text."""
     from vqprompt.paper.work import Advanced, Failed, Finished, Lost, Started
 
-    together = f"{len(todo)} runs"
+    together = counted(len(todo), "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
     with Bars(console) as bars:
         if len(todo) > 1:
@@ -203,7 +204,7 @@ def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequenc
                     shares[run.name] = progress.done / progress.total if known else 0.0
                 case Lost(reason):
                     bars.remove(run.name)
-                    line = f"{run.name} lost its machine and goes on elsewhere: {printable(reason)}"
+                    line = f"{run.name} lost its machine and continues on another one: {printable(reason)}"
                     console.print(f"[yellow]↻[/yellow] {escape(line)}", highlight=False, soft_wrap=True)
                 case Finished(result):
                     numbers = f"FAA {result.faa:.2f}, CAA {result.caa:.2f}, {result.seconds:.0f} s"
@@ -215,7 +216,7 @@ def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequenc
                 bars.set(together, sum(shares.values()))
 
         def over(run: Run, line: str) -> None:
-            bars.remove(run.name)  # there is none if it failed before it started
+            bars.remove(run.name)  # it has no bar if it failed before it started
             shares[run.name] = 1.0
             console.print(line, highlight=False, soft_wrap=True)
 

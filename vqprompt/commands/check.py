@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.teach import Device, Json
-from vqprompt.commands.teaching_words import progress_shown, say
+from vqprompt.commands.console import print_plain
+from vqprompt.commands.options import Device, Json
+from vqprompt.commands.teaching_words import progress_shown
+from vqprompt.words import counted
 
 
 def check(
@@ -36,7 +38,7 @@ def check(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Look through images before teaching: copies, wrong labels, strangers, unreadable ones; nothing is deleted.
+    """Look for doubtful images before teaching: copies, wrong labels, outliers, unreadable ones. Nothing is deleted.
 
     [bold]vqprompt check birds/[/bold], look at check.html, then [bold]vqprompt learn garden.vqp birds/ --exclude
     exclude.txt[/bold]
@@ -54,24 +56,24 @@ def check(
     listed = write_list(found, place / "exclude.txt")
     page = write_page(found, place / "check.html", str(folder), listed)
     if as_json:
-        told = {
+        summary = {
             "images": found.images, "classes": found.classes, "findings": [asdict(f) for f in found.findings],
             "alike": found.alike, "few": found.few, "notes": found.notes, "seconds": round(found.seconds, 2),
             "page": str(page), "list": str(listed),
         }  # fmt: skip
-        print(json.dumps(told, ensure_ascii=False, indent=2))
+        print(json.dumps(summary, ensure_ascii=False, indent=2))
         return
     for note in found.notes:
-        say(f"note: {note}")
+        print_plain(f"note: {note}")
     for f in found.findings:
-        say(f"{f.where}: {f.kind}: {f.says}")
+        print_plain(f"{f.where}: {f.kind}: {f.says}")
     for one, other, share in found.alike:
-        say(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
+        print_plain(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
     for name, count in found.few:
-        say(f"class {name} has only {count} image{'' if count == 1 else 's'}")
-    say(
-        f"{found.doubtful} of {found.images} images are doubtful"
+        print_plain(f"class {name} has only {counted(count, 'image')}")
+    print_plain(
+        f"doubtful: {found.doubtful} of {counted(found.images, 'image')}"
         if found.doubtful
-        else f"{found.images} images, nothing doubtful"
+        else f"{counted(found.images, 'image')}, nothing doubtful"
     )
-    say(f"look at {page}; {listed} names {len(found.left_out)} images for vqprompt learn --exclude")
+    print_plain(f"look at {page}; {listed} names {counted(len(found.left_out), 'image')} for vqprompt learn --exclude")

@@ -1,20 +1,12 @@
-"""The terminal: one console for output, one for errors, and text that cannot confuse it."""
+"""The terminal: one console for output, one for errors. Control characters in file names are shown as escapes."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from vqprompt import errors
+from vqprompt.errors import printable
 
 console = Console()
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which a file's name may contain and which could move the cursor."""
-    shared = getattr(errors, "printable", None)
-    if shared is not None:
-        return shared(text)
-    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_error(text: str) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.teach import ModelPath
-from vqprompt.commands.teaching_words import say
+from vqprompt.commands.console import print_plain
+from vqprompt.commands.options import ModelPath
 from vqprompt.errors import UserError
 
 
@@ -23,7 +23,7 @@ def export(
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="Where the model's weights file is now.")] = None,
 ) -> None:
-    """Take a model elsewhere.
+    """Write a model for other programs: as ONNX, or as a folder for the Hugging Face hub.
 
     [bold]vqprompt export garden.vqp --onnx garden.onnx[/bold]
     """
@@ -32,15 +32,15 @@ def export(
     if onnx is None and hub_folder is None:
         raise UserError("what to write? Give --onnx FILE or --hub-folder FOLDER")
     if int8 and onnx is None:
-        raise UserError("--int8 belongs to --onnx FILE")
+        raise UserError("--int8 is for ONNX; give --onnx FILE as well")
     taken = Model.load(model, device="cpu", backbone=backbone)
     if onnx is not None:
         from vqprompt.export.onnx import export_onnx
 
         written = export_onnx(taken, onnx, int8=int8)
-        say(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB): images in, probabilities and familiarity out")
+        print_plain(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")
     if hub_folder is not None:
         from vqprompt.model.hub import save_pretrained
 
         save_pretrained(taken, hub_folder)
-        say(f"wrote {hub_folder}: look at its README.md, the model's card")
+        print_plain(f"wrote {hub_folder}: look at its README.md, the model's card")

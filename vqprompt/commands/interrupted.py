@@ -1,4 +1,4 @@
-"""What a person reads after Ctrl-C, or when a process was lost: what was kept, and the command that goes on with it."""
+"""What the terminal shows after Ctrl-C, or when a process was lost: what was kept, and the command to continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def explains_interruption(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """A command that explains itself after Ctrl-C. (Without this, Typer would end it silently.)"""
+    """Make a command say, after Ctrl-C, what was kept. (Without this, Typer would end it silently.)"""
 
     @functools.wraps(command)
     def explained(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
@@ -42,7 +42,9 @@ def report_interruption(arguments: list[str], reason: str = "interrupted") -> No
         out = option_value(arguments, "--out") or Path("demo")
         lines += [*_kept(out), "Go on with:", f"  {_quoted(arguments, '--resume')}"]
     elif command == "learn":
-        lines += ["The model is as it was: it changes in one step, at the end. Give the same command again to learn."]
+        lines += [
+            "The model has not changed: it changes in one step, at the end. To learn, give the same command again."
+        ]
     elif command == "bench" and "run" in arguments:
         lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted(arguments)}"]
     Console(stderr=True).print(printable("\n".join(lines)), markup=False, highlight=False, soft_wrap=True)

@@ -20,9 +20,9 @@ def launch(count: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.CRITICAL)  # we say it in our own words
+    logging.disable(logging.CRITICAL)  # we print our own messages
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch warns of lost connections with stacks of C++
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch prints C++ stacks about lost connections
     os.environ[LAUNCHED] = "1"
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
@@ -41,11 +41,11 @@ def launch(count: int) -> None:
 
 
 def _explain(statuses: dict[int, int], count: int) -> int:
-    """The exit status of the run, from those of its processes. A process that ends by itself has said why; of one that
-    was killed we have to speak. statuses: by rank; minus the signal, for a process that was killed."""
-    told = [status for status in statuses.values() if status > 0 and status != LOST_STATUS]
-    if told:
-        return max(told)
+    """The exit status of the run, from those of its processes. A process that ended by itself has printed why; about
+    one that was killed, this prints a message. statuses: by rank; minus the signal, for a process that was killed."""
+    explained = [status for status in statuses.values() if status > 0 and status != LOST_STATUS]
+    if explained:
+        return max(explained)
     killed = {rank: signal.Signals(-status).name for rank, status in statuses.items() if status < 0}
     reason = "a process ended"
     if killed:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from vqprompt.commands.console import console, print_plain
 from vqprompt.errors import UserError
+from vqprompt.words import counted
 
 if TYPE_CHECKING:
     from vqprompt.methods.base import Method
@@ -44,24 +45,19 @@ def methods(
     for key, count in count_parameters(METHODS, backbone, tasks).items():
         table.add_row(key, str(METHODS[key].year), f"{count:,}", METHODS[key].summary)
     console.print(table)
-    print_plain(f"\nparams: prompting parameters for {backbone} and {tasks} tasks.")
+    print_plain(f"\nparams: parameters of prompts or adapters, for {backbone} and {counted(tasks, 'task')}.")
     print_plain("To see the settings of one method: vqprompt methods NAME")
 
 
 def count_parameters(methods: dict[str, type[Method]], backbone: str, tasks: int) -> dict[str, int]:
-    """The number of prompting parameters of each method."""
-    import torch
-
+    """How many parameters each method has for prompts or adapters, after all tasks."""
     from vqprompt.backbones.load import load_backbone
     from vqprompt.backbones.registry import BACKBONES
-    from vqprompt.backbones.vit import ViT
+    from vqprompt.methods import after_all_tasks
 
     config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
-    with torch.device("meta"):  # has shapes but no memory, which is enough to count
-        vit = ViT(config)
-        return {
-            key: method(vit, method.Options(), tasks).parameter_counts()["prompting"] for key, method in methods.items()
-        }
+    made = {key: after_all_tasks(method, config, tasks) for key, method in methods.items()}
+    return {key: method.parameter_counts()["prompting"] for key, method in made.items()}
 
 
 def show_method(method: type[Method]) -> None:

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
+NewSize = Annotated[int | None, typer.Option("--size", help="Image size in px, for a new model.")]
+NewBackbone = Annotated[
+    str | None, typer.Option("--backbone", help="See `vqprompt backbones`, or a weights file; for a new model.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        help="Send settings, the losses of every step and accuracies to mlflow or tensorboard while the run goes on. "
+        help="Send settings, the losses of every step and accuracies to mlflow or tensorboard during the run. "
         "mlflow writes to ./mlflow.db, or to MLFLOW_TRACKING_URI; tensorboard writes to the run's folder, in "
         "tensorboard/. May be given twice."
     ),

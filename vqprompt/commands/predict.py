@@ -10,8 +10,8 @@ import typer
 
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import Device
-from vqprompt.commands.teach import predict_with_model
 from vqprompt.errors import UserError
+from vqprompt.words import counted
 
 
 def predict(
@@ -26,7 +26,7 @@ def predict(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line, for other programs to read.")
     ] = False,
-    backbone: Annotated[str | None, typer.Option(help="The weights file, if it has moved since.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Where the weights file is now, if it was moved.")] = None,
     device: Device = "auto",
     unknown: Annotated[
         bool, typer.Option("--unknown/--no-unknown", help="Say unknown for what is like no class (models only).")
@@ -40,7 +40,7 @@ def predict(
     [bold]vqprompt predict garden.vqp photo.jpg holiday/ --top 3[/bold]
     """
     if not learned.is_dir():
-        predict_with_model(learned, images, top, as_json, backbone, device, unknown, strictness)
+        _predict_with_model(learned, images, top, as_json, backbone, device, unknown, strictness)
         return
     from vqprompt.learner.predictor import Predictor
 
@@ -57,8 +57,43 @@ def predict(
             print(json.dumps({"image": str(file), "classes": classes}, ensure_ascii=False))
         else:
             print_plain(f"{file}: " + ", ".join(f"{name} {s:.0%}" for name, s in classes.items()))
+    _refuse(bad, len(files))
+
+
+def _predict_with_model(
+    model: Path, images: list[Path], top: int, as_json: bool, backbone: str | None, device: str,
+    unknown: bool = True, strictness: float = 0.0,
+) -> None:  # fmt: skip
+    """Predict with a model file, which can also answer "unknown"."""
+    from vqprompt.model.model import Model
+
+    asked = Model.load(model, device=device, backbone=backbone)
+    files = [file for path in images for file in image_files(path)]
+    bad = []
+    for start in range(0, len(files), 64):
+        part = files[start : start + 64]
+        for file, found in zip(
+            part, asked.try_answers(part, top=top, unknown=unknown, strictness=strictness), strict=True
+        ):
+            if isinstance(found, Exception):
+                bad.append(str(found))
+            elif as_json:
+                print(
+                    json.dumps(
+                        {"image": str(file), "class": found.name, "classes": dict(found.classes)}, ensure_ascii=False
+                    ),
+                    flush=True,
+                )
+            else:
+                named = ", ".join(f"{name} {share:.0%}" for name, share in found.classes)
+                print_plain(f"{file}: unknown (nearest: {named})" if found.name == "unknown" else f"{file}: {named}")
+    _refuse(bad, len(files))
+
+
+def _refuse(bad: list[str], count: int) -> None:
+    """Name the images that could not be read, after the others were answered. bad: one message per image."""
     if bad:
-        raise UserError("\n  ".join([f"{len(bad)} of {len(files)} images cannot be used:", *bad]))
+        raise UserError("\n  ".join([f"{len(bad)} of {counted(count, 'image')} cannot be used:", *bad]))
 
 
 def image_files(path: Path) -> list[Path]:

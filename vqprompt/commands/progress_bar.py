@@ -1,7 +1,7 @@
 """Progress for people: live bars in a terminal, plain lines in a file or pipe.
 
-`run` and `demo` show one bar, `bench run` one bar per run that is going on. All of them show how much is done, the time
-elapsed and the time remaining.
+`run`, `demo`, `learn`, `check` and `test` show one bar, `bench run` one bar per run in progress. All of them show how
+much is done, the time elapsed and the time remaining.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def seconds_as_text(seconds: float) -> str:
 
 @dataclass
 class Timeline:
-    """When a run started, and how far it was when its whole work became known. From these comes the remaining time."""
+    """When a run started, and how far it was when its whole work became known; to estimate the remaining time."""
 
     started: float = field(default_factory=lambda: time.monotonic())
     first: tuple[float, float] | None = None  # time and work done, at the first event with a known total
@@ -38,7 +38,7 @@ class Timeline:
     last_task: int | None = None
 
     def remaining(self, event: Progress) -> float | None:
-        """Seconds, from the speed so far; None while nothing is known about it."""
+        """Estimated seconds, from the speed so far; None while nothing is known."""
         now = time.monotonic()
         if self.first is None:
             self.first = now, event.done
@@ -55,17 +55,21 @@ class Timeline:
         return True
 
 
+def live_bars(console: Console) -> LiveBars:
+    """Bars that disappear at the end. The description comes last: it may be long, and a narrow terminal cuts off the
+    end of a line."""
+    return LiveBars(
+        BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
+        TextColumn("remaining"), TextColumn("{task.description}", markup=False), console=console, transient=True,
+    )  # fmt: skip
+
+
 class Bars:
     """Bars by name. Use it as a context manager: bars disappear at its end, lines stay."""
 
     def __init__(self, console: Console) -> None:
-        # the description comes last: it may be long, and a narrow terminal cuts off the end of a line
-        columns = (
-            BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
-            TextColumn("remaining"), TextColumn("{task.description}", markup=False),
-        )  # fmt: skip
         self.console = console
-        self.live = LiveBars(*columns, console=console, transient=True)
+        self.live = live_bars(console)
         self.bars: dict[str, TaskID] = {}
         self.timelines: dict[str, Timeline] = {}
 
@@ -97,7 +101,7 @@ class Bars:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def set(self, name: str, completed: float) -> None:
-        """For a bar that no events arrive for, such as the one of all runs together."""
+        """For a bar that gets no events, such as the one of all runs together."""
         self.live.update(self.bars[name], completed=completed, description=printable(name))
 
     def remove(self, name: str) -> None:

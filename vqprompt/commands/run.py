@@ -32,9 +32,9 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(help="Fixes the order of the classes and everything random.")] = 1,
     device: Device = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was interrupted.")] = False,
 ) -> None:
-    """See forgetting, and its cure, in under three minutes on a laptop.
+    """See how a model forgets, and how VQ-Prompt prevents it, in about three minutes on a laptop.
 
     Learns 50 classes of Quick Draw drawings in 10 tasks of 5, with the embedded ViT-S/14: once with VQ-Prompt, once
     with plain fine-tuning (FT), which forgets. Prints a table and writes OUT/report.html.
@@ -103,9 +103,7 @@ def run(
         list[str] | None,
         typer.Option("--set", help="Any setting of the run or of the method: --set tau=5 --set rebalancing.lr=1e-4."),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in OUT from its last checkpoint.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
     track: Track = None,
     processes: Annotated[
         int | None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vqprompt.commands.console import print_plain
-from vqprompt.commands.options import Device
+from vqprompt.commands.options import Device, NewBackbone, NewSize
 from vqprompt.errors import UserError
 
 
@@ -22,15 +22,18 @@ def serve(
         ),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Start with a model that knows 50 kinds of drawings, and draw.")
+        bool, typer.Option("--example", help="Start with a model that knows 50 kinds of drawings, to try it out.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Who can reach it; anything but this machine needs a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. One that other machines can reach needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes any free one.")] = 8000,
     token: Annotated[
         str | None,
         typer.Option(
             envvar="VQPROMPT_TOKEN",
-            help="A secret that every request must bring. The variable keeps it out of the list of processes.",
+            help="A secret that every request must contain. Give it as the variable to hide it from other users of the "
+            "machine, who can read command lines.",
             show_envvar=True,
         ),
     ] = None,
@@ -38,14 +41,12 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as upload_mb=1000. A wrong name lists them."),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in px, for a new model.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")
-    ] = None,
+    size: NewSize = None,
+    backbone: NewBackbone = None,
     device: Device = "auto",
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """A web page to teach and ask a model, and an HTTP interface for programs. It predicts while it learns.
+    """Start a web page to teach and ask a model, and an HTTP interface for programs. It predicts while it learns.
 
     [bold]vqprompt serve garden.vqp[/bold], or [bold]vqprompt serve --example[/bold] to try it
     """
@@ -67,7 +68,7 @@ def serve(
         if token is not None:
             print_plain("the page asks for the token; programs send it as Authorization: Bearer TOKEN")
         if example and model is None:
-            print_plain("what you teach the example is gone when it stops; vqprompt serve --example NAME.vqp keeps it")
+            print_plain("what you teach the example is lost when it stops; vqprompt serve --example NAME.vqp keeps it")
         print_plain("programs: docs at /docs; stop with Ctrl-C")
         if browser:
             import webbrowser

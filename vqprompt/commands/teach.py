@@ -1,4 +1,4 @@
-"""The commands of the living model: learn, show, rename, forget, undo, cache; and `predict` for a model file.
+"""The commands for a model of your own: learn, show, rename, forget, undo, cache.
 
 A model is one file. Every command reads it, changes it under a lock, and replaces it in one step.
 """
@@ -13,24 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.teaching_words import (
-    announce,
-    as_dict,
-    percent,
-    plain,
-    progress_shown,
-    say,
-    tell,
-    wide_console,
-)
+from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
+from vqprompt.commands.teaching_words import announce, as_dict, percent, progress_shown, tell
 from vqprompt.errors import UserError
+from vqprompt.words import counted
 
 if TYPE_CHECKING:
     from vqprompt.model.model import Model
-
-ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
 
 
 def learn(
@@ -49,7 +39,7 @@ def learn(
         str,
         typer.Option(
             help="instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the "
-            "network instead. How long it will take is said first; later teachings may be at this effort or at instant."
+            "network instead. The expected time is printed first. Later teachings can use this effort or instant."
         ),
     ] = "instant",
     hold_out: Annotated[
@@ -61,38 +51,34 @@ def learn(
             "trained on, to measure with.",
         ),
     ] = 0.2,
-    skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Go on without images that cannot be read.")
-    ] = False,
+    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out images that cannot be read.")] = False,
     exclude: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A list of images not to learn, one path per line.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in px, for a new model.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="See `vqprompt backbones`, or a weights file; for a new model.")
-    ] = None,
+    size: NewSize = None,
+    backbone: NewBackbone = None,
     device: Device = "auto",
     on: Annotated[
         str,
         typer.Option(
             help="Where to look at the images: local, ray (the cluster that this machine is part of) or ray=HOST:PORT. "
-            "The model is the same, to the bit, if the processors are alike."
+            "The model is the same, to the bit, on processors of the same kind."
         ),
     ] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="With --on ray: at most so many at a time.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="With --on ray: the most workers at a time.")] = None,
     gpus: Annotated[float | None, typer.Option(help="With --on ray: GPUs per worker, such as 1 or 0.25.")] = None,
     seed: Annotated[int, typer.Option(help="Of the training at good and best; the same seed gives the same bits.")] = 0,
     no_cache: Annotated[
         bool,
         typer.Option(
             "--no-cache",
-            help="Put nothing of the images on disk. Without this, more than 128 MB of decoded images lie "
-            "in a temporary file in the cache folder while learning; nothing is kept afterwards either way.",
+            help="Write no image data to disk. Without this option, more than 128 MB of decoded images are put "
+            "into a temporary file in the cache folder while learning. Either way, nothing of it is kept.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Teach a model: make it, or add to it. New classes join, known ones get better; no image is kept.
+    """Teach a model: make it, or add to it. New classes are added, known ones get better; no image is kept.
 
     [bold]vqprompt learn garden.vqp birds/[/bold]
     """
@@ -128,7 +114,7 @@ def learn(
 
 
 def show(model: ModelPath, as_json: Json = False) -> None:
-    """What a model knows: classes, images, accuracy, history, size.
+    """Show what a model knows: classes, images, accuracy, history, size.
 
     [bold]vqprompt show garden.vqp[/bold]
     """
@@ -138,15 +124,15 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found, ensure_ascii=False, indent=2))
         return
+    from rich.markup import escape
     from rich.table import Table
 
-    console = wide_console()
     table = Table(show_edge=False, header_style="bold")
     for heading in ("class", "images", "recognized", "kinds", "last taught"):
         table.add_column(heading, justify="left" if heading in ("class", "last taught") else "right")
     for c in found["classes"]:
         table.add_row(
-            plain(c["name"]), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
+            escape(c["name"]), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
             c["taught"][-1][:10] if c["taught"] else "",
         )  # fmt: skip
     console.print(table)
@@ -156,25 +142,25 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         "good": "good (prompts are trained)",
         "best": "best (the network is tuned)",
     }
-    moved = (
-        f"; of {len(found['moved'])} classes the memory moved along, so theirs is an estimate" if found["moved"] else ""
-    )
+    moved = f" (an estimate for {counted(len(found['moved']), 'class')}, whose memory moved)" if found["moved"] else ""
     lines = [
         "",
-        f"{len(found['classes'])} classes, {found['images']} images; effort {trained[found['effort']]}",
+        f"{counted(len(found['classes']), 'class')}, {counted(found['images'], 'image')}; "
+        f"effort {trained[found['effort']]}",
         f"accuracy {percent(found['accuracy'])} on images it had not learned{moved}",
         f"percentages are off by {percent((found['calibration_error'] or [None])[-1])} on average",
-        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; {found['can_undo']} steps to undo",
+        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; "
+        f"{counted(found['can_undo'], 'step')} to undo",
         "",
     ]
     for event in found["history"]:
         what = f"{event['what']} {event.get('detail', '')}".strip()
         if "images" in event:
             effort = f" at effort {event['effort']}" if "effort" in event else ""
-            what = f"learned {event['images']} images of {len(event['classes'])} classes{effort}"
+            what = f"learned {counted(event['images'], 'image')} of {counted(len(event['classes']), 'class')}{effort}"
         lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
     for line in lines:
-        console.print(line, markup=False, highlight=False)
+        print_plain(line)
 
 
 def rename(
@@ -188,28 +174,29 @@ def rename(
     """
     with _changing(model) as changed:
         changed.rename(old, new)
-    say(f"{old} is now called {new}")
+    print_plain(f"{old} is now called {new}")
 
 
 def forget(
     model: ModelPath,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="A class of the model.")],
     for_good: Annotated[
-        bool, typer.Option("--for-good", help="Also from the versions that undo could bring back; they all go.")
+        bool, typer.Option("--for-good", help="Also delete all older versions, so that undo cannot bring it back.")
     ] = False,
 ) -> None:
-    """Take a class away, as if it had never been learned.
+    """Remove a class, as if it had never been learned.
 
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
     with _changing(model) as changed:
         changed.forget(name, for_good=for_good)
         left, accuracy, effort = len(changed.classes), changed.accuracy, changed.effort
-    say(f"{name} is forgotten; {left} classes are left, accuracy {percent(accuracy)}")
+    are = "is" if left == 1 else "are"
+    print_plain(f"{name} is forgotten; {counted(left, 'class')} {are} left, accuracy {percent(accuracy)}")
     if effort != "instant":
-        say(
-            "note: what is remembered of it is gone; the network that was trained while it was there stays as it is. "
-            "To leave no trace, make a model anew without this class"
+        print_plain(
+            "note: what the model remembered of this class is deleted, but the network was trained with it and stays "
+            "as it is. To leave no trace, make a new model without this class"
         )
 
 
@@ -221,13 +208,13 @@ def undo(model: ModelPath) -> None:
     with _changing(model) as changed:
         what = changed.undo()
         left = len(changed.classes)
-    say(f"undone: {what}; the model has {left} classes now")
+    print_plain(f"undone: {what}; the model has {counted(left, 'class')} now")
 
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
 ) -> None:
-    """What is kept of images on disk, by the commands for research; teaching a model keeps nothing.
+    """Show what the research commands keep of images on disk, or delete it. Teaching a model keeps nothing.
 
     [bold]vqprompt cache --clear[/bold]
     """
@@ -241,44 +228,13 @@ def cache(
         place = folder / name
         sizes = [f.stat().st_size for f in place.rglob("*") if f.is_file()] if place.is_dir() else []
         total += sum(sizes)
-        say(f"{what:18} {len(sizes):6} files {sum(sizes) / 1e6:10.1f} MB  {place}")
+        print_plain(f"{what:18} {len(sizes):6} files {sum(sizes) / 1e6:10.1f} MB  {place}")
         if clear and place.is_dir():
             shutil.rmtree(place)
     if clear:
-        say(f"deleted {total / 1e6:.1f} MB")
+        print_plain(f"deleted {total / 1e6:.1f} MB")
     elif total:
-        say("vqprompt cache --clear deletes it; it is made again when it is needed")
-
-
-def predict_with_model(
-    model: Path, images: list[Path], top: int, as_json: bool, backbone: str | None, device: str,
-    unknown: bool = True, strictness: float = 0.0,
-) -> None:  # fmt: skip
-    """`vqprompt predict` for a model file."""
-    from vqprompt.model.model import Model
-
-    asked = Model.load(model, device=device, backbone=backbone)
-    files = [file for path in images for file in _image_files(path)]
-    bad = []
-    for start in range(0, len(files), 64):
-        part = files[start : start + 64]
-        for file, found in zip(
-            part, asked.try_answers(part, top=top, unknown=unknown, strictness=strictness), strict=True
-        ):
-            if isinstance(found, Exception):
-                bad.append(str(found))
-            elif as_json:
-                print(
-                    json.dumps(
-                        {"image": str(file), "class": found.name, "classes": dict(found.classes)}, ensure_ascii=False
-                    ),
-                    flush=True,
-                )
-            else:
-                named = ", ".join(f"{name} {share:.0%}" for name, share in found.classes)
-                say(f"{file}: unknown (nearest: {named})" if found.name == "unknown" else f"{file}: {named}")
-    if bad:
-        raise UserError("\n  ".join([f"{len(bad)} of {len(files)} images cannot be used:", *bad]))
+        print_plain("vqprompt cache --clear deletes it; it is made again when needed")
 
 
 # ---------------------------------------------------------------------------------------------- helpers
@@ -293,22 +249,6 @@ def _changing(path: Path) -> Iterator[Model]:
         model = Model.load(path)
         yield model
         model.save(path, locked=True)
-
-
-def _image_files(path: Path) -> list[Path]:
-    from vqprompt.data.decode import IMAGE_SUFFIXES
-    from vqprompt.data.source import hidden
-
-    if not path.is_dir():
-        return [path]
-    found = sorted(
-        f for f in path.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and not hidden(f.relative_to(path).as_posix())
-    )
-    if not found:
-        raise UserError(
-            f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(IMAGE_SUFFIXES))}"
-        )
-    return found
 
 
 def _check_size(path: Path, model: Model, size: int | None) -> None:

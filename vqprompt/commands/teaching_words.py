@@ -1,4 +1,4 @@
-"""Words and progress of the commands for a model of one's own."""
+"""Messages and progress of the commands for a model of your own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vqprompt.commands.console import print_plain
+from vqprompt.words import counted
+
 if TYPE_CHECKING:
     from vqprompt.model.model import Model, Plan, Taught
     from vqprompt.progress import Progress, Report
@@ -17,38 +20,38 @@ SECONDS_BETWEEN_LINES = 5.0  # of progress, into a file or pipe
 
 
 def announce(plan: Plan) -> None:
-    new = f", {len(plan.new_classes)} of them new" if plan.new_classes else ""
+    new = f" ({len(plan.new_classes)} new)" if plan.new_classes else ""
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
-    text = f"{plan.images} images of {plan.classes} classes{new}{effort}: about {duration(plan.seconds)}"
-    print(text, file=sys.stderr, flush=True)
+    what = f"{counted(plan.images, 'image')} of {counted(plan.classes, 'class')}{new}{effort}"
+    print(f"{what}: about {duration(plan.seconds)}", file=sys.stderr, flush=True)
 
 
 def tell(found: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for note in found.notes:
-        say(f"note: {note}")
+        print_plain(f"note: {note}")
     if found.known_images:
-        say(f"note: {found.known_images} images were known already and are not counted twice")
+        print_plain(f"note: left out {counted(found.known_images, 'image')} that the model knows already")
     if found.copies:
-        say(f"note: {found.copies} images were there more than once and are counted once")
+        print_plain(f"note: left out {counted(found.copies, 'repeated image')}")
     for message in found.broken[:10]:
-        say(f"left out: {message}")
+        print_plain(f"left out: {message}")
     if len(found.broken) > 10:
-        say(f"left out: … and {len(found.broken) - 10} more")
+        print_plain(f"left out: … and {len(found.broken) - 10} more")
     if not found.images:
-        say("nothing was learned; the model is as it was")
+        print_plain("nothing was learned; the model is as it was")
         return
-    grown = f", {len(found.grown_classes)} known ones got more" if found.grown_classes else ""
-    say(
-        f"learned {found.images} images in {duration(found.seconds)}: {len(found.new_classes)} new classes{grown}; "
-        f"{path} knows {len(model.classes)} classes"
+    grown = f", more images of {counted(len(found.grown_classes), 'known class')}" if found.grown_classes else ""
+    print_plain(
+        f"learned {counted(found.images, 'image')} in {duration(found.seconds)}: "
+        f"{counted(len(found.new_classes), 'new class')}{grown}; {path} knows {counted(len(model.classes), 'class')}"
     )
     if found.accuracy is not None:
         before = f" (before: {percent(found.accuracy_before)})" if found.accuracy_before is not None else ""
-        say(f"accuracy now: {percent(found.accuracy)} on images it has not learned{before}")
+        print_plain(f"accuracy now: {percent(found.accuracy)} on images it has not learned{before}")
     for name, was, now in found.suffering[:5]:
-        say(f"  {name} suffers: {percent(was)} → {percent(now)}")
+        print_plain(f"  {name} is recognized less often: {percent(was)} → {percent(now)}")
     if noticed is not None:
-        say(f"note: {noticed}")
+        print_plain(f"note: {noticed}")
 
 
 def as_dict(found: Taught) -> dict[str, Any]:
@@ -65,13 +68,12 @@ def as_dict(found: Taught) -> dict[str, Any]:
 def progress_shown() -> Iterator[Report]:
     """A live bar in a terminal; lines with the remaining time in a file or pipe. All of it on standard error."""
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as LiveBar
+
+    from vqprompt.commands.progress_bar import live_bars
 
     console = Console(stderr=True)
     if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        with LiveBar(*columns, console=console, transient=True) as bar:
+        with live_bars(console) as bar:
             line = bar.add_task("starting", total=None)
 
             def live(event: Progress) -> None:
@@ -116,19 +118,3 @@ def duration(seconds: float) -> str:
 
 def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
-
-
-def plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def wide_console() -> Any:
-    from rich.console import Console
-
-    return Console()
-
-
-def say(text: str) -> None:
-    wide_console().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.teach import Device, Json, ModelPath
-from vqprompt.commands.teaching_words import percent, progress_shown, say
+from vqprompt.commands.console import print_plain
+from vqprompt.commands.options import Device, Json, ModelPath
+from vqprompt.commands.teaching_words import percent, progress_shown
 from vqprompt.errors import UserError
+from vqprompt.words import counted
 
 
 def test(
@@ -30,7 +32,7 @@ def test(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Test a model with images it has not learned, class by class; writes a page that anybody understands.
+    """Test a model with images it has not learned, class by class, and write a page that is easy to understand.
 
     [bold]vqprompt test garden.vqp new-photos/[/bold]
     """
@@ -54,29 +56,32 @@ def test(
         )  # fmt: skip
     place = out or Path()
     page = write_page(found, place / "test.html", model.name, str(folder), asked.accuracy)
-    told = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **as_dict(found)}
-    write_atomically(place / "test.json", json.dumps(told, ensure_ascii=False, indent=2) + "\n")
+    summary = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **as_dict(found)}
+    write_atomically(place / "test.json", json.dumps(summary, ensure_ascii=False, indent=2) + "\n")
     write_atomically(place / "images.csv", images_csv(found))
     write_atomically(place / "classes.csv", classes_csv(found))
     if as_json:
-        print(json.dumps(told, ensure_ascii=False))
+        print(json.dumps(summary, ensure_ascii=False))
         return
     for note in found.notes:
-        say(f"note: {note}")
+        print_plain(f"note: {note}")
     for message in found.broken[:10]:
-        say(f"left out: {message}")
+        print_plain(f"left out: {message}")
     low, high = found.balanced_interval
     was = f"; before the last teaching {percent(found.balanced_before)}" if found.balanced_before is not None else ""
     if found.asked:
-        say(f"right, every class alike: {percent(found.balanced)} ({percent(low)} to {percent(high)}){was}")
-        say(f"right, every image alike: {percent(found.right.value)} ({found.right.hits} of {found.right.total})")
-        say(f"called unknown: {found.unknown.hits} of {found.unknown.total}")
+        print_plain(
+            f"right, every class weighted equally: {percent(found.balanced)} ({percent(low)} to {percent(high)}){was}"
+        )
+        right = found.right
+        print_plain(f"right, every image weighted equally: {percent(right.value)} ({right.hits} of {right.total})")
+        print_plain(f"called unknown: {found.unknown.hits} of {found.unknown.total}")
     if found.strangers:
         s = found.strangers_found
-        say(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
+        print_plain(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
     for c in sorted((c for c in found.per_class if c.recall.total), key=lambda c: c.recall.value or 0)[:5]:
         if c.recall.hits < c.recall.total:
-            say(f"  {c.name}: {c.recall.hits} of {c.recall.total} recognized")
+            print_plain(f"  {c.name}: {c.recall.hits} of {c.recall.total} recognized")
     for label, answer, times in found.confused_pairs()[:3]:
-        say(f"  {label} was taken for {answer} {times} time{'' if times == 1 else 's'}")
-    say(f"look at {page}")
+        print_plain(f"  {label} was taken for {answer} {counted(times, 'time')}")
+    print_plain(f"look at {page}")

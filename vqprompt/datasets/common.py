@@ -20,6 +20,7 @@ from vqprompt.downloads import download
 from vqprompt.errors import ImageError
 from vqprompt.files import cache_folder, exists
 from vqprompt.progress import Report
+from vqprompt.words import shorten
 
 TEST_FRACTION = 0.2
 
@@ -175,8 +176,7 @@ def make_dataset(
     if expected is not None:
         check_whole(name, listing.path, listing.classes, len(labels), expected)
     elif listing.ignored:  # known data sets come with READMEs, which need no mention
-        shown = shorten(listing.ignored, 3)
-        notes.append(f"ignored {len(listing.ignored)} files that are not images in class folders ({shown})")
+        notes.append(f"left out, not an image in a class folder: {shorten(listing.ignored, 3)}")
     if listing.entries[0].split is None:
         notes.append(no_split_note(seed))
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
@@ -227,10 +227,6 @@ def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expe
 def ordered(found: Sequence[str], names: Sequence[str]) -> list[str]:
     """Classes in a known order, if all of them are in it; else as they are."""
     return [n for n in names if n in set(found)] if set(found) <= set(names) else list(found)
-
-
-def shorten(names: Sequence[str], count: int = 5) -> str:
-    return ", ".join(map(repr, names[:count])) + (f" … {len(names)} altogether" if len(names) > count else "")
 
 
 def natural(text: str) -> list[tuple[int, str]]:

@@ -22,11 +22,11 @@ from vqprompt.datasets.common import (
     make_dataset,
     open_files,
     read_file,
-    shorten,
 )
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.errors import ImageError
 from vqprompt.progress import Report, ignore
+from vqprompt.words import shorten
 
 EXPECTED = Expected(classes=200, images=11_788, train=5_994)
 ORIGIN = Origin(

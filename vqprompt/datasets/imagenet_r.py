@@ -20,12 +20,12 @@ from vqprompt.datasets.common import (
     locate,
     make_dataset,
     ordered,
-    shorten,
 )
 from vqprompt.datasets.parquet import list_parquet, parquet_files
 from vqprompt.datasets.wnids import IMAGENET_R
 from vqprompt.errors import ImageError
 from vqprompt.progress import Report, ignore
+from vqprompt.words import shorten
 
 LISTS = {"train": "imagenet-r_train.yaml", "test": "imagenet-r_test.yaml"}
 CODA = "https://raw.githubusercontent.com/GT-RIPL/CODA-Prompt/main/dataloaders/splits"

@@ -1,13 +1,13 @@
 """The closed form as a scikit-learn estimator on plain feature matrices.
 
 What is notable about this implementation:
-- It keeps counts, means and one scatter matrix, so `partial_fit` takes any number of rows at a time, in any order, with
-  classes never seen before, and the result is that of one `fit` with everything.
-- Batches are merged by the means' differences (Chan, Golub and LeVeque), which stays exact where features are large and
-  spread little, unlike the difference of two large sums.
+- It keeps counts, means and one scatter matrix. So `partial_fit` takes any number of rows at a time, in any order, with
+  new classes or without, and the result equals that of one `fit` with all rows.
+- Batches are merged by the differences of their means (Chan, Golub and LeVeque). That stays exact where features are
+  large and vary little; the difference of two large sums would not.
 - With a number as shrinkage it equals `LinearDiscriminantAnalysis(solver="lsqr", shrinkage=number)`, which has no
-  `partial_fit`. That one weights the covariances of the classes by their priors; doing so for priors other than the
-  class frequencies needs a scatter matrix per class, which is kept in that case only.
+  `partial_fit`. scikit-learn weights the covariance of each class by its prior. If the priors are not the class
+  frequencies, this needs one scatter matrix per class, so only then are these kept.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 
 class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A linear discriminant with one covariance for all classes, solved, not trained; learns classes as they come.
+    """A linear discriminant with one covariance for all classes. It is solved, not trained, and learns new classes.
 
     shrinkage: how much of the unit matrix (times the average variance) is mixed into the covariance, from 0 to 1;
-    "auto" estimates it from the scatter and the number of rows (OAS). priors: of the classes, in the order of
-    `classes_`; "uniform"; None takes the class frequencies. temperature: divides the scores; above 1 probabilities are
-    less certain.
+    "auto" estimates it from the scatter and the number of rows (OAS). priors: one per class, in the order of
+    `classes_`; "uniform"; None takes the class frequencies. temperature: divides the scores; above 1, probabilities
+    become less certain.
 
-    Afterwards: classes_, class_count_, means_, covariance_ (shrunk), shrinkage_, priors_, coef_, intercept_.
+    Attributes after fitting: classes_, class_count_, means_, covariance_ (shrunk), shrinkage_, priors_, coef_,
+    intercept_.
     """
 
     def __init__(self, shrinkage: float | str = "auto", priors: Any = None, temperature: float = 1.0) -> None:
@@ -39,7 +40,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.temperature = temperature
 
     def fit(self, X: Any, y: Any) -> ClosedFormClassifier:
-        """Learn from rows X [n, D] with labels y [n]; what was known before is forgotten."""
+        """Learn from rows X [n, D] with labels y [n]. Everything learned before is forgotten."""
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -47,7 +48,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return self._take_in(X, y, np.unique(y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ClosedFormClassifier:
-        """Learn more rows. Classes never seen before join; `classes` may announce some that come later (or never)."""
+        """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
         self._check_settings()
         first = not hasattr(self, "classes_")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
@@ -58,7 +59,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return self._take_in(X, y, announced)
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Scores [n, classes]; for two classes [n], that of the second less that of the first."""
+        """Scores [n, classes]; for two classes [n]: the score of the second minus the score of the first."""
         scores = self._scores(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
@@ -112,7 +113,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
                 f"labels were {self.classes_.dtype} and are {announced.dtype} now; give names or numbers, not both"
             )
         if self._per_class != (self.priors is not None):
-            raise ValueError("priors were set or taken away between two calls of partial_fit; fit anew")
+            raise ValueError("priors were set or removed between two calls of partial_fit; call fit again")
         joined = np.union1d(self.classes_, announced)
         if len(joined) == len(self.classes_):
             return
@@ -150,7 +151,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         width = len(covariance)
         level = np.trace(covariance) / width
         self.shrinkage_ = _oas(covariance, total) if isinstance(self.shrinkage, str) else float(self.shrinkage)
-        if level <= 0:  # no class has two rows that differ: the nearest mean
+        if level <= 0:  # no class has two rows that differ: predict the nearest mean
             self.covariance_ = np.eye(width)
         else:
             self.covariance_ = (1 - self.shrinkage_) * covariance + self.shrinkage_ * level * np.eye(width)

@@ -1,11 +1,11 @@
-"""A living model as a scikit-learn classifier of images: paths, Pillow images or arrays in, names out.
+"""A `vqprompt.Model` as a scikit-learn classifier of images: paths, Pillow images or arrays in, class names out.
 
 What is notable about this implementation:
-- Underneath is a `vqprompt.Model` (attribute `model_`), so what was fitted here can be saved, shown and taught from the
-  command line.
-- An image's features do not depend on the split it falls into. They are remembered for the process, by content, so
-  cross-validation and grid searches show each image to the network once.
-- The backbone is not pickled; it is named, and loaded again where it is needed.
+- The attribute `model_` is a `vqprompt.Model`, so a fitted classifier can be saved, shown and taught from the command
+  line.
+- The features of an image do not depend on the split it falls into. The process remembers them by the image's content,
+  so cross-validation and grid searches show each image to the network once.
+- The backbone is not pickled. Only its name is, and the backbone is loaded again where it is needed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ REMEMBERED = 20_000  # features per backbone; at 768 numbers each, 60 MB
 
 
 class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifies images with a frozen Vision Transformer and a closed form.
+    """Classifies images with a frozen Vision Transformer and a classifier in closed form.
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
-    crop: side of the central crop, as a part of the short side; 0: the whole image, squashed. effort: as in
+    crop: side of the central crop, as a fraction of the short side; 0: the whole image, squashed. effort: as in
     `Model.learn`. device: "auto", "cpu", "cuda" … unknown: what `predict` answers for an image that is like no class;
     None: always the nearest class, as scikit-learn's metrics expect.
 
-    Afterwards: classes_, model_ (a `vqprompt.Model`).
+    Attributes after fitting: classes_, model_ (a `vqprompt.Model`).
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> VQPromptClassifier:
-        """Learn more images: classes never seen before join, known ones get better. classes: ignored, not needed."""
+        """Learn more images: new classes are added, known ones get better. classes: not needed, and ignored."""
         if not hasattr(self, "model_"):
             return self.fit(X, y)
         images, labels = _checked(X, y)
@@ -83,12 +83,12 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> np.ndarray:
         """The class of each image."""
         shares, familiar = self._judged(X)
-        found = self.classes_[shares.argmax(1)]
+        best = self.classes_[shares.argmax(1)]
         if self.unknown is None:
-            return found
-        found = found.astype(object) if not isinstance(self.unknown, type(self.classes_[0])) else found
+            return best
+        best = best.astype(object) if not isinstance(self.unknown, type(self.classes_[0])) else best
         strange = familiar < 0
-        return np.where(strange, np.array(self.unknown, dtype=object), found) if strange.any() else found
+        return np.where(strange, np.array(self.unknown, dtype=object), best) if strange.any() else best
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [n, classes], in the order of `classes_`."""
@@ -110,7 +110,7 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return shares[:, [place[str(c)] for c in self.classes_]], familiar
 
     def _prepared(self, model: Model) -> Model:
-        """The model with the features that this process remembers, if they are of the same backbone."""
+        """The model, using the features that this process remembers if they come from the same backbone."""
         if not isinstance(model._features, _Remembering):
             shared = _shared_features(str(self.backbone), self.size, self.crop, self.device)
             if model._stored is None:
@@ -158,14 +158,14 @@ def _images(X: Any) -> list[Any]:
         X = np.asarray(X)[:, 0]
     images = list(X)
     if not images:
-        raise ValueError("X: no image in it")
+        raise ValueError("X has no image; give at least one")
     return images
 
 
 def _checked(X: Any, y: Any) -> tuple[list[Any], np.ndarray]:
     images, labels = _images(X), np.asarray(y)
     if labels.ndim != 1 or len(labels) != len(images):
-        raise ValueError(f"X has {len(images)} images and y is of shape {list(labels.shape)}; give one label per image")
+        raise ValueError(f"X has {len(images)} images and y has shape {list(labels.shape)}; give one label per image")
     if labels.dtype.kind == "f":
         raise ValueError("y: classes are names or whole numbers, not fractions")
     return images, labels
@@ -197,9 +197,9 @@ class _Remembering:
         names = [self._name(p) for p in pictures]
         with self.lock:
             held = {name: self.known[name] for name in names if isinstance(name, int) and name in self.known}
-        found = self.features.of([p for p, name in zip(pictures, names, strict=True) if name not in held])
+        computed = self.features.of([p for p, name in zip(pictures, names, strict=True) if name not in held])
         for name in names:
-            feature: np.ndarray | Exception = held[name] if name in held else next(found)  # type: ignore[index]
+            feature: np.ndarray | Exception = held[name] if name in held else next(computed)  # type: ignore[index]
             if isinstance(name, int) and not isinstance(feature, Exception):
                 with self.lock:
                     self.known[name] = feature

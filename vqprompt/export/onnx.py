@@ -1,11 +1,11 @@
 """A model as an ONNX file: image in; probabilities and familiarity out; any number of images at once.
 
-Everything is inside: the central crop, normalization, the backbone with what was trained, the classifier, the
-temperature and the score that tells the unknown. Left outside is reading a file and squashing it to a square, which
-every language has:
+The file does everything: the central crop, normalization, the backbone with what was trained, the classifier, the
+temperature and the score that decides what is unknown. The caller only reads an image and resizes it to a square, which
+every language can do:
 
     image: uint8 [n, side, side, 3], the whole picture in RGB, resized to side × side (Pillow: BICUBIC)
-    aspect: float32 [n], width / height of the picture before that
+    aspect: float32 [n], width / height of the picture before it was resized
     probabilities: float32 [n, classes]
     familiarity: float32 [n]; below 0 is unknown
 
@@ -131,7 +131,7 @@ def _trace(whole: Whole, target: Path) -> None:
     import logging
 
     image = torch.zeros(2, whole.side, whole.side, 3, dtype=torch.uint8)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it says that torchvision is missing, which is not needed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns about torchvision, which is not needed
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         batch = torch.export.Dim("batch", min=1, max=4096)
@@ -143,8 +143,8 @@ def _trace(whole: Whole, target: Path) -> None:
 
 
 def _quantize(source: Path, target: Path, width: int, hidden: int) -> None:
-    """The matrix products inside the backbone's blocks in 8 bits; what comes before and after stays as it is: it takes
-    little time, and costs accuracy. width, hidden: of a block and inside its perceptron."""
+    """Put the matrix products inside the backbone's blocks into 8 bits. The layers before and after stay as they are:
+    they take little time, and 8 bits there would cost accuracy. width, hidden: of a block and of its perceptron."""
     import logging
 
     from onnxruntime.quantization import QuantType, quantize_dynamic

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
+import torch
+
+from vqprompt.backbones.vit import ViT, ViTConfig
 from vqprompt.errors import UserError
-from vqprompt.methods.base import Method
+from vqprompt.methods.base import Method, TaskInfo
 from vqprompt.methods.bic import BiC
 from vqprompt.methods.coda import CodaPrompt
 from vqprompt.methods.dualprompt import DualPrompt
@@ -49,6 +53,16 @@ METHODS: dict[str, type[Method]] = {
     "sldc": SLDC,
     "joint": Joint,
 }
+
+
+def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **options: Any) -> Method:
+    """A method as it is after its last task, to count parameters: it has shapes, but no values and no memory. (Some
+    methods add parameters with every task.)"""
+    with torch.device("meta"):
+        made = method(ViT(config), method.Options(**options), tasks)
+        for number in range(tasks):
+            made.grow(TaskInfo(number, old_classes=number, new_classes=1))
+    return made
 
 
 def find_method(name: str) -> type[Method]:

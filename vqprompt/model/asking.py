@@ -1,4 +1,4 @@
-"""Asks a model: classes, probabilities, features, and which prompts an image meets."""
+"""Ask a model: classes, probabilities, features, and which prompts an image uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vqprompt.model.solving import background_of, calibration_of
 
 
 class Asking:
-    """What a model answers about images."""
+    """The part of `Model` that answers questions about images."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class Asking:
     ) -> Any:
         """The class of one image (a name), or of several (a list of names); "unknown" for what is like no class.
 
-        unknown: False always names a class. strictness: moves the threshold; above 0 more is called unknown.
+        unknown: False always names a class. strictness: moves the threshold; above 0, more images are called unknown.
         """
         answers = self.answers(pictures, unknown=unknown, strictness=strictness)
         return answers[0].name if _is_one(pictures) else [a.name for a in answers]
@@ -56,7 +56,7 @@ class Asking:
     def try_answers(
         self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer | Exception]:
-        """As `answers`; an image that cannot be read has its error in place of an answer."""
+        """Like `answers`, but an image that cannot be read gives its error instead of an answer."""
         self._check_taught()
         features = self._embed(pictures)
         good = [f for f in features if not isinstance(f, Exception)]
@@ -90,7 +90,7 @@ class Asking:
         return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
 
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes] and how far above the threshold of the known they lie [n]."""
+        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
         content = self._content
         self._check_taught()
         assert content.solved is not None
@@ -103,7 +103,7 @@ class Asking:
         return shares, familiarity(shares, nearness, calibration) - calibration.threshold
 
     def prompts_used(self, pictures: ImageLike | Sequence[ImageLike]) -> list[list[PromptUse]]:
-        """Which prompts each image met, block by block; an empty list per image for models without prompts."""
+        """Which prompts each image uses, block by block; an empty list per image for models without prompts."""
         wrapped, _ = find_pictures([pictures] if _is_one(pictures) else list(pictures), "picture")  # type: ignore[arg-type]
         trained = self._content.trained
         if trained is None or "pool.prompts" not in trained.tensors:

@@ -1,7 +1,7 @@
-"""The pictures of one teaching, decoded once: in memory while they are few, else in a temporary file.
+"""The pictures of one teaching, decoded once: in memory if they are few, else in a temporary file.
 
-The file has no name on systems that allow that, so nothing of it is left however the process ends. Pixels are read and
-written, not mapped: mapped pages would count as memory of the process.
+The file has no name on systems that allow that, so it disappears however the process ends. Pixels are read and written,
+not mapped: mapped pages would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IN_MEMORY = 128 << 20  # bytes; 650 pictures at 224 px
 
 
 class DecodedPictures:
-    """Squashed pixels uint8 [n, 3, side, side] and aspect ratios, as a list that grows. Many threads may read it.
+    """A growing list of squashed pixels uint8 [n, 3, side, side] and aspect ratios. Many threads may read it.
 
     on_disk: False keeps all of it in memory.
     """
@@ -70,7 +70,7 @@ class DecodedPictures:
         return np.frombuffer(data, np.uint8).reshape(3, self.side, self.side), self.aspects[row]
 
     def store(self, rows: np.ndarray) -> Store:
-        """Some of them, as training reads them."""
+        """Some rows, as training reads them."""
         pixels: Any = _Rows(self, rows)
         return Store(pixels, np.array([self.aspects[row] for row in rows]), "")
 

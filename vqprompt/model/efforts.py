@@ -1,4 +1,4 @@
-"""How much work a teaching may be, and what training leaves behind in a model."""
+"""How much work a teaching does, and what training adds to a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EFFORTS = {
     "good": "prompts are trained",
     "best": "the network is tuned slowly",
 }
-ENOUGH = 4  # images per class, on average, below which training would learn them by heart
+ENOUGH = 4  # images per class, on average; with fewer, training would learn them by heart
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Trained:
 def check_effort(effort: str, trained: Trained | None = None) -> None:
     """Refuse an effort that does not exist, or one that does not fit what the model was trained with before."""
     if effort not in EFFORTS:
-        raise UserError(f"effort {effort!r} is unknown; there are {', '.join(EFFORTS)}")
+        raise UserError(f"effort {effort!r} is unknown; the efforts are {', '.join(EFFORTS)}")
     if trained is not None and effort not in ("instant", trained.effort):
         raise UserError(
             f"effort {effort!r} cannot follow effort {trained.effort!r}: its training would start from the plain "
@@ -70,9 +70,9 @@ def why_not_train(labels: Sequence[str]) -> str | None:
     """Why images of these classes cannot train anything; None if they can."""
     counts = Counter(labels)
     if len(counts) < 2:
-        return "one class alone shows nothing to tell apart"
+        return "with one class there is nothing to tell apart"
     if len(labels) < ENOUGH * len(counts):
-        return f"{len(labels)} images of {len(counts)} classes are too few (it takes {ENOUGH} of each or more)"
+        return f"{len(labels)} images of {len(counts)} classes are too few (at least {ENOUGH} per class are needed)"
     return None
 
 

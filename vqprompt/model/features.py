@@ -1,13 +1,12 @@
 """Shows images to the frozen backbone, one at a time.
 
 What is notable about this implementation:
-- On CPUs each image goes through the network alone, on one core, and as many images at once as there are cores. That is
-  as fast as batches, needs no memory to speak of, and the features of an image do not depend, to the last bit, on which
-  images came with it or on how many cores there are. Exact teaching rests on that.
-- On GPUs batches have one size; the last one is filled up.
-- The class tokens of the last two blocks, side by side: three to four points better than the last one alone, on
-  photographs of birds as on drawings, at no cost in time.
-- An image is decoded by the same worker that shows it to the network, and forgotten right after.
+- On CPUs each core computes one image at a time. That is as fast as batches and needs little memory. The features of an
+  image do not depend, to the last bit, on the other images or on the number of cores. Exact teaching needs that.
+- On GPUs all batches have the same size; the last one is filled up.
+- A feature is the class tokens of the last two blocks, side by side. That is three to four points better than the last
+  one alone, on photographs of birds and on drawings, and costs no time.
+- The worker that shows an image to the network also decodes it, and drops it right after.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from vqprompt.runtime import pick_device
 T = TypeVar("T")
 BLOCKS = 2  # whose class tokens make a feature
 BATCH = 64  # images at a time on GPUs
-AHEAD = 4  # images per worker that may be waiting
+AHEAD = 4  # images per worker that may wait
 
 
 class Features:
     """Class-token features of images under one backbone, size and crop. Never changes; many threads may use it.
 
-    vit: frozen, in fp32. crop: side of the central crop, as a part of the short side; 0: the whole image, squashed.
-    encode: normalized images [B, 3, S, S] to features [B, D], where a network was trained (see trained.py).
+    vit: frozen, in fp32. crop: side of the central crop, as a fraction of the short side; 0: the whole image,
+    squashed. encode: normalized images [B, 3, S, S] to features [B, D], if a network was trained (see trained.py).
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Features:
     def _one(self, picture: Picture) -> np.ndarray | Exception:
         try:
             pixels, aspect = load(picture, self.side)
-        except Exception as error:  # whoever asked decides: to stop, or to go on without it
+        except Exception as error:  # the caller decides whether to stop
             return error
         return self._forward(pixels[None], [aspect])[0]
 
@@ -111,14 +110,16 @@ class Features:
             good = [p for p in part if not isinstance(p, Exception)]
             found: Iterator[np.ndarray] = iter(())
             if good:
-                filled = good + [good[-1]] * (BATCH - len(good))  # one shape, so that every row is computed alike
+                filled = good + [good[-1]] * (
+                    BATCH - len(good)
+                )  # one shape, so that every row is computed in the same way
                 found = iter(self._forward(np.stack([p for p, _ in filled]), [a for _, a in filled]))
             for p in part:
                 yield p if isinstance(p, Exception) else next(found)
 
 
 def parallel(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
-    """`map` over threads, in order, with few items under way."""
+    """`map` over threads, in order, with few items in work at a time."""
     threads_before, waiting, todo = torch.get_num_threads(), deque[Future[Any]](), iter(items)
     workers = max(1, min(os.cpu_count() or 1, 16))
     # one core for each worker's own computations; the number is PyTorch's per-thread setting
@@ -132,7 +133,7 @@ def parallel(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
                 waiting.append(pool.submit(work, item))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(threads_before)  # what threads that are started later begin with
+        torch.set_num_threads(threads_before)  # for threads that are started later
 
 
 def open_features(backbone: str | Path, size: int | None, crop: float, device: str) -> tuple[Features, str]:

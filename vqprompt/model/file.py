@@ -1,11 +1,12 @@
 """A model's file: safetensors, with its description as JSON inside.
 
 What is notable about this implementation:
-- One file holds everything: the classes, the solved classifier, the history, and the versions before, for `undo`.
-  Versions share what they have in common: a version is a list of classes, each of them a row in the file's tables.
-- It is written beside the old one, synced and renamed over it: a reader, or a process killed at any moment, meets the
-  old file or the new one. A checksum covers the description and every tensor.
-- One process at a time teaches: it holds a lock beside the file, which the system lets go of however the process ends.
+- One file holds everything: the classes, the solved classifier, the history, and older versions, for `undo`. Versions
+  share what they have in common: a version is a list of classes, each of them a row in the file's tables.
+- A new file is written beside the old one, synced, and renamed over it. So there is always a whole file, the old or the
+  new one, for readers and after a kill. A checksum covers the description and every tensor.
+- One process at a time can change a model: it holds a lock beside the file, which the system releases when the process
+  ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ except ImportError:  # Windows
     fcntl = None
 
 FORMAT = "vqprompt-model"
-VERSION, WITH_TRAINING = 1, 2  # a file in which something was trained says 2, so that no older reader overlooks it
+VERSION, WITH_TRAINING = 1, 2  # files with training say 2, so that older readers do not ignore it
 VERSIONS_KEPT = 10  # older versions, for undo
 BYTES_KEPT = 64 << 20  # of what only older versions hold
-WAY_OUT = "restore it from a copy, or make it anew with vqprompt learn"
+WAY_OUT = "restore it from a copy, or make a new one with vqprompt learn"
 
 
 class ModelError(UserError):
-    """A model file that is missing, damaged, foreign, or in use."""
+    """A model file that is missing, damaged, not ours, or in use."""
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """The network that a model's features come from. name: of `vqprompt backbones`, or where its file was."""
+    """The network that a model's features come from. name: as in `vqprompt backbones`, or the path of its file."""
 
     name: str
     fingerprint: str
@@ -60,7 +61,7 @@ class Backbone:
 
     @property
     def side(self) -> int:
-        """Of the squares that images are squashed to before they are cropped, in px."""
+        """Side in px of the squares that images are squashed to before they are cropped."""
         return round(self.size * 8 / 7)
 
 
@@ -69,7 +70,7 @@ class Content:
     """What a model knows at one moment.
 
     classes: sorted by name. solved: scores of classes, in that order; None while there is no class. facts: what was
-    found out about it (shrinkage, temperature, thresholds, accuracy), as JSON. history: one entry per teaching, oldest
+    measured (shrinkage, temperature, thresholds, accuracy), as JSON. history: one entry per teaching, oldest
     first. trained: what changes the network, if anything was trained; features are those of the changed network.
     """
 
@@ -194,7 +195,7 @@ def _metadata(data: bytes, path: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError):
         whole = len(data) > 8 and data[8:9] == b"{"
         raise ModelError(
-            f"{path}: a damaged model, or no model of vqprompt at all; {WAY_OUT}" if whole else
+            f"{path}: damaged, or not a model of vqprompt; {WAY_OUT}" if whole else
             f"{path}: not a model of vqprompt; give a file that vqprompt learn made"
         ) from None  # fmt: skip
     if form != FORMAT:
@@ -202,7 +203,7 @@ def _metadata(data: bytes, path: Path) -> dict[str, str]:
     if version not in (VERSION, WITH_TRAINING):
         raise ModelError(
             f"{path}: a model of format {version}, and this vqprompt reads formats {VERSION} and {WITH_TRAINING}; "
-            + ("install a newer vqprompt" if version > VERSION else "make it anew with vqprompt learn")
+            + ("install a newer vqprompt" if version > VERSION else "make a new one with vqprompt learn")
         )
     if not {"model", "checksum"} <= metadata.keys():
         raise ModelError(f"{path}: damaged, its description is missing; {WAY_OUT}")
@@ -247,31 +248,21 @@ def _assemble(described: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stor
 # ---------------------------------------------------------------------------------------------- on disk
 
 
-def is_model_file(path: Path) -> bool:
-    """Whether a path is a file that starts like a model; says nothing about whether it is whole."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(9)
-    except OSError:
-        return False
-    return path.suffix == ".vqp" or (len(start) == 9 and start[8:] == b"{")
-
-
 def read(path: Path) -> tuple[Stored, str]:
-    """A file's content and what tells it from any other: the checksum inside."""
+    """A file's content, and the checksum in it, which identifies it."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"{path}: no such model; make one with vqprompt learn {path} FOLDER") from None
     except IsADirectoryError:
-        raise ModelError(f"{path}: a folder, not a model; a model is one file, such as garden.vqp") from None
+        raise ModelError(f"{path}: this is a folder; a model is one file, such as garden.vqp") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from None
     return parse(data, path), _metadata(data, path)["checksum"]
 
 
 def checksum_inside(path: Path) -> str:
-    """What `read` would call the file; only its header is read."""
+    """The checksum that identifies a file. Only the header is read."""
     with path.open("rb") as file:
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
@@ -279,7 +270,7 @@ def checksum_inside(path: Path) -> str:
 
 
 def write(path: Path, stored: Stored) -> str:
-    """Written whole or not at all. Returns what `read` would call it."""
+    """Write the whole file or nothing. Returns the checksum that identifies it."""
     data = pack(stored)
     name = _metadata(data, path)["checksum"]
     try:
@@ -294,7 +285,7 @@ def write(path: Path, stored: Stored) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time changes a model."""
+    """Only one process at a time can be inside this block, for one model."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -318,7 +309,7 @@ def _open_lock(lock: Path) -> Any:
             return file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_ino == lock.stat().st_ino:  # else the one before us deleted it just now
+            if os.fstat(file.fileno()).st_ino == lock.stat().st_ino:  # else the process before us has just deleted it
                 return file
         except FileNotFoundError:
             pass

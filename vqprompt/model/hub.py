@@ -1,8 +1,8 @@
 """Shares a model on the Hugging Face hub: `save_pretrained`, `from_pretrained`, `push_to_hub`, and a card.
 
-A repository holds the model's file (model.vqp), config.json with what a reader wants to know before fetching it, and
-README.md, the card. The file is the model as it is now, without the versions that `undo` could bring back. Weights of a
-backbone are not in it; the card names them. Nothing that is fetched is run.
+A repository holds the model's file (model.vqp), config.json with what a reader wants to know before downloading it, and
+README.md, the card. The file is the model as it is now, without the older versions that `undo` could bring back. It
+does not contain the backbone's weights; the card names them. No downloaded code is ever run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
 from vqprompt.model import file as files
 from vqprompt.model.file import Stored
+from vqprompt.words import counted
 
 if TYPE_CHECKING:
     from vqprompt.model.model import Model
@@ -44,10 +45,10 @@ def save_pretrained(
         try:
             validate_repo_id(repo_id)
         except HFValidationError as error:
-            raise UserError(f"{repo_id!r} cannot be a repository's name: {error}") from None
+            raise UserError(f"{repo_id!r} cannot be the name of a repository: {error}") from None
     folder = Path(folder)
     if folder.is_file():
-        raise UserError(f"{folder}: a file; give a folder")
+        raise UserError(f"{folder}: this is a file; give a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with files.locked(folder / FILE):
         files.write(folder / FILE, _to_share(model))
@@ -90,10 +91,10 @@ def from_pretrained(
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{name}: not a folder here, and it cannot be fetched from the hub ({reason})") from None
-    found = Model.load(path, device=device, backbone=backbone)
-    found.path, found._on_disk = None, None  # the cache is not where it should be saved to
-    return found
+        raise UserError(f"{name}: not a folder here, and it cannot be downloaded from the hub ({reason})") from None
+    model = Model.load(path, device=device, backbone=backbone)
+    model.path, model._on_disk = None, None  # so that save() does not write into the hub's cache
+    return model
 
 
 def push_to_hub(
@@ -105,7 +106,7 @@ def push_to_hub(
     token: str | bool | None = None,
     commit_message: str = "A model taught with vqprompt",
 ) -> str:
-    """Upload model, config and card; the repository is made if need be. Returns its address."""
+    """Upload model, config and card. A repository that does not exist yet is created. Returns its address."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -124,18 +125,18 @@ def _upload(
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
-    made = api.create_repo(repo_id, private=private, exist_ok=True)
+    repository = api.create_repo(repo_id, private=private, exist_ok=True)
     api.upload_folder(
-        repo_id=made.repo_id,
+        repo_id=repository.repo_id,
         folder_path=str(folder),
         commit_message=commit_message,
         allow_patterns=[FILE, CONFIG, CARD],
     )
-    return str(made)
+    return str(repository)
 
 
 def _to_share(model: Model) -> Stored:
-    """What others get: not the versions before, which may hold forgotten classes, nor where weights lie here."""
+    """What others get: without older versions, which may hold forgotten classes, and without paths of this machine."""
     assert model._stored is not None
     backbone = model._stored.backbone
     return replace(model._stored, backbone=replace(backbone, name=Path(backbone.name).name), past=())
@@ -157,7 +158,7 @@ def _config(model: Model) -> dict[str, Any]:
 
 
 def model_card(model: Model, *, repo_id: str | None = None, licence: str = "other") -> str:
-    """The card, filled in: classes, counts, accuracy, backbone and licence, how to use it, limits."""
+    """The model card: classes, counts, accuracy, backbone and licence, how to use it, limits."""
     from huggingface_hub import EvalResult, ModelCardData
 
     from vqprompt.backbones.registry import BACKBONES
@@ -173,7 +174,7 @@ def model_card(model: Model, *, repo_id: str | None = None, licence: str = "othe
                 task_type="image-classification", dataset_type="private", metric_type="accuracy",
                 dataset_name="the images it was taught, left out one at a time",
                 metric_value=round(shown["accuracy"], 4),
-                metric_name="accuracy, all classes alike",
+                metric_name="accuracy, every class weighted equally",
             )
         ]  # fmt: skip
     data = ModelCardData(
@@ -189,26 +190,28 @@ def _text(shown: dict[str, Any], title: str, name: str, b: dict[str, Any], known
     accuracy = (
         "Accuracy was not measured when it was taught."
         if shown["accuracy"] is None
-        else f"Accuracy: **{shown['accuracy']:.1%}** of images right when left out one at a time, every class alike."
+        else f"Accuracy: **{shown['accuracy']:.1%}** of the images it was taught, each left out of the teaching once, "
+        "every class weighted equally."
     )
     error = shown["calibration_error"]
-    believable = f" Its percentages are off by {error[-1]:.1%} on average." if error else ""
+    calibration = f" Its percentages are off by {error[-1]:.1%} on average." if error else ""
     rows = "\n".join(
         f"| {_cell(c['name'])} | {c['images']} | {'–' if c['accuracy'] is None else format(c['accuracy'], '.0%')} |"
         for c in classes[:LISTED]
     )
     more = f"\n\n… and {len(classes) - LISTED} more, all in config.json." if len(classes) > LISTED else ""
     weights = Path(b["name"]).name
-    licence = f"its weights are under {known.licence}" if known else "mind the licence of its weights"
+    licence = f"its weights are under {known.licence}" if known else "check the licence of its weights"
     needed = "" if known else f" You need the weights file `{_cell(weights)}`, and give it with `backbone=`."
-    weak = f"\n- {len(few)} classes have fewer than 5 images: {_cell(', '.join(few[:10]))}." if few else ""
+    few_classes = f"{counted(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
+    weak = f"\n- {few_classes} fewer than 5 images: {_cell(', '.join(few[:10]))}." if few else ""
     return f"""# {_cell(title)}
 
-Recognizes {len(classes)} classes in images, and says *unknown* for what is like none of them. Taught with
-[vqprompt](https://pypi.org/project/vqprompt/) from {shown["images"]} images, none of which is inside; more classes can
-be taught at any time.
+Recognizes {counted(len(classes), "class")} in images, and says *unknown* for what is like none of them. Taught with
+[vqprompt](https://pypi.org/project/vqprompt/) from {counted(shown["images"], "image")}, none of which is in the file.
+More classes can be taught at any time.
 
-{accuracy}{believable}
+{accuracy}{calibration}
 
 ## How to use it
 
@@ -233,16 +236,16 @@ model.save("mine.vqp")
 
 ## Limits
 
-- It knows these classes alone. Pictures of another kind (drawings instead of photographs, another camera, night instead
+- It knows only these classes. Pictures of another kind (drawings instead of photographs, another camera, night instead
   of day) are recognized less often than the figures above say; test it with your own: `vqprompt test`.
 - About 1 in 20 images of known classes is called unknown, and some unknown things are taken for a class.{weak}
 - The file holds features of some of the images it was taught, and a fingerprint of each. They do not show the images,
-  but tell whether a given image was among them.
+  but they reveal whether a given image was among them.
 """
 
 
 def _cell(text: str) -> str:
-    """A name that stays a name in Markdown."""
+    """A name that Markdown shows as it is."""
     for sign in "\\|`*_[]<>#":
         text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
     return text

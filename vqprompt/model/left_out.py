@@ -13,7 +13,7 @@ from vqprompt.model.model import Model
 @dataclass(frozen=True, eq=False)
 class LeftOutAnswers:
     """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.name_of`). labels,
-    answers: [n], the class of each image and the class it is taken for, as places in `classes`."""
+    answers: [n], the class of each image and the class it is taken for, as positions in `classes`."""
 
     classes: tuple[str, ...]
     images: np.ndarray
@@ -33,7 +33,7 @@ class LeftOutAnswers:
 
 
 def left_out_answers(model: Model) -> LeftOutAnswers:
-    """What the accuracy of a model counts, image by image. Nothing is read again: the features it keeps are enough."""
+    """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
     stored = model._stored
     nothing = np.zeros(0, np.int64)
     if stored is None or "shrinkage" not in stored.content.facts or len(model.classes) < 2:

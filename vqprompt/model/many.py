@@ -1,4 +1,4 @@
-"""Pictures of shards: as many as there are, none of them held, and what is remembered while they are learned."""
+"""Pictures of shards, in any number, without holding them; and the sums of a class while it is learned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vqprompt.data.shards import Shards
 from vqprompt.model.pictures import Picture, clean_name
 from vqprompt.model.records import KEPT, ClassRecord
 
-PENDING = 1024  # images of a class that wait until they are added up
+PENDING = 1024  # images of a class that are collected before they are added up
 
 
 class ShardPictures(Sequence[Picture]):
-    """The rows of shards as pictures, made when they are asked for. Images that are to test with are left out."""
+    """The rows of shards as pictures, made on demand. Test images are left out."""
 
     def __init__(self, shards: Shards, rows: np.ndarray | None = None) -> None:
         self.shards = shards

@@ -1,4 +1,4 @@
-"""The living model: teach it, ask it, rename, forget, undo, save.
+"""A model of your own that keeps learning: teach it, ask it, rename, forget, undo, save.
 
 model = Model()
 model.learn("birds/")                       # one folder per class
@@ -6,7 +6,7 @@ model.predict("garden.jpg")                 # "kestrel", or "unknown"
 model.save("garden.vqp")
 
 model = Model.load("garden.vqp")            # next month
-model.learn("autumn/")                      # new classes join, known ones get better
+model.learn("autumn/")                      # new classes are added, known ones get better
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from vqprompt.errors import UserError
 from vqprompt.model import file as files
-from vqprompt.model.answers import describe, share, shorten
+from vqprompt.model.answers import describe, share
 from vqprompt.model.asking import Asking
 from vqprompt.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
 from vqprompt.model.file import Backbone, Content, ModelError, Stored
@@ -32,8 +32,9 @@ from vqprompt.model.hub import OnTheHub
 from vqprompt.model.pictures import check_spelling, clean_name, spelling
 from vqprompt.model.records import ClassRecord
 from vqprompt.model.solving import renamed, solved, updated_gram
-from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering
+from vqprompt.model.teaching import Plan, Taught, nothing_new, summary
 from vqprompt.progress import Report, ignore
+from vqprompt.words import shorten
 
 CROP = 0.875
 
@@ -58,7 +59,7 @@ class Model(Asking, OnTheHub):
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", backbone: str | Path | None = None) -> Model:
-        """backbone: where its weights are now, if not where they were."""
+        """backbone: where its weights file is now, if it was moved."""
         path = Path(path).expanduser()
         stored, on_disk = files.read(path)
         model = cls(
@@ -81,7 +82,8 @@ class Model(Asking, OnTheHub):
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers for images that it has not learned (left out one at a time), over classes alike."""
+        """Share of right answers for images that it has not learned (left out one at a time); every class counts the
+        same."""
         return self._content.facts.get("accuracy")
 
     @property
@@ -103,7 +105,7 @@ class Model(Asking, OnTheHub):
         return self._stored.content if self._stored is not None else Content()
 
     def show(self) -> dict[str, Any]:
-        """All there is to tell about the model, for people and programs."""
+        """Everything known about the model, for people and programs."""
         facts = self._content.facts
         per_class = facts.get("per_class", {})
         stored = self._stored
@@ -151,15 +153,16 @@ class Model(Asking, OnTheHub):
         progress: Report = ignore,
         where: Any = None,
     ) -> Taught:
-        """Learn classes from a folder, an archive, a table, or a list of images with labels. Classes that are new join,
-        those that are known get better. If anything goes wrong, the model stays as it was.
+        """Learn classes from a folder, an archive, a table, or a list of images with labels. New classes are added,
+        known ones get better. If anything goes wrong, the model stays as it was.
 
         effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
-        0 leaves accuracy unmeasured. At effort instant it is measured by leaving out one image at a time, and the model
-        learns from all images; at the others this share of the images does not take part in training. skip_broken: go
-        on without images that cannot be read. exclude: paths not to learn. seed: of the training. on_disk: many decoded
-        images may lie in a temporary file meanwhile; otherwise all are in memory. announce: called with what is about
-        to happen, before it does. where: a cluster that looks at the images (`on_ray.classroom`); None: this machine.
+        0 does not measure accuracy. At effort instant, accuracy is measured by leaving out one image at a time, and the
+        model learns from all images; at the others, this share of the images does not take part in training.
+        skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training. on_disk:
+        decoded images may be put into a temporary file if there are many; otherwise all are kept in memory. announce:
+        called with the plan before learning starts. where: a cluster that looks at the images (`on_ray.classroom`);
+        None: this machine.
         """
         started = time.monotonic()
         check_effort(effort, self._content.trained)
@@ -198,23 +201,9 @@ class Model(Asking, OnTheHub):
                 done = retrain(self._features, trained, effort, new, before.classes, hold_out, seed, progress)
                 trained, classes, records = done.trained, done.classes, done.changed
                 moved |= before.classes.keys()
-        counted = sum(r.count for r in records.values()) - sum(self.counts.get(name, 0) for name in records)
         event = self._event("learned", records, before, effort=effort)
         self._change(classes, event, hold_out > 0, trained, moved)
-        return Taught(
-            images=counted,
-            new_classes=tuple(name for name in fresh if name in records),
-            grown_classes=tuple(name for name in records if name in before.classes),
-            known_images=new.known,
-            copies=new.copies,
-            broken=tuple(new.broken),
-            accuracy=self.accuracy if hold_out else None,
-            accuracy_before=before.facts.get("accuracy"),
-            suffering=suffering(before.facts, self._content.facts),
-            notes=(*notes, *expectations(self.counts)),
-            seconds=time.monotonic() - started,
-            effort=effort,
-        )
+        return summary(before, self._content, records, new, hold_out > 0, notes, started, effort)
 
     def _plan(self, effort: str, labels: list[str], fresh: tuple[str, ...], extractor: Any) -> Plan:
         each = extractor.seconds_per_image()
@@ -226,9 +215,9 @@ class Model(Asking, OnTheHub):
     # ------------------------------------------------------------------ change
 
     def forget(self, name: str, *, for_good: bool = False) -> None:
-        """Take a class away: afterwards the model is what it would be had it never learned it.
+        """Remove a class: the model becomes what it would be if it had never learned it.
 
-        for_good: its name goes from the history too, and so do the versions that `undo` could bring back.
+        for_good: also remove its name from the history, and the older versions that `undo` could bring back.
         """
         self._known(name)
         classes = {n: r for n, r in self._content.classes.items() if n != name}
@@ -278,9 +267,9 @@ class Model(Asking, OnTheHub):
         trained: Trained | None = None,
         moved: Iterable[str] | None = None,
     ) -> None:
-        """Make a new version. The gram matrix is a sum of whole numbers, so that adding and taking away is exact.
+        """Make a new version. The gram matrix is a sum of whole numbers, so adding and subtracting is exact.
 
-        moved: classes of which something was remembered when the network was trained on others."""
+        moved: classes whose memory was moved along when the network was trained on other classes."""
         ordered = {name: classes[name] for name in sorted(classes)}
         facts = {"measured": measure, "moved": sorted(ordered.keys() & set(moved or ()))}
         assert self._stored is not None
@@ -308,7 +297,7 @@ class Model(Asking, OnTheHub):
     def _known(self, name: str) -> None:
         if name not in self._content.classes:
             near = [n for n in self.classes if spelling(n) == spelling(name)]
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes)}"
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes) or 'no class yet'}"
             raise UserError(f"the model knows no class {name!r}{hint}")
 
     # ------------------------------------------------------------------ backbone and file
@@ -355,7 +344,7 @@ class Model(Asking, OnTheHub):
         if target is None:
             raise UserError("where to? Give a path, such as model.save('garden.vqp')")
         if target.is_dir():
-            raise UserError(f"{target}: a folder; a model is one file, such as {target}/garden.vqp")
+            raise UserError(f"{target}: this is a folder; a model is one file, such as {target}/garden.vqp")
         if self._stored is None:
             raise UserError("the model has learned nothing yet; teach it with learn")
         with nullcontext() if locked else files.locked(target):

@@ -1,8 +1,8 @@
-"""Several modes of one class: photographs and drawings of the same thing lie in different places.
+"""Several modes of one class: the features of photographs and drawings of the same thing are far apart.
 
-A class is split in two where the split shows in images that did not take part in finding it: two-means on one half of
-the images gives a direction, and along it the other half must fall into two groups that are further apart than any
-one-humped distribution would make them. Each part can be split again.
+A class is split in two if images that were not used to find the split confirm it. Two-means on one half of the images
+gives a direction. Along it, the other half must form two groups that are further apart than those of any distribution
+with a single peak. Each part can be split again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 MOST = 4  # modes per class
-SMALLEST = 3  # images of either half in each mode
+SMALLEST = 3  # each half needs this many images in each mode
 APART = (
     4.5  # distance of the groups over their spread; a uniform distribution cut in the middle has 3.5, a normal one 2.6
 )
 
 
 def find_modes(features: np.ndarray) -> np.ndarray:
-    """The mode of each feature [n]; the first image is in mode 0. features: [n, D], in an order that depends on the set
-    alone."""
+    """The mode of each feature [n]; the first image is in mode 0. features: [n, D], in an order that depends only on
+    the set of images."""
     labels = np.zeros(len(features), dtype=np.uint8)
     waiting = [0]
     while waiting and labels.max(initial=0) + 1 < MOST:

@@ -1,7 +1,7 @@
-"""Learning on a Ray cluster: what a model remembers are sums, so learning is map and reduce.
+"""Learning on a Ray cluster. A model remembers sums, so learning is map and reduce.
 
-Ray Data hands pieces of the images to workers, twice: first they name their images by content, so that copies and known
-ones are found; then they compute features and add them up. The sums arrive here and are added. They are sums of whole
+Ray Data gives pieces of the images to workers, twice. First the workers name their images by content, to find copies
+and known ones. Then they compute features and add them up. The sums arrive here and are added. They are sums of whole
 numbers, so the order does not matter, not even to the last bit. Every machine must see the images under the same path.
 """
 
@@ -24,6 +24,7 @@ from vqprompt.model.many import Chosen, Growing
 from vqprompt.model.pictures import Picture
 from vqprompt.model.records import ClassRecord
 from vqprompt.model.streaming import NamedPictures, features_of, joined, labels_of, name_all, to_learn
+from vqprompt.model.teaching import nothing_readable
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 PIECE = 2048  # images per piece of work, at most
@@ -35,7 +36,7 @@ Sums = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]  # by cl
 @dataclass(frozen=True)
 class Place:
     """address: HOST:PORT of the head; None: the cluster that this machine is part of. cpus, gpus: per worker. workers:
-    at most so many."""
+    the most workers."""
 
     address: str | None = None
     cpus: int = 1
@@ -59,8 +60,8 @@ def parse_place(on: str, gpus: float | None = None, workers: int | None = None) 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What every worker is told. count, classes: of the images, so that a worker that sees others is found out.
-    backbone: as it was given, with size and crop; None while images are only named."""
+    """What every worker gets. count, classes: of the images, to notice a worker that sees other images. backbone: its
+    name or path, size and crop; None while images are only named."""
 
     source: str
     count: int
@@ -72,7 +73,7 @@ class Lesson:
 
 
 class RayClassroom:
-    """Takes the place of this machine in `Model.learn`."""
+    """Looks at the images for `Model.learn`, instead of this machine."""
 
     def __init__(self, ray: Any, place: Place, source: str, backbone: str) -> None:
         self.ray, self.place, self.source = ray, place, source
@@ -116,13 +117,13 @@ class RayClassroom:
             done += len(places)
             progress(Progress(Stage.LEARNING, done, len(new.names)))
         if not growing:
-            raise ImageError(f"none of the {len(new.names)} images can be read, so nothing was learned")
+            raise nothing_readable(broken)
         return joined(growing, known), broken
 
     def _map(
         self, lesson: Lesson, places: np.ndarray, names: np.ndarray | None = None
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """What workers answer about pieces of the images, as the answers come. names: of the images, where known."""
+        """The answers of workers about pieces of the images, as they arrive. names: of the images, if known."""
         from ray import data
 
         size = max(1, min(PIECE, -(-len(places) // (self.workers * PIECES_PER_WORKER))))
@@ -134,7 +135,7 @@ class RayClassroom:
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
         pieces, at_once = data.from_items(items, override_num_blocks=len(items)), min(self.workers, len(items))
-        if self.place.gpus:  # processes that stay: Ray ends others after each piece, to give the GPU back
+        if self.place.gpus:  # actors, because Ray ends other processes after each piece, to free the GPU
             answers = pieces.map_batches(
                 Worker, fn_constructor_args=(lesson,), batch_size=1, num_cpus=self.place.cpus,
                 num_gpus=self.place.gpus, compute=data.ActorPoolStrategy(size=at_once),
@@ -154,7 +155,7 @@ class RayClassroom:
 
 @contextmanager
 def classroom(place: Place, source: Any, backbone: str) -> Iterator[RayClassroom]:
-    """Connected to a cluster for as long as the block lasts."""
+    """Connects to a cluster, for the time of the block."""
     if not isinstance(source, str | Path):
         raise UserError("--on ray learns from one folder, archive, table or set of shards at a time; give one")
     with connected(place.address) as ray:

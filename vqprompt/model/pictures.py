@@ -1,7 +1,7 @@
 """Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
 metadata, or Python lists.
 
-Nothing is decoded here. Every file is read once to name it by its content, so that the same picture in two classes, or
+Nothing is decoded here. Pictures are named by their content (`name_of`), so that the same picture in two classes, or
 one that was learned before, is found before any work is done.
 """
 
@@ -22,13 +22,14 @@ from PIL import Image
 from vqprompt.data.decode import IMAGE_SUFFIXES
 from vqprompt.data.source import Entry, Source, hidden
 from vqprompt.errors import ImageError, UserError
+from vqprompt.words import counted, shorten
 
 TABLES = (".csv", ".tsv", ".jsonl")
 METADATA = ("metadata.csv", "metadata.jsonl")
 PATH_COLUMNS = ("file_name", "path", "file", "filename", "image", "image_path")
 LABEL_COLUMNS = ("label", "class", "class_name", "category", "name", "species")
 UNKNOWN = "unknown"
-FROM_TRAINING = "learned from train/ alone"  # how the note begins that says so
+FROM_TRAINING = "learned only from train/"  # the beginning of that note
 LONGEST_NAME = 200
 
 ImageLike = str | Path | bytes | Image.Image | np.ndarray  # bytes: the content of an image file
@@ -129,14 +130,14 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
     notes = []
     entries = [e for e in source.entries if e.split != "test"]
     if len(entries) < len(source.entries):
-        notes.append(f"{FROM_TRAINING}; the {len(source.entries) - len(entries)} images of test/ were left out")
+        notes.append(f"{FROM_TRAINING}; {counted(len(source.entries) - len(entries), 'image')} of test/ left out")
     if source.ignored:
-        notes.append(f"{len(source.ignored)} files that are not images were left out ({source.ignored[0]} …)")
+        notes.append(f"left out, not an image in a class folder: {shorten(source.ignored, 3)}")
     return _entries(source, path, entries), notes
 
 
 def own_test_pictures(path: Path) -> list[Picture]:
-    """The images of test/ in a folder or an archive that also has train/; none where there is no such thing."""
+    """The images of test/ in a folder or an archive that also has train/; otherwise an empty list."""
     if path.is_dir():
         parts = [path / part for part in ("train", "test")]
         return find_pictures(parts[1])[0] if all(part.is_dir() for part in parts) else []
@@ -157,7 +158,7 @@ def _all_of_one_class(path: Path, label: str) -> list[Picture]:
     if path.is_file():
         return [Picture(str(path), label, _reader(path))]
     if not path.is_dir():
-        raise ImageError(f"{path}: no such file or folder")
+        raise ImageError(f"{path}: no such file or folder; check the path")
     files = sorted(
         f for f in path.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and not hidden(f.relative_to(path).as_posix())
     )
@@ -172,14 +173,16 @@ def _all_of_one_class(path: Path, label: str) -> list[Picture]:
 def _from_table(table: Path, folder: Path) -> list[Picture]:
     rows = list(_rows(table))
     if not rows:
-        raise ImageError(f"{table}: no lines in it; give one line per image, with its path and its class")
+        raise ImageError(f"{table}: it has no lines; give one line per image, with its path and its class")
     columns = list(rows[0][1])
     path_column, label_column = (_column(table, columns, wanted) for wanted in (PATH_COLUMNS, LABEL_COLUMNS))
     pictures = []
     for line, row in rows:
         name, label = row.get(path_column), row.get(label_column)
         if not name or label is None or str(label).strip() == "":
-            raise ImageError(f"{table}, line {line}: {path_column} or {label_column} is empty; fill it or take it out")
+            raise ImageError(
+                f"{table}, line {line}: {path_column} or {label_column} is empty; fill it in, or delete the line"
+            )
         where = Path(str(name)).expanduser()
         place = where if where.is_absolute() else folder / where
         if not place.is_file():
@@ -243,19 +246,19 @@ def clean_name(label: str) -> str:
         raise UserError(f"{label!r} cannot be the name of a class; give 1 to {LONGEST_NAME} printable characters")
     if name.casefold() == UNKNOWN:
         raise UserError(
-            f"{label!r} cannot be the name of a class: it is what predict answers for what it does not know"
+            f"{label!r} cannot be the name of a class: it is the answer for images of no known class; choose another"
         )
     return name
 
 
 def spelling(name: str) -> str:
-    """Equal for names that differ in case, accents' encoding, spaces, hyphens and underscores only."""
+    """Equal for names that differ only in case, encoding of accents, spaces, hyphens and underscores."""
     folded = unicodedata.normalize("NFKC", name).casefold()
     return "".join(c for c in folded if c not in " -_")
 
 
 def check_spelling(known: Iterable[str], new: Iterable[str]) -> None:
-    """Refuse class names that differ in spelling alone, among the new ones or from those that exist."""
+    """Refuse class names that differ only in spelling, among the new ones or from existing ones."""
     seen = {spelling(name): (name, "the model knows") for name in known}
     for name in sorted(set(new)):
         other, who = seen.setdefault(spelling(name), (name, "there is also"))

@@ -1,4 +1,4 @@
-"""Which prompts an image meets, and how much of the class token's attention each of them gets."""
+"""Which prompts an image uses, and how much of the class token's attention each of them gets."""
 
 from __future__ import annotations
 

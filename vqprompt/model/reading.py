@@ -1,6 +1,6 @@
-"""From pictures to what is remembered of them: read, name by content, refuse what contradicts itself, take features in.
+"""From pictures to what is remembered of them: read, name by content, refuse contradictions, add features.
 
-Every picture is read and decoded once, before anything is learned: what cannot be used is known then, all of it.
+Every picture is read and decoded once, before anything is learned. So all pictures that cannot be used are named first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vqprompt.model.features import load, parallel
 from vqprompt.model.pictures import Picture, name_of
 from vqprompt.model.records import ClassRecord, to_fixed_point
 from vqprompt.progress import Progress, Report, Stage
+from vqprompt.words import counted
 
 
 @dataclass
@@ -42,8 +43,8 @@ def scan(
     skip_broken: bool,
     progress: Report,
 ) -> NewPictures:
-    """Read and decode every picture once, and name it by its content. Leaves out what is known, refuses what is in two
-    classes, and names all that cannot be read, before anything is learned."""
+    """Read and decode every picture once, and name it by its content. Leaves out pictures that are known, refuses a
+    picture in two classes, and names all that cannot be read, before anything is learned."""
     owner = {int(n): name for name, record in known.items() for n in record.names}
     new, seen = NewPictures(decoded), dict[int, Picture]()
 
@@ -68,14 +69,14 @@ def scan(
             if seen[name].label != picture.label:
                 raise ImageError(
                     f"the same picture is in two classes: {seen[name].where} ({seen[name].label}) and "
-                    f"{picture.where} ({picture.label}); take it out of one of them"
+                    f"{picture.where} ({picture.label}); remove it from one of them"
                 )
             new.copies += 1
         elif pixels is None:
             if owner[name] != picture.label:
                 raise ImageError(
                     f"{picture.where}: the model has learned this picture as {owner[name]!r}, not "
-                    f"{picture.label!r}; take it out, or forget that class first"
+                    f"{picture.label!r}; remove it, or forget that class first"
                 )
             new.known += 1
         else:
@@ -85,9 +86,9 @@ def scan(
         seen[name] = picture
     if new.broken and not skip_broken:
         if len(new.broken) == 1:
-            raise ImageError(f"{new.broken[0]}, or go on without it: --skip-broken")
-        listed = "\n  ".join([f"{len(new.broken)} of {len(pictures)} images cannot be used:", *new.broken])
-        raise ImageError(f"{listed}\nmend them, or go on without them: --skip-broken")
+            raise ImageError(f"{new.broken[0]}, or leave it out: --skip-broken")
+        listed = "\n  ".join([f"{len(new.broken)} of {counted(len(pictures), 'image')} cannot be used:", *new.broken])
+        raise ImageError(f"{listed}\nrepair them, or leave them out: --skip-broken")
     return new
 
 

@@ -2,14 +2,14 @@
 
 What is notable about this implementation:
 - Features are rounded to multiples of 1/1024 and kept as integers. Sums of integers do not depend on the order in which
-  they are added, so any order and any number of teachings gives the same bits, and what is taken away again leaves no
+  they are added. So any order and any number of teachings give the same bits, and a class that is removed leaves no
   trace.
-- Every image leaves behind its name (the first 8 bytes of a SHA-256 of its content) and its part in the sum. The
-  features themselves are kept for at most `KEPT` images per class: those with the smallest names. That choice depends
-  on the set of images alone, not on when they came. The kept features are what the common covariance, the measurement
-  of accuracy and the modes of a class are computed from; the mean of a class is computed from all its images.
-- A network that was trained knows the images it was trained on. Those that were held out then are marked, and accuracy
-  is measured with these.
+- Of every image, its name (the first 8 bytes of a SHA-256 of its content) and its part in the sum are kept. Features
+  are kept of at most `KEPT` images per class: those with the smallest names. This choice depends only on the set of
+  images, not on their order. The common covariance, the accuracy and the modes of a class are computed from the kept
+  features; the mean of a class is computed from all its images.
+- A trained network knows the images that it was trained on. The images that were held out are marked, and accuracy is
+  measured with these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEPT = 256  # features per class; at 768 dimensions a class takes at most 0.4 MB
 
 
 def to_fixed_point(features: np.ndarray) -> np.ndarray:
-    """Features as int16 multiples of `STEP`; what lies beyond ±32 is cut off there."""
+    """Features as int16 multiples of `STEP`; values beyond ±32 are clipped."""
     return np.clip(np.rint(np.asarray(features, np.float64) / STEP), -32768, 32767).astype(np.int16)
 
 
@@ -36,7 +36,7 @@ class ClassRecord:
 
     names: uint64 [n], sorted: which images it was taught. total: int64 [D], the sum of their features. kept: int16
     [k, D], the features of the first k names. modes: uint8 [k], the mode of the class that each of them belongs to (all
-    0 where there is one). unseen: bool [k], whether no network was trained on the image (all, if none was trained).
+    0 if there is only one). unseen: bool [k], whether no network was trained on the image (all, if none was trained).
     """
 
     names: np.ndarray
@@ -59,7 +59,7 @@ class ClassRecord:
         return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP), unseen)
 
     def merged(self, other: ClassRecord) -> ClassRecord:
-        """Both together; no image may be in both."""
+        """Both records as one. No image may be in both."""
         names = np.concatenate([self.names, other.names])
         order = np.argsort(names, kind="stable")
         first = [r.names[: len(r.kept)] for r in (self, other)]
@@ -68,7 +68,7 @@ class ClassRecord:
         return self.made(names[order], self.total + other.total, kept, unseen)
 
     def moved(self, where: Callable[[np.ndarray], np.ndarray]) -> ClassRecord:
-        """The same class after features moved. where: features [n, D] to where they are now; a linear map, so that the
+        """The same class after features moved. where: maps old features [n, D] to new ones. The map is linear, so the
         mean moves like the images."""
         total = np.rint(where(self.mean[None])[0] * (self.count / STEP)).astype(np.int64)
         return self.made(self.names, total, to_fixed_point(where(self.features)), self.unseen)

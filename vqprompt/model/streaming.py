@@ -1,8 +1,8 @@
 """Learning from more images than fit: shards, archives and folders of any size, on this machine or on a cluster.
 
-Images are named by their content first, so that copies and known ones are found; then they are decoded, shown to the
-backbone, added up and forgotten. In memory are a few bytes per image, and what is remembered of the classes. Files are
-read twice: once to be named, once to be learned.
+First, images are named by their content, to find copies and known ones. Then each is decoded, shown to the backbone,
+added to the sums of its class, and dropped. In memory are a few bytes per image, and what is remembered of the classes.
+So every file is read twice: once to name it, once to learn it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from vqprompt.errors import ImageError, UserError
 from vqprompt.model.many import Chosen, Growing, ShardPictures, shard_pictures
 from vqprompt.model.pictures import Picture, clean_name, find_pictures, name_of
 from vqprompt.model.records import ClassRecord, to_fixed_point
-from vqprompt.model.teaching import Plan, Taught, expectations, nothing_new, suffering, without
+from vqprompt.model.teaching import Plan, Taught, nothing_new, nothing_readable, summary, without
 from vqprompt.progress import Progress, Report, Stage
+from vqprompt.words import counted
 
 
 class Classroom(Protocol):
@@ -50,19 +51,19 @@ class ThisMachine:
 
 
 def too_many(pictures: Sequence[Picture], side: int) -> bool:
-    """Whether pictures are better not decoded all at once: those of shards, and more than VQPROMPT_CACHE_GB."""
+    """Whether pictures cannot be decoded all at once: pictures of shards, or more than VQPROMPT_CACHE_GB."""
     return isinstance(pictures, ShardPictures) or 3 * side * side * len(pictures) > CACHE_GB.value * 1e9
 
 
 def check_possible(effort: str, where: Classroom | None, trained: Any) -> None:
-    """Refuse what is done only with images that fit."""
+    """Refuse what needs all images at once."""
     if effort != "instant":
         raise UserError(
-            f"effort {effort} trains on images that fit; more of them than VQPROMPT_CACHE_GB, shards, and --on ray are "
-            "learned at effort instant"
+            f"effort {effort} needs all images at once. It cannot be used with shards, with --on ray, or with more "
+            "images than VQPROMPT_CACHE_GB allows; use effort instant"
         )
     if where is not None and trained is not None:
-        raise UserError("--on ray takes a model that nothing was trained for; learn on this machine, or make a new one")
+        raise UserError("--on ray needs a model at effort instant; learn on this machine, or make a new model")
 
 
 def learn_many(
@@ -80,24 +81,12 @@ def learn_many(
     if announce is not None:
         announce(Plan(len(new.names), len(names), fresh, extractor.seconds_per_image() * len(new.names)))
     records, broken = where.take_in(extractor, new, before.classes, skip_broken, progress)
-    counted = sum(r.count for r in records.values()) - sum(model.counts.get(name, 0) for name in records)
     event = model._event("learned", records, before, effort="instant")
     model._change(
         {**before.classes, **records}, event, hold_out > 0, before.trained, set(before.facts.get("moved", []))
     )
-    return Taught(
-        images=counted,
-        new_classes=tuple(name for name in fresh if name in records),
-        grown_classes=tuple(name for name in records if name in before.classes),
-        known_images=new.known,
-        copies=new.copies,
-        broken=(*new.broken, *broken),
-        accuracy=model.accuracy if hold_out else None,
-        accuracy_before=before.facts.get("accuracy"),
-        suffering=suffering(before.facts, model._content.facts),
-        notes=(*notes, *expectations(model.counts)),
-        seconds=time.monotonic() - started,
-    )
+    new.broken += broken
+    return summary(before, model._content, records, new, hold_out > 0, notes, started)
 
 
 @dataclass
@@ -123,7 +112,7 @@ def name_all(
         except (OSError, ImageError, ValueError) as error:
             broken.append(str(error) if isinstance(error, UserError) else f"{picture.where}: cannot be read ({error})")
             if not skip_broken:
-                raise ImageError(f"{broken[0]}; mend it, or go on without such images (--skip-broken)") from None
+                raise ImageError(f"{broken[0]}; repair it, or leave out such images (--skip-broken)") from None
             readable[place] = False
         progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
     return names, readable, broken
@@ -133,8 +122,8 @@ def sift(
     pictures: Sequence[Picture], names: np.ndarray, readable: np.ndarray, broken: list[str],
     known: dict[str, ClassRecord],
 ) -> NamedPictures:  # fmt: skip
-    """Leave out what is known and what is there twice; refuse what is in two classes. Of a picture only its name and
-    its place are remembered: 16 bytes."""
+    """Leave out pictures that are known or repeated; refuse a picture in two classes. Only name and position of a
+    picture are kept in memory: 16 bytes."""
     places = np.flatnonzero(readable)
     first = refuse_two_classes(pictures, places, names[places])
     taught = refuse_other_class(pictures, places[first], names[places][first], known)
@@ -143,7 +132,7 @@ def sift(
 
 
 def refuse_two_classes(pictures: Sequence[Picture], places: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """Which pictures are the first ones of their content [n]; refuses one that is there in another class as well."""
+    """Which pictures are the first with their content [n]. Refuses a picture that is in two classes."""
     first = np.zeros(len(names), bool)
     first[np.unique(names, return_index=True)[1]] = True
     if first.all():
@@ -157,7 +146,7 @@ def refuse_two_classes(pictures: Sequence[Picture], places: np.ndarray, names: n
         if one.label != other.label:
             raise ImageError(
                 f"the same picture is in two classes: {one.where} ({one.label}) and "
-                f"{other.where} ({other.label}); take it out of one of them"
+                f"{other.where} ({other.label}); remove it from one of them"
             )
     return first
 
@@ -165,7 +154,7 @@ def refuse_two_classes(pictures: Sequence[Picture], places: np.ndarray, names: n
 def refuse_other_class(
     pictures: Sequence[Picture], places: np.ndarray, names: np.ndarray, known: dict[str, ClassRecord]
 ) -> np.ndarray:
-    """Which pictures the model has learned already [n]; refuses one that it has learned as another class."""
+    """Which pictures the model has already learned [n]. Refuses one that it has learned as another class."""
     if not known:
         return np.zeros(len(names), bool)
     learned = np.concatenate([record.names for record in known.values()])
@@ -179,7 +168,7 @@ def refuse_other_class(
         if owner != picture.label:
             raise ImageError(
                 f"{picture.where}: the model has learned this picture as {owner!r}, not "
-                f"{picture.label!r}; take it out, or forget that class first"
+                f"{picture.label!r}; remove it, or forget that class first"
             )
     return taught
 
@@ -193,7 +182,7 @@ def take_in(
     for picture, name, feature in features_of(extractor, new, skip_broken, broken, progress):
         growing.setdefault(picture.label, Growing()).add(name, feature)
     if not growing:
-        raise ImageError(f"none of the {len(new.pictures)} images can be read, so nothing was learned")
+        raise nothing_readable(broken)
     return joined(growing, known), broken
 
 
@@ -215,7 +204,7 @@ def features_of(
 
     def passing() -> Iterator[Picture]:
         for picture in pictures:
-            waiting.append(picture)  # a lazy sequence makes each one once
+            waiting.append(picture)  # so that a lazy sequence makes each one only once
             yield picture
 
     found = extractor.of(passing())
@@ -225,7 +214,7 @@ def features_of(
             message = str(feature)
             if not skip_broken:
                 found.close()
-                raise ImageError(f"{message} (or go on without such images: --skip-broken)")
+                raise ImageError(f"{message} (or leave out such images: --skip-broken)")
             broken.append(message)
         elif isinstance(feature, Exception):
             raise feature
@@ -237,16 +226,16 @@ def features_of(
 def to_learn(
     source: Any, labels: Sequence[str] | str | None, exclude: Iterable[str | Path]
 ) -> tuple[Sequence[Picture], list[str]]:
-    """The pictures of any source, with clean class names. Those of shards are made when they are asked for."""
+    """The pictures of any source, with clean class names. Pictures of shards are made on demand."""
     if labels is None and isinstance(source, str | Path) and (many := shard_pictures(source)) is not None:
         if any(True for _ in exclude):
             raise UserError(f"{source}: images in shards have no paths of their own; leave out --exclude")
         left_out = len(many.shards.labels) - len(many)
-        return many, [f"{left_out} images to test with were left out"] if left_out else []
+        return many, [f"{counted(left_out, 'test image')} left out"] if left_out else []
     pictures, notes = find_pictures(source, labels)
     pictures = [replace(p, label=clean_name(p.label)) for p in without(pictures, exclude)]
     if not pictures:
-        raise ImageError("no image to learn from is left")
+        raise ImageError("no image is left to learn from")
     return pictures, notes
 
 

@@ -1,8 +1,8 @@
 """Trains a model's network: prompts in every block (effort good), or a low-rank change of its weights (best).
 
-Our own two methods are trained with the learner's one loop, one task per teaching. The classifier is not trained: it is
-solved from what is remembered, as at effort instant. Training moves features, and what is remembered of classes whose
-images are gone moves along: the new images, seen before and after, show how.
+Our own two methods are trained with the learner's loop, one task per teaching. The classifier is not trained: it is
+solved from what is remembered, as at effort instant. Training moves features, so what is remembered of old classes has
+to move along. How, is estimated from the new images, whose features are computed before and after training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vqprompt.training.settings import Training
 from vqprompt.training.view import View
 
 MOVING = Moving(how="linear")
-LOOKS = 2.0  # forward passes of one look at an image with a trained network: the image and its mirror image
+LOOKS = 2.0  # forward passes per image with a trained network: the image and its mirror image
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,9 @@ def retrain(
     seed: int,
     progress: Report,
 ) -> Retrained:
-    """Train on new pictures, and take them in. plain: of the bare backbone. before: what was trained so far."""
-    order = np.lexsort((np.array(new.names, np.uint64), np.array(new.labels)))  # whatever the files are called
+    """Train on new pictures, and add them to the records. plain: features of the backbone itself. before: what was
+    trained so far."""
+    order = np.lexsort((np.array(new.names, np.uint64), np.array(new.labels)))  # so that file names do not matter
     unseen = held_out(new, hold_out)
     shown = order[~unseen[order]]
     labels = np.unique(np.array(new.labels), return_inverse=True)[1]
@@ -83,8 +84,8 @@ def train(
     plain: Features, before: Trained | None, effort: str, images: Store, labels: np.ndarray, *, remembers: bool,
     seed: int, progress: Report,
 ) -> Trained:  # fmt: skip
-    """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features are held to where
-    they were."""
+    """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features must stay close
+    to where they were."""
     settings, config = TRAINING[effort], plain.vit.config
     options = {"statistics": False, "class_tokens": min(BLOCKS, config.depth), **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
@@ -101,7 +102,7 @@ def train(
     tensors = {
         name: tensor.cpu().numpy()
         for name, tensor in method.state_dict().items()
-        if method.saved(name) and not name.startswith(("head.", "pool.keys"))  # a single prompt is not looked up by key
+        if method.saved(name) and not name.startswith(("head.", "pool.keys"))  # a single prompt needs no key
     }
     return Trained(effort, settings.method, method.options.model_dump(mode="json"), tensors)
 
@@ -139,7 +140,7 @@ def _fill(method: Any, trained: Trained) -> None:
 
 
 def _shares(progress: Report, *work: float) -> list[Report]:
-    """One report per phase; together they count up to the whole work, so that the remaining time is that of all."""
+    """One report per phase. Together they count up to the whole work, so the remaining time is that of all phases."""
     total, starts = sum(work), np.cumsum([0.0, *work])
 
     def of(phase: int) -> Report:

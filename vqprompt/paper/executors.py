@@ -11,14 +11,14 @@ PLACES = "local, ray, ray=HOST:PORT, slurm or slurm=PARTITION"
 def find_executor(
     on: str = "local", workers: int | None = None, cpus: int | None = None, gpus: float | None = None
 ) -> Executor:
-    """workers: runs at a time, at most. cpus, gpus: per run, for other machines."""
+    """workers: the most runs at a time. cpus, gpus: per run, on other machines."""
     kind, equals, address = on.partition("=")
     if (equals and not address) or kind not in ("local", "ray", "slurm") or (kind == "local" and equals):
         raise UserError(f"--on {on}: expected {PLACES}")
     if kind == "local":
         if cpus is not None or gpus is not None:
             raise UserError(
-                "--cpus and --gpus are for other machines (--on ray, --on slurm); here --workers divides them"
+                "--cpus and --gpus are for other machines (--on ray, --on slurm); on this one, --workers divides them"
             )
         from vqprompt.paper.pool import LocalExecutor
 

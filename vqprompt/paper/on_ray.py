@@ -1,13 +1,12 @@
 """The runs of a grid on a Ray cluster.
 
-A run is a task that yields what happens to it: progress, and its files after every checkpoint. They arrive here as
-bytes and are kept in the table's folder, so no disk needs to be shared. A run that loses its machine is started again
-elsewhere, with the files of its last checkpoint.
+A run is a Ray task that yields events: progress, and its files after every checkpoint. The files arrive here as bytes
+and are kept in the table's folder, so no shared disk is needed. A run that loses its machine is started again on
+another one, with the files of its last checkpoint.
 """
 
 from __future__ import annotations
 
-import os
 import queue
 import tempfile
 import threading
@@ -18,44 +17,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vqprompt.cluster.parcels import Parcel, pack, unpack
-from vqprompt.cluster.rays import alive_nodes, connected, name_of_worker, refuse_unlike
-from vqprompt.cluster.wanted import Wanted
+from vqprompt.cluster.rays import alive_nodes, connected, refuse_unlike
+from vqprompt.cluster.wanted import Wanted, host_name
 from vqprompt.errors import UserError
 from vqprompt.files import lock_folder
 from vqprompt.learner.checkpoint import INFO
+from vqprompt.paper.elsewhere import RemoteRun, after_loss, refuse_local_tracking
 from vqprompt.paper.grids import Run
 from vqprompt.paper.pool import CORES_PER_RUN
-from vqprompt.paper.work import Advanced, Event, Failed, Finished, Listener, Lost, Started, do_run
-from vqprompt.runs import runner
-from vqprompt.runs.config import RunConfig
+from vqprompt.paper.work import Advanced, Event, Failed, Finished, Listener, Lost, Started
 
 SECONDS_BETWEEN_MESSAGES = 0.5
-MOST_LOSSES = 3  # in a row, without a new checkpoint: then it is the run that kills its machines
-PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # to the workers
 
 
 @dataclass(frozen=True)
 class RayJob:
-    """What a worker is asked to do. files: what there is of the run. shown_folder: where people will find it."""
+    """What a worker has to do. files: of the run, so far. shown_folder: where people will find them. at_once: how many
+    runs share the hardware."""
 
-    config: RunConfig
+    run: RemoteRun
     files: Parcel
     shown_folder: Path
-    track: tuple[str, ...]
-    threads: int
     at_once: int
-    checkpoint_seconds: float
-    message_seconds: float
-    wanted: Wanted
-    environment: dict[str, str]
 
 
 class RayExecutor:
     """address: HOST:PORT of the head; None: the cluster that this machine is part of. cpus, gpus: per run; fractions of
-    a GPU are allowed. at_once: at most so many runs at a time."""
+    a GPU are allowed. at_once: the most runs at a time."""
 
     def __init__(
         self, address: str | None = None, cpus: int | None = None, gpus: float | None = None, at_once: int | None = None
@@ -74,22 +63,15 @@ class RayExecutor:
             return grid.run(todo)
 
     def _resources(self, ray: Any) -> tuple[int, float]:
-        """Per run: what was asked for, else one GPU where there are some, and eight cores or as many as there are."""
+        """CPUs and GPUs per run: as asked for, else one GPU if there are any, and at most eight cores."""
         nodes = [node["Resources"] for node in alive_nodes(ray)]
         gpus = self.gpus if self.gpus is not None else min(1.0, max(n.get("GPU", 0.0) for n in nodes))
         most = max((n.get("CPU", 0.0) for n in nodes if n.get("GPU", 0.0) >= gpus), default=1.0)
         return self.cpus or max(1, min(CORES_PER_RUN, int(most))), gpus
 
 
-def refuse_local_tracking(track: Sequence[str]) -> None:
-    if "mlflow" in track and not os.environ.get("MLFLOW_TRACKING_URI"):
-        raise UserError(
-            "--track mlflow on other machines takes a server that all of them reach; set MLFLOW_TRACKING_URI to it"
-        )
-
-
 class _Grid:
-    """Runs that wait, runs that go on, and what arrives from them."""
+    """Runs that wait, runs that are being done, and what arrives from these."""
 
     def __init__(
         self, ray: Any, out: Path, listener: Listener, track: tuple[str, ...], wanted: Wanted, cpus: int, gpus: float,
@@ -99,8 +81,8 @@ class _Grid:
         self.cpus, self.at_once = cpus, at_once
         self.failed: dict[str, str] = {}
         self.losses: dict[str, int] = {}  # in a row, by run name
-        self.locks: dict[str, ExitStack] = {}  # a run's folder is ours while the run goes on, wherever it does
-        # lost runs are started again here, with their files: Ray itself would start them from the beginning
+        self.locks: dict[str, ExitStack] = {}  # a run's folder is locked here while another machine does the run
+        # no retries by Ray, which would start a lost run from the beginning; we start it again with its files
         self.task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, num_returns="streaming")(work)
 
     def run(self, todo: Sequence[Run]) -> dict[str, str]:
@@ -139,18 +121,14 @@ class _Grid:
             self._tell(run, Failed(str(error)))
             self._over(run)
             return None
-        environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        job = RayJob(
-            run.config, files, folder, self.track, self.cpus, self.at_once, runner.CHECKPOINT_SECONDS,
-            SECONDS_BETWEEN_MESSAGES, self.wanted, environment,
-        )  # fmt: skip
-        return self.task.remote(job)
+        remote = RemoteRun(run.config, self.track, self.wanted, self.cpus, SECONDS_BETWEEN_MESSAGES)
+        return self.task.remote(RayJob(remote, files, folder, self.at_once))
 
     def _over(self, run: Run) -> None:
         self.locks.pop(run.name).close()
 
     def _receive(self, stream: Any, run: Run) -> Event | None:
-        """The next thing that a run sent; files are put where they belong."""
+        """The next event of a run. Files are written to the run's folder, and give None."""
         from ray.exceptions import RayError, RayTaskError
 
         try:
@@ -159,13 +137,9 @@ class _Grid:
             item = Failed("it ended without a result")
         except RayTaskError as error:  # our own code failed there, outside of the run
             item = Failed(f"{type(error.cause).__name__}: {error.cause}")
-        except RayError as error:  # its machine or process is gone
+        except RayError as error:  # its machine or process was lost
             self.losses[run.name] = self.losses.get(run.name, 0) + 1
-            reason = str(error).strip().partition("\n")[0]
-            if self.losses[run.name] > MOST_LOSSES:
-                item = Failed(f"it lost its machine {MOST_LOSSES + 1} times without getting ahead ({reason})")
-            else:
-                item = Lost(reason)
+            item = after_loss(self.losses[run.name], str(error).strip().partition("\n")[0])
         if isinstance(item, dict):
             unpack(item, self.out / run.name)
             self.losses.pop(run.name, None)
@@ -184,12 +158,11 @@ class _Grid:
 
 def work(job: RayJob) -> Iterator[Event | Parcel]:
     """A run's events, and its files after each checkpoint and at the end, in the order in which they come."""
-    yield Started(name_of_worker())
-    lacking = job.wanted.lacking()  # machines may have joined since all were asked
-    if lacking is not None:
-        yield Failed(f"the machine {name_of_worker()} is of no use: {lacking}")
+    yield Started(host_name())
+    refusal = job.run.refusal()  # machines may have joined since all were asked
+    if refusal is not None:
+        yield refusal
         return
-    os.environ.update(job.environment)
     outbox: queue.Queue[Event | Parcel] = queue.Queue(maxsize=4)
     with tempfile.TemporaryDirectory(prefix="vqprompt-") as name:
         folder = Path(name) / "run"
@@ -203,7 +176,6 @@ def work(job: RayJob) -> Iterator[Event | Parcel]:
 
 
 def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | Parcel]) -> None:
-    torch.set_num_threads(job.threads)
     sent = _stamp(folder)
 
     def send(event: Advanced) -> None:
@@ -214,14 +186,11 @@ def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | Parcel]) -> Non
         outbox.put(event)
 
     try:
-        found = do_run(
-            job.config, folder, send, job.message_seconds, shown_folder=job.shown_folder, track=job.track,
-            at_once=job.at_once, checkpoint_seconds=job.checkpoint_seconds,
-        )  # fmt: skip
+        ending = job.run.do(folder, send, job.shown_folder, job.at_once)
         outbox.put(pack(folder))
-    except BaseException as error:  # the folder cannot be read, for example: the disk is full
-        found = Failed(f"{type(error).__name__}: {error}")
-    outbox.put(found)
+    except BaseException as error:  # for example: the folder cannot be read, or the disk is full
+        ending = Failed(f"{type(error).__name__}: {error}")
+    outbox.put(ending)
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """Table 6 of the paper: how each method prompts, and how many prompting parameters that takes.
 
-Nothing here is typed in. Each method is built on torch's meta device (shapes without memory) and asked.
+No number here is typed in. Each method is built without memory, and its parameters are counted.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vqprompt.backbones.registry import BACKBONES
-from vqprompt.backbones.vit import ViT
 from vqprompt.errors import UserError
 from vqprompt.files import write_atomically
-from vqprompt.methods import METHODS, find_method
+from vqprompt.methods import METHODS, after_all_tasks, find_method
 from vqprompt.methods.base import Method
 from vqprompt.paper import formats
 from vqprompt.report.render import render
@@ -51,9 +48,7 @@ def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE,
     if backbone not in BACKBONES:
         raise UserError(f"{backbone}: not the name of a backbone; there are {', '.join(BACKBONES)}")
     classes = [find_method(name) for name in methods] or list(METHODS.values())
-    rows = [
-        row for method in classes for row in _rows(method, backbone, tasks) if row.parameters or methods
-    ]  # fmt: skip
+    rows = [row for method in classes for row in _rows(method, backbone, tasks) if row.strategy != "–" or methods]
     return ParameterTable(rows, backbone, tasks)
 
 
@@ -70,17 +65,16 @@ def _rows(method: type[Method], backbone: str, tasks: int) -> list[PromptConfigu
 def _describe(
     method: type[Method], settings: str, changed: dict[str, Any], backbone: str, tasks: int
 ) -> PromptConfiguration:
-    with torch.device("meta"):
-        vit = ViT(BACKBONES[backbone].config)
-        made = method(vit, method.Options(**changed), tasks)
+    made = after_all_tasks(method, BACKBONES[backbone].config, tasks, **changed)
     options, parameters = made.options, made.parameter_counts()["prompting"]
-    blocks = getattr(options, "blocks", list(range(vit.config.depth)) if parameters else [])
-    pool = getattr(options, "pool", None) or made.choosable or ("from the image" if parameters else "–")
+    prompts = hasattr(options, "length")  # other methods have adapters, or nothing of their own
+    blocks = getattr(options, "blocks", list(range(made.vit.config.depth)) if prompts else [])
+    pool = getattr(options, "pool", None) or made.choosable or ("from the image" if prompts else "–")
     locations, count, length = _listed(blocks), str(pool), str(getattr(options, "length", "–"))
     if hasattr(options, "general_blocks"):  # DualPrompt: general prompts and experts
         locations = f"G: {_listed(options.general_blocks)}, E: {locations}"
         count, length = f"G: 1, E: {count}", f"G: {options.general_length}, E: {length}"
-    strategy = "–" if not parameters else "Pro-T" if method.prompts_stay else "Pre-T"
+    strategy = "–" if not prompts else "Pro-T" if method.prompts_stay else "Pre-T"
     return PromptConfiguration(method.title, settings, strategy, locations, count, length, parameters)
 
 

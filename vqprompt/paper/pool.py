@@ -29,13 +29,13 @@ from vqprompt.paper.work import Advanced, Event, Failed, Listener, Started, do_r
 from vqprompt.runs.config import MACHINE_SETTINGS, RunConfig, completed
 
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
-CORES_PER_RUN = 8  # a single run hardly gets faster with more
+CORES_PER_RUN = 8  # with more, a single run gets hardly faster
 SECONDS_BETWEEN_MESSAGES = 0.1
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is asked to do."""
+    """What a worker has to do."""
 
     config: RunConfig
     folder: Path
@@ -108,7 +108,8 @@ def _link(source: str, target: str) -> None:
 def run_all(
     todo: Sequence[Run], out: Path, workers: int, listener: Listener, track: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; other runs go on."""
+    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; a failure does not stop the
+    other runs."""
     if not todo:
         return {}
     return Pool(min(workers, len(todo)), out, listener, track).run(todo)
@@ -200,7 +201,7 @@ def start_worker(slot: int, workers: int) -> Worker:
 
 
 def _work(pipe: Connection, threads: int, workers: int, device: str | None) -> None:
-    """The life of a worker: receive a job, send events, until the pipe closes."""
+    """What a worker does: receive jobs and send events, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
     torch.set_num_threads(threads)
     compiled_for: tuple[str, str, int] | None = None

@@ -1,4 +1,4 @@
-"""One run of a grid, wherever it is done, and the events that tell about it."""
+"""One run of a grid, on any machine, and the events that report about it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Lost:
-    """A run has lost its machine or process, and goes on elsewhere from its last checkpoint."""
+    """A run has lost its machine or process, and continues on another one from its last checkpoint."""
 
     reason: str
 
@@ -60,8 +60,8 @@ class Executor(Protocol):
     """Where the runs of a grid are done."""
 
     def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
-        """Do the runs, each in `out`/its name, and tell the listener. Returns the reasons of failures by run name; the
-        other runs go on. What would fail in every run is refused before the first one starts."""
+        """Do the runs, each in `out`/its name, and send events to the listener. Returns the reasons of failures by run
+        name; a failure does not stop the other runs. What would fail in every run is refused before the first one."""
 
 
 def do_run(
@@ -76,13 +76,13 @@ def do_run(
     at_once: int = 1,
     checkpoint_seconds: float = runner.CHECKPOINT_SECONDS,
 ) -> Finished | Failed:
-    """Do a run, or go on with it. Raises only what `send` raises.
+    """Do a run, or continue it. Raises only what `send` raises.
 
-    seconds_between: messages at least. shown_folder: where people find the run's files, if not in `folder`. at_once:
-    how many runs share the hardware.
+    seconds_between: the least time between two messages. shown_folder: where people find the run's files, if not in
+    `folder`. at_once: how many runs share the hardware.
     """
     last_sent = 0.0
-    refused: list[BaseException] = []  # what `send` raised: it is the sender's, not the run's
+    refused: list[BaseException] = []  # what `send` raised: not a failure of the run
 
     def progress(event: Progress) -> None:
         nonlocal last_sent

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vqprompt.report import figures, formats
+from vqprompt.words import counted
 
 
 def render(template: str, **content: Any) -> str:
@@ -29,5 +30,6 @@ def _environment() -> Environment:
     }  # fmt: skip
     environment.filters |= {
         "percent": formats.percent, "fixed": formats.fixed, "duration": formats.duration, "short": formats.short,
+        "counted": counted,
     }  # fmt: skip
     return environment

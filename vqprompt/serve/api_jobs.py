@@ -1,4 +1,4 @@
-"""Jobs over HTTP: how far they are, live, and how to stop them."""
+"""Jobs over HTTP: their progress, live, and how to stop them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vqprompt.serve.state import State
 
 router = APIRouter(tags=["jobs"])
 BETWEEN_EVENTS = 0.15  # seconds
-QUIET = 10.0  # seconds after which the same is said again, to keep a stream of events open
+QUIET = 10.0  # seconds after which an unchanged state is sent again, to keep a stream of events open
 
 
 @router.get("/jobs", response_model=list[JobAnswer])
 def jobs(request: Request) -> list[dict[str, Any]]:
-    """Changes of models: waiting, running, and the last ones that ended."""
+    """Changes of models: those that wait, the one that runs, and the last ones that ended."""
     return [job.as_dict() for job in state_of(request).jobs.all()]
 
 
@@ -30,7 +30,7 @@ def jobs(request: Request) -> list[dict[str, Any]]:
 async def job(
     request: Request, job: str, wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for it.")] = 0
 ) -> dict[str, Any]:
-    """How far a job is."""
+    """The state and progress of a job."""
     found = state_of(request).jobs.get(job)
     until = asyncio.get_running_loop().time() + wait
     while found.state not in ENDED and asyncio.get_running_loop().time() < until:
@@ -47,12 +47,12 @@ async def events(request: Request, job: str) -> StreamingResponse:
 async def _events(job: Job, state: State) -> AsyncIterator[str]:
     last, quiet = "", 0.0
     while not state.closing:
-        told = job.as_dict()
-        text = json.dumps({**told, "elapsed": None, "remaining": None})
+        now = job.as_dict()
+        text = json.dumps({**now, "elapsed": None, "remaining": None})
         if text != last or quiet >= QUIET:
             last, quiet = text, 0.0
-            yield f"event: {told['state']}\ndata: {json.dumps(told)}\n\n"
-        if told["state"] in ENDED:
+            yield f"event: {now['state']}\ndata: {json.dumps(now)}\n\n"
+        if now["state"] in ENDED:
             return
         await asyncio.sleep(BETWEEN_EVENTS)
         quiet += BETWEEN_EVENTS

@@ -25,7 +25,7 @@ def find(request: Request, name: str | None) -> Served:
     return state_of(request).shelf.get(name)
 
 
-@router.get("/models", summary="All models, and the efforts of teaching there are")
+@router.get("/models", summary="All models, and the efforts that teaching can have")
 def models(request: Request) -> dict[str, Any]:
     shelf = state_of(request).shelf
     return {
@@ -48,7 +48,7 @@ def _possible(effort: str) -> bool:
     return True
 
 
-@router.get("/models/{name}", summary="All there is to tell about a model")
+@router.get("/models/{name}", summary="Everything about a model")
 def model(request: Request, name: str) -> dict[str, Any]:
     served = find(request, name)
     snapshot = served.snapshot
@@ -65,9 +65,13 @@ def model(request: Request, name: str) -> dict[str, Any]:
     }
 
 
-@router.get("/models/{name}/confusion", summary="Which class is taken for which, left out in turn")
+@router.get("/models/{name}/confusion", summary="Which class is taken for which")
 def confusion(request: Request, name: str) -> dict[str, Any]:
-    """cells: [class, class it is taken for, images], as places in `classes`; pairs that never occur are absent."""
+    """Measured by leaving out one image at a time.
+
+    cells: [class, class it is taken for, number of images]. The classes are given by their position in `classes`; pairs
+    that never occur are left out.
+    """
     found = find(request, name).snapshot.left_out
     cells = [[a, b, n] for (a, b), n in found.confusion().items()]
     return {"classes": found.classes, "cells": cells, "tested": len(found.images)}
@@ -75,7 +79,7 @@ def confusion(request: Request, name: str) -> dict[str, Any]:
 
 @router.get("/models/{name}/confusion/images", summary="The images behind one cell of the confusion")
 def confused_images(request: Request, name: str, label: str, answer: str) -> dict[str, Any]:
-    """Of the images that are still in the server's memory, the numbers for `GET /models/{name}/thumbnails/{image}`."""
+    """Names for `GET /models/{name}/thumbnails/{image}`, of the images that the server still has in memory."""
     served = find(request, name)
     names = served.snapshot.left_out.images_of(label, answer)
     gallery = state_of(request).gallery
@@ -89,7 +93,7 @@ def thumbnail(request: Request, name: str, image: str) -> Response:
     except ValueError:
         picture = None
     if picture is None:
-        raise NotThere("there is no such thumbnail any more")
+        raise NotThere("there is no such thumbnail; the server keeps only the newest ones, in memory")
     return Response(picture, media_type="image/jpeg")
 
 

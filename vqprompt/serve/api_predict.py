@@ -42,7 +42,7 @@ Strictness = Annotated[float, Query(ge=-100, le=100, description="Above 0, more 
 async def predict(
     request: Request, model: str | None = None, top: Top = 5, strictness: Strictness = 0.0, prompts: bool = False
 ) -> Prediction:
-    """The image is the body of the request, or the field `file` of a form. model: needed if there are several."""
+    """The image is the body of the request, or the field `file` of a form. model: required if there are several."""
     return await _predict(request, find(request, model), top, strictness, prompts)
 
 
@@ -59,10 +59,10 @@ async def _predict(request: Request, served: Served, top: int, strictness: float
     state, snapshot = state_of(request), served.snapshot
     with state.metrics.seconds.time():
         (answer,) = await state.batcher.ask(snapshot, [content], top)
-    fired = await run_in_threadpool(snapshot.prompts_used, content) if prompts else None
-    told = as_prediction(answer, snapshot, strictness)
-    state.metrics.predictions.labels(served.name, "unknown" if told["unknown"] else "known").inc()
-    return JSONResponse({**told, "classes": told["classes"][:top], "prompts": fired})
+    used = await run_in_threadpool(snapshot.prompts_used, content) if prompts else None
+    found = as_prediction(answer, snapshot, strictness)
+    state.metrics.predictions.labels(served.name, "unknown" if found["unknown"] else "known").inc()
+    return JSONResponse({**found, "classes": found["classes"][:top], "prompts": used})
 
 
 def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -> dict[str, Any]:
@@ -91,5 +91,5 @@ def check_image(content: bytes) -> bytes:
     if not content:
         raise NotAnImage("the image is empty; send its file as the body, or in the field file of a form")
     if content[:4] == b"PK\x03\x04":
-        raise NotAnImage("a zip archive; unpack it and send the images")
+        raise NotAnImage("this is a zip archive; unpack it and send the images")
     return content

@@ -1,9 +1,10 @@
-"""Teaching over HTTP: upload, look through, teach; and the other changes of a model. Each is a job."""
+"""Teaching over HTTP: upload, check, teach; and the other changes of a model. Each is a job."""
 
 from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -23,8 +24,10 @@ from vqprompt.serve.models import Served
 from vqprompt.serve.schemas import Export, Forget, JobAnswer, Rename, Return, Teach, Undo, UploadAnswer
 from vqprompt.serve.teacher import Report
 from vqprompt.serve.uploads import Upload
+from vqprompt.words import counted
 
 router = APIRouter()
+post_change = partial(router.post, tags=["change"], status_code=202, response_model=JobAnswer)
 
 UPLOAD_FORM = {
     "type": "object",
@@ -54,7 +57,7 @@ TEACH_BODY = {
     status_code=202,
     response_model=UploadAnswer,
     openapi_extra=UPLOAD_BODY,
-    summary="Upload images and have them looked through before they are taught",
+    summary="Upload images and have them checked before they are taught",
 )
 async def upload(request: Request, name: str) -> dict[str, Any]:
     """The job's result has the findings: images that cannot be read, copies, doubtful ones, each with a reason."""
@@ -74,7 +77,7 @@ def give_up(request: Request, name: str, upload: str) -> None:
     state = state_of(request)
     found = state.uploads.get(upload, name)
     if found.used:
-        raise Conflict("a job works with this upload; cancel it first")
+        raise Conflict("a job is using this upload; cancel the job first")
     state.uploads.drop(found)
 
 
@@ -87,7 +90,7 @@ def give_up(request: Request, name: str, upload: str) -> None:
     summary="Teach images: of an upload, or sent along",
 )
 async def teach(request: Request, name: str) -> dict[str, Any]:
-    """With a form, all images that can be read are taught. With an upload, those that are not left out."""
+    """With a form, all images that can be read are taught. With an upload, all except those in `leave_out`."""
     served, state = find(request, name), state_of(request)
     if request.headers.get("content-type", "").startswith("multipart/"):
         received, effort = await _receive(request, served)
@@ -104,7 +107,7 @@ async def teach(request: Request, name: str) -> dict[str, Any]:
     check_effort(asked.effort)
     found = state.uploads.get(asked.upload, name)
     if found.used:
-        raise Conflict("a job works with this upload already")
+        raise Conflict("another job is already using this upload; wait until it has ended")
     return state.teach(served, found, asked.leave_out, asked.effort, keep=True).as_dict()
 
 
@@ -121,7 +124,7 @@ async def _receive(request: Request, served: Served) -> tuple[Upload, str]:
             for file, label in zip(files, labels, strict=True):
                 content = check_image(await file.read())
                 if len(content) > state.limits.image_mb * 1e6:
-                    raise TooLarge(f"an image has more than {state.limits.image_mb:g} MB; shrink it")
+                    raise TooLarge(f"an image has more than {state.limits.image_mb:g} MB; make it smaller")
                 await run_in_threadpool(received.add, file.filename, label, content)
             return received, str(form.get("effort") or "instant")
     except HTTPException as error:  # a form that cannot be read, or with too much in it
@@ -134,7 +137,7 @@ async def _receive(request: Request, served: Served) -> tuple[Upload, str]:
 
 def _labels(label: Any, labels: Any, count: int) -> list[str]:
     if not count:
-        raise Refused("no image in the form; send them in fields called files")
+        raise Refused("the form has no image; send images in fields called files")
     if isinstance(labels, str):
         try:
             found = json.loads(labels)
@@ -151,16 +154,16 @@ def _labels(label: Any, labels: Any, count: int) -> list[str]:
 # ---------------------------------------------------------------------------------------------- change
 
 
-@router.post("/models/{name}/undo", tags=["change"], status_code=202, response_model=JobAnswer)
+@post_change("/models/{name}/undo")
 def undo(request: Request, name: str, body: Undo) -> dict[str, Any]:
     """Go back to the model before the last change, or before several."""
     served = find(request, name)
     if body.steps > (possible := model(request, name)["can_undo"]):
-        raise Conflict(f"{possible} changes can be undone, not {body.steps}")
+        raise Conflict(f"{counted(possible, 'change')} can be undone, not {body.steps}")
     return state_of(request).change(served, "undo", steps=body.steps).as_dict()
 
 
-@router.post("/models/{name}/rename", tags=["change"], status_code=202, response_model=JobAnswer)
+@post_change("/models/{name}/rename")
 def rename(request: Request, name: str, body: Rename) -> dict[str, Any]:
     """Give a class another name."""
     state, served, new = state_of(request), find(request, name), clean_name(body.new)
@@ -173,9 +176,9 @@ def rename(request: Request, name: str, body: Rename) -> dict[str, Any]:
     ).as_dict()  # fmt: skip
 
 
-@router.post("/models/{name}/forget", tags=["change"], status_code=202, response_model=JobAnswer)
+@post_change("/models/{name}/forget")
 def forget(request: Request, name: str, body: Forget) -> dict[str, Any]:
-    """Take a class away, as if it had never been taught."""
+    """Remove a class, as if it had never been taught."""
     state, served = state_of(request), find(request, name)
     _known(served, body.name)
     return state.change(
@@ -185,12 +188,13 @@ def forget(request: Request, name: str, body: Forget) -> dict[str, Any]:
     ).as_dict()  # fmt: skip
 
 
-@router.post("/models/{name}/return", tags=["change"], status_code=202, response_model=JobAnswer)
+@post_change("/models/{name}/return")
 def return_to(request: Request, name: str, body: Return) -> dict[str, Any]:
-    """Return to an older version. The present one is kept as well."""
+    """Return to an older version. The current one is kept as well."""
     served = find(request, name)
     if body.version not in served.versions.numbers():
-        raise NotThere(f"there is no older version {body.version}; there are {served.versions.numbers()}")
+        older = served.versions.numbers()
+        raise NotThere(f"there is no older version {body.version}; the older versions are {older or 'none'}")
     return state_of(request).change(served, "return", version=body.version).as_dict()
 
 
@@ -199,9 +203,9 @@ def _known(served: Served, name: str) -> None:
         raise NotThere(f"the model knows no class {name[:100]!r}")
 
 
-@router.post("/models/{name}/onnx", tags=["change"], status_code=202, response_model=JobAnswer)
+@post_change("/models/{name}/onnx")
 def export(request: Request, name: str, body: Export) -> dict[str, Any]:
-    """Make the model's ONNX form; `GET /models/{name}/onnx` downloads it when the job is done."""
+    """Make the model's ONNX file; `GET /models/{name}/onnx` downloads it when the job is done."""
     state, served = state_of(request), find(request, name)
     must_know_something(served)
     version, target = served.snapshot.version, state.folder / f"{secrets.token_hex(8)}.onnx"
@@ -216,7 +220,7 @@ def export(request: Request, name: str, body: Export) -> dict[str, Any]:
     return state.change(served, "onnx", ready, target=target, int8=body.int8).as_dict()
 
 
-@router.get("/models/{name}/onnx", tags=["models"], summary="Download the ONNX form that was made last")
+@router.get("/models/{name}/onnx", tags=["models"], summary="Download the ONNX file that was made last")
 def download_onnx(request: Request, name: str) -> Response:
     served = find(request, name)
     made = state_of(request).exports.get(name)

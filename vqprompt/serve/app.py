@@ -25,11 +25,12 @@ from vqprompt.serve.state import State
 STATIC = Path(__file__).parent / "static"
 DESCRIPTION = """Teach a model classes of images, ask it, and look at what it knows.
 
-Errors are JSON, `{"error": "…"}`, in words that say what to do. With a token, send `Authorization: Bearer TOKEN`."""
+Errors are JSON, `{"error": "…"}`, with a message that says what to do. If the server has a token, send
+`Authorization: Bearer TOKEN`."""
 
 
 def make_app(state: State, token: str | None = None, hosts: frozenset[str] | None = None) -> Any:
-    """The whole server as an ASGI application. hosts: names by which it may be called; None: any."""
+    """The whole server as an ASGI application. hosts: the names that requests may use for it; None: any."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -87,11 +88,11 @@ def _user_error(request: Request, error: Exception) -> Response:
 
 def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-    return JSONResponse({"error": said}, status_code=422)
+    message = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+    return JSONResponse({"error": message}, status_code=422)
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    said = "there is nothing here; /docs shows what there is" if error.status_code == 404 else str(error.detail)
-    return JSONResponse({"error": said}, status_code=error.status_code, headers=error.headers)
+    message = "there is no such address; /docs lists them" if error.status_code == 404 else str(error.detail)
+    return JSONResponse({"error": message}, status_code=error.status_code, headers=error.headers)

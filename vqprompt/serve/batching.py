@@ -1,8 +1,8 @@
 """Predictions that arrive together are answered together.
 
-One thread takes what is waiting, up to a batch, and asks the model once; requests that arrive meanwhile are the next
-batch. A lone request waits for nobody. On CPUs a model shows the images of a batch to as many cores as there are, one
-image per core, so that an answer does not depend on who else asked.
+One thread takes the requests that wait, up to a batch, and asks the model once. Requests that arrive in the meantime
+are the next batch. A single request does not wait for others. On CPUs, each image of a batch is computed by one core,
+so an answer does not depend on the other images of its batch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Batcher:
         asked = [_Asked(snapshot, image, top, loop, loop.create_future()) for image in images]
         with self._wake:
             if len(self._waiting) + len(asked) > max(self.limits.waiting, len(asked)):
-                raise Busy(f"{len(self._waiting)} predictions are waiting already; try again soon", retry_after=1)
+                raise Busy(f"{len(self._waiting)} predictions are already waiting; try again soon", retry_after=1)
             self._waiting.extend(asked)
             self._wake.notify()
         try:
@@ -94,7 +94,7 @@ class Batcher:
         batch: list[_Asked] = []
         while self._waiting and self._waiting[0].snapshot is first and len(batch) < self.most:
             asked = self._waiting.popleft()
-            if not asked.answer.cancelled():  # its client is gone, or has waited too long
+            if not asked.answer.cancelled():  # its client has hung up, or has waited too long
                 batch.append(asked)
         return batch
 

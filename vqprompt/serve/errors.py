@@ -1,4 +1,4 @@
-"""What a server refuses, as HTTP says it."""
+"""Errors of the server, with their HTTP status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vqprompt.errors import UserError
 
 
 class Refused(UserError):
-    """status: of the answer. headers: to be sent with it."""
+    """status: of the answer. headers: sent with the answer."""
 
     status = 400
     headers: dict[str, str] = {}
@@ -17,7 +17,7 @@ class NotThere(Refused):
 
 
 class Conflict(Refused):
-    """The model is not in a state for this."""
+    """This cannot be done in the present state of the model."""
 
     status = 409
 
@@ -31,7 +31,7 @@ class NotAnImage(Refused):
 
 
 class Busy(Refused):
-    """Too much is waiting already."""
+    """Too many requests are already waiting."""
 
     status = 429
 

@@ -1,4 +1,4 @@
-"""The example: a model that knows the embedded drawings, made in seconds, to be asked and taught at once."""
+"""The example: a model that knows the embedded drawings. It is made in seconds, and can be taught more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Thumbnails of what was taught, so that mistakes can be looked at. Only in memory, and only the newest.
+"""Thumbnails of what was taught, so that people can look at mistakes. Only in memory, and only the newest.
 
-A model keeps no image. A gallery belongs to a server, and is gone when the server ends.
+A model keeps no image. A gallery belongs to a server, and is lost when the server ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PER_TEACHING = 500
 
 
 class Gallery:
-    """most: thumbnails that are kept; the oldest go first."""
+    """most: how many thumbnails are kept; the oldest are dropped first."""
 
     def __init__(self, most: int) -> None:
         self.most, self._lock = most, threading.Lock()
@@ -40,7 +40,7 @@ class Gallery:
         return None if found is None else found[1]
 
     def forget(self, model: str, label: str) -> None:
-        """A class that is forgotten is not to be seen any more."""
+        """Drop the thumbnails of a class that is forgotten."""
         with self._lock:
             for key in [k for k, held in self._held.items() if k[0] == model and held[0] == label]:
                 del self._held[key]

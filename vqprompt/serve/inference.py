@@ -1,6 +1,6 @@
 """The Open Inference Protocol (version 2), which clients of KServe, Triton and others speak.
 
-One input, `image`: image files as BYTES [n], or pixels as UINT8 [n, height, width, 3]. In JSON, a file is a text in
+One input, `image`: image files as BYTES [n], or pixels as UINT8 [n, height, width, 3]. In JSON, a file is a string in
 base64. Tensors may also follow the JSON in binary, as Triton's clients send them. Outputs: the `class` of each image
 (or "unknown"), its `probability`, the `probabilities` of all classes in the order of the model's metadata, and
 `familiarity`, which is below 0 for what is unknown.
@@ -25,6 +25,7 @@ from vqprompt.serve.api_predict import check_image
 from vqprompt.serve.batching import Given
 from vqprompt.serve.errors import NotThere, Refused
 from vqprompt.serve.models import Snapshot
+from vqprompt.words import counted
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 LENGTH = "inference-header-content-length"
@@ -143,13 +144,14 @@ def _images(asked: dict[str, Any], tensors: bytes) -> list[Given]:
         images = _pixels(data, shape, kind)
     count = 1 if kind == "UINT8" and len(shape) == 3 else int(np.prod(shape)) if kind == "BYTES" else shape[0]
     if len(images) != count or not 0 < count <= MOST_IMAGES:
-        raise Refused(f"shape {shape} is not that of {len(images)} images (at most {MOST_IMAGES} per request)")
+        given = counted(len(images), "image")
+        raise Refused(f"the shape {shape} does not fit the {given} in data (at most {MOST_IMAGES} per request)")
     return images
 
 
 def _files(data: Any) -> list[Given]:
     if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
-        raise Refused("data must be a list of image files, each as a text in base64")
+        raise Refused("data must be a list of image files, each as a string in base64")
     try:
         return [check_image(base64.b64decode(text, validate=True)) for text in data]
     except (binascii.Error, ValueError):
@@ -195,7 +197,7 @@ def _wanted(asked: dict[str, Any]) -> dict[str, bool]:
     if not outputs:
         return dict.fromkeys(OUTPUTS, binary)
     if not isinstance(outputs, list) or not all(isinstance(o, dict) and o.get("name") in OUTPUTS for o in outputs):
-        raise Refused(f"outputs are called {', '.join(OUTPUTS)}")
+        raise Refused(f"unknown outputs; there are {', '.join(OUTPUTS)}")
     return {o["name"]: bool((o.get("parameters") or {}).get("binary_data", binary)) for o in outputs}
 
 
@@ -215,11 +217,11 @@ def _reply(head: dict[str, Any], values: dict[str, Any], wanted: dict[str, bool]
         else:
             output["data"] = value if isinstance(value, list) else value.reshape(-1).tolist()
         outputs.append(output)
-    told = json.dumps({**head, "outputs": outputs}, ensure_ascii=False).encode()
+    text = json.dumps({**head, "outputs": outputs}, ensure_ascii=False).encode()
     if not tensors:
-        return Response(told, media_type="application/json")
-    headers = {"Inference-Header-Content-Length": str(len(told))}
-    return Response(b"".join([told, *tensors]), media_type="application/octet-stream", headers=headers)
+        return Response(text, media_type="application/json")
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    return Response(b"".join([text, *tensors]), media_type="application/octet-stream", headers=headers)
 
 
 def _pack(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Jobs: everything that changes a model, one after another, with progress; done by the teacher process."""
+"""Jobs: everything that changes a model. The teacher process does them one after another, and reports progress."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from vqprompt.serve.limits import Limits
 from vqprompt.serve.teacher import Report, Task
 
 FINISHED_KEPT = 100
-SECONDS_TO_CANCEL = 3.0  # until a teacher that does not listen is ended
-SECONDS_IDLE = 1.0  # between two looks at what other programs did to the models
+SECONDS_TO_CANCEL = 3.0  # a teacher that has not stopped by then is killed
+SECONDS_IDLE = 1.0  # between two checks whether other programs changed the models
 ENDED = ("done", "failed", "cancelled")
 
 
 @dataclass(eq=False)
 class Job:
-    """One change of one model. finish: called with the report when it is done, before anybody is told so."""
+    """One change of one model. finish: called with the report when it is done, before the job is shown as
+    done. in_words: puts the client's file names into messages."""
 
     id: str
     model: str
@@ -54,7 +55,7 @@ class Job:
         self.done, self.total = event.done, event.total
 
     def remaining(self) -> float | None:
-        """Seconds until this stage is done, as far as it can be told."""
+        """Estimated seconds until this stage is done; None if unknown."""
         if self.state != "running" or not self.total or not self.done:
             return None
         return (time.monotonic() - self._stage_began) / self.done * (self.total - self.done)
@@ -69,7 +70,7 @@ class Job:
 
 
 class Jobs:
-    """A queue, and the thread that hands its jobs to the teacher. idle: called once per second while there is nothing
+    """A queue, and the thread that gives its jobs to the teacher. idle: called once per second while there is nothing
     to do. ended: called with every job that has ended."""
 
     def __init__(self, limits: Limits, idle: Callable[[], None], ended: Callable[[Job], None]) -> None:
@@ -90,7 +91,7 @@ class Jobs:
     ) -> Job:
         with self._wake:
             if len(self._queue) >= self.limits.jobs:
-                raise Busy(f"{len(self._queue)} changes are waiting already; try again later", retry_after=10)
+                raise Busy(f"{len(self._queue)} changes are already waiting; try again later", retry_after=10)
             job = Job(secrets.token_hex(8), model, task, finish, in_words)
             self._queue.append(job)
             self._all[job.id] = job
@@ -102,7 +103,7 @@ class Jobs:
 
     def get(self, name: str) -> Job:
         if name not in self._all:
-            raise NotThere("there is no such job; finished ones are remembered for a while only")
+            raise NotThere(f"there is no such job; only the last {FINISHED_KEPT} are remembered")
         return self._all[name]
 
     def all(self) -> list[Job]:
@@ -113,7 +114,7 @@ class Jobs:
         return len(self._queue)
 
     def cancel(self, job: Job) -> None:
-        """A job that waits ends at once; one that runs ends soon. Too late is too late: then it ends as done."""
+        """A waiting job ends at once, a running one soon. A job that is already finishing still ends as done."""
         with self._wake:
             job.cancelled.set()
             if job in self._queue:
@@ -149,15 +150,15 @@ class Jobs:
         job._stage_began = time.monotonic()
         try:
             report = self._hand_over(job)
-        except (EOFError, OSError):  # it was killed: by the system, for its memory, or by somebody
+        except (EOFError, OSError):  # it was killed: by the system for lack of memory, or by a person
             self._stop_teacher()
-            report = Report("failed", error="the learning process was ended from outside; the model is as it was")
+            report = Report("failed", error="the learning process was killed; the model is as it was")
         self._end(job, report)
 
     def _hand_over(self, job: Job) -> Report:
         self._start_teacher()
         self._connection.send(job.task)
-        deadline, told = time.monotonic() + self.limits.job_minutes * 60, None
+        deadline, asked_to_stop = time.monotonic() + self.limits.job_minutes * 60, None
         while True:
             if self._connection.poll(0.05):
                 report: Report = self._connection.recv()
@@ -169,10 +170,10 @@ class Jobs:
                 late = Report("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
                 return self._stop_teacher() or late
             if job.cancelled.is_set():
-                if told is None:
-                    told = now
+                if asked_to_stop is None:
+                    asked_to_stop = now
                     self._connection.send(teacher.CANCEL)
-                if now - told > SECONDS_TO_CANCEL:
+                if now - asked_to_stop > SECONDS_TO_CANCEL:
                     return self._stop_teacher() or Report("cancelled")
 
     def _end(self, job: Job, report: Report) -> None:
@@ -197,7 +198,7 @@ class Jobs:
         theirs.close()
 
     def _stop_teacher(self) -> Report | None:
-        """End it at once. Returns its last word, if it was done just before."""
+        """Kill the teacher. Returns its report if it had finished just before."""
         last = None
         if self._process is not None:
             self._process.kill()

@@ -1,4 +1,4 @@
-"""How much a server takes in. What goes beyond is refused before work is done for it."""
+"""How much a server accepts. Requests beyond these limits are refused before any work is done for them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Limits:
     uploads: float = _limit(8, "uploads that wait to be taught")
     upload_minutes: float = _limit(30, "minutes until an upload that nobody teaches is deleted")
     jobs: float = _limit(16, "teachings and other changes that wait")
-    job_minutes: float = _limit(240, "minutes that one of them may take")
+    job_minutes: float = _limit(240, "minutes that a teaching or another change may take")
     waiting: float = _limit(256, "predictions that wait")
     predict_seconds: float = _limit(60, "seconds that a prediction may take")
-    body_seconds: float = _limit(60, "seconds that a client may take to send 16 MB, and in proportion")
+    body_seconds: float = _limit(60, "seconds that a client may take to send 16 MB (larger bodies get more)")
     header_seconds: float = _limit(10, "seconds that a client may take to send its headers")
     connections: float = _limit(512, "connections at once")
     versions: float = _limit(10, "older versions that are kept of each model")
@@ -43,7 +43,7 @@ class Limits:
             except ValueError:
                 raise UserError(f"--limit {text!r}: give a name and a number, such as upload_mb=1000") from None
             if name not in {f.name for f in fields(cls)}:
-                raise UserError(f"--limit {text!r}: there is no such limit; there are\n{cls.described()}")
+                raise UserError(f"--limit {text!r}: there is no such limit; the limits are\n{cls.described()}")
             if not 0 <= found[name] < 1e9 or (found[name] < 1 and name not in ("versions", "thumbnails")):
                 raise UserError(f"--limit {text!r}: give a number from 1 (versions and thumbnails: from 0)")
         return replace(cls(), **found)

@@ -1,4 +1,4 @@
-"""The models of a server, each as an immutable snapshot that is replaced whole."""
+"""The models of a server. Each answers from an immutable snapshot; a change replaces the whole snapshot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vqprompt.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.model.model import Model
 from vqprompt.serve.versions import Versions
 
-OLDER_IN_MEMORY = 2  # versions before the present one that are asked
+OLDER_IN_MEMORY = 2  # older versions that stay loaded, for requests that name a version
 
 
 @dataclass(frozen=True)
 class New:
-    """How a model is made that is not there yet."""
+    """How to make a model that does not exist yet."""
 
     backbone: str = "vit-s14"
     size: int | None = None
@@ -32,7 +32,7 @@ class New:
 
 @dataclass(eq=False)
 class Snapshot:
-    """A model at one moment. It is never taught; any number of threads may ask it."""
+    """A model at one moment. It never changes; any number of threads may ask it."""
 
     name: str
     version: int
@@ -46,7 +46,7 @@ class Snapshot:
         return left_out_answers(self.model)
 
     def prompts_used(self, image: Any) -> list[dict[str, Any]] | None:
-        """The prompts that an image meets, block by block; None for models without prompts. They are counted."""
+        """The prompts that an image uses, block by block, which are also counted; None for models without prompts."""
         (found,) = self.model.prompts_used([image])
         with self._counting:
             for use in found:
@@ -106,7 +106,7 @@ class Served:
             self._older.clear()
 
     def at(self, version: int | None) -> Snapshot:
-        """The snapshot of a version; of the present one by default."""
+        """The snapshot of a version; of the current one by default."""
         now = self.snapshot
         if version is None or version == now.version:
             return now
@@ -129,7 +129,7 @@ class Served:
             self.new = New(self.new.backbone, backbone["size"], self.new.device)
 
     def _weights(self) -> str | None:
-        """Where weights are, if the command said so; otherwise where the model's file says."""
+        """Where the weights are, if the command line says so; None: where the model's file says."""
         return self.new.backbone if self.new.backbone != New.backbone else None
 
 
@@ -159,20 +159,20 @@ class Shelf:
         if name is None:
             if len(self._models) == 1:
                 return next(iter(self))
-            raise UserError(f"say which model: {', '.join(self._models)}")
+            raise UserError(f"there are several models; name one of {', '.join(self._models)}")
         if name not in self._models:
-            raise UnknownModel(f"there is no model {name[:100]!r}; there are {', '.join(self._models) or 'none'}")
+            raise UnknownModel(f"there is no model {name[:100]!r}; the models are {', '.join(self._models) or 'none'}")
         return self._models[name]
 
     def look_again(self, new: New, most_versions: int) -> None:
-        """Notice what other programs did: models taught with `vqprompt learn`, files that came or went."""
+        """Notice what other programs did: models taught with `vqprompt learn`, files added or deleted."""
         for served in self:
             if self.folder is not None and not served.path.is_file() and served.snapshot.model.classes:
                 self._models.pop(served.name, None)
                 continue
             try:
                 served.refresh()
-            except UserError as error:  # it is being copied, or damaged: the snapshot goes on answering
+            except UserError as error:  # it is being copied, or damaged: the old snapshot keeps answering
                 self._warn_once(served.path, error)
         if self.folder is not None:
             for path in model_files(self.folder):

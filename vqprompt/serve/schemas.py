@@ -14,9 +14,9 @@ class Body(BaseModel):
 class Teach(Body):
     """Teach the images of an upload."""
 
-    upload: str = Field(description="The id that POST /models/{name}/uploads gave.")
+    upload: str = Field(description="The id that POST /models/{name}/uploads returned.")
     leave_out: list[int] = Field(default=[], description="Numbers of images in the upload that are not to be taught.")
-    effort: str = Field(default="instant", description="How much work it may be; GET /models lists what there is.")
+    effort: str = Field(default="instant", description="How much work to do; GET /models lists the efforts.")
 
 
 class Undo(Body):
@@ -30,7 +30,7 @@ class Rename(Body):
 
 class Forget(Body):
     name: str
-    for_good: bool = Field(default=False, description="Also from the history, and from all older versions.")
+    for_good: bool = Field(default=False, description="Also delete it from the history and from all older versions.")
 
 
 class Return(Body):
@@ -42,7 +42,7 @@ class Export(Body):
 
 
 class JobAnswer(BaseModel):
-    """A change of a model, on its way or done."""
+    """A change of a model: waiting, running or ended."""
 
     id: str
     kind: Literal["teach", "check", "undo", "rename", "forget", "return", "onnx"]
@@ -52,13 +52,13 @@ class JobAnswer(BaseModel):
     done: float
     total: float
     elapsed: float | None = Field(description="Seconds since it started.")
-    remaining: float | None = Field(description="Seconds until this stage is done, as far as it can be told.")
+    remaining: float | None = Field(description="Estimated seconds until this stage is done.")
     result: dict[str, Any]
     error: str | None
 
 
 class UploadAnswer(BaseModel):
-    """Images that wait to be taught, and the job that looks through them."""
+    """Images that wait to be taught, and the job that checks them."""
 
     upload: str
     images: list[dict[str, Any]]
@@ -78,7 +78,7 @@ class Prediction(BaseModel):
     classes: list[Share]
     familiarity: float | None
     prompts: list[dict[str, Any]] | None = Field(
-        description="Prompts that the image met: block, prompt, and its share of attention. None for models without."
+        description="Prompts that the image used: block, prompt, and its share of attention. None for models without."
     )
     model: str
     version: int

@@ -1,10 +1,10 @@
-"""What stands before every request: who may ask, from where, how much, and how slowly.
+"""Checks before every request: who may ask, from where, how much, and how slowly.
 
-- The name in the Host header must be one of ours, so that a foreign page cannot reach a local server under a name of
-  its own (DNS rebinding).
-- A request that changes something, or reads anything but the page itself, must not come from another site's page.
-- A token, if there is one, is compared in constant time, taken from the Authorization header alone, and never logged.
-- A body has a size and a time.
+- The name in the Host header must be one of ours, so that another site's page cannot reach a local server under that
+  site's name (DNS rebinding).
+- A request that changes something, or reads anything except the page itself, must not come from another site's page.
+- A token, if there is one, is compared in constant time, taken only from the Authorization header, and never logged.
+- The size of a body is limited, and the time it may take to arrive.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEADERS = {
 
 
 def is_local(host: str) -> bool:
-    """Whether a host to bind to can be reached from this machine alone."""
+    """Whether only this machine can reach a server that listens on this host."""
     if host == "localhost":
         return True
     try:
@@ -58,7 +58,7 @@ def is_local(host: str) -> bool:
 
 
 def check_token(host: str, token: str | None) -> None:
-    """Refuse to be reachable from elsewhere without a token, and tokens that can be guessed."""
+    """Refuse to serve other machines without a token, and refuse tokens that are easy to guess."""
     if token is None and not is_local(host):
         raise UserError(
             f"--host {host} can be reached from other machines, so it needs --token (or VQPROMPT_TOKEN): a secret of "
@@ -69,7 +69,7 @@ def check_token(host: str, token: str | None) -> None:
 
 
 class Guard:
-    """ASGI middleware around the whole app. hosts: names by which this server may be called; None: any."""
+    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any."""
 
     def __init__(
         self, app: App, limits: Limits, metrics: Metrics, token: str | None = None, hosts: frozenset[str] | None = None
@@ -126,7 +126,7 @@ class Guard:
                 }  # fmt: skip
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
-            return 415, f"bodies that are compressed ({encoding[:20]}) are not taken; send it as it is", {}
+            return 415, f"compressed bodies ({encoding[:20]}) are not accepted; send the body without compression", {}
         length, most = headers.get("content-length", "0"), self._most_bytes(scope)
         if not length.isdecimal() or int(length) > most:
             return 413, _too_large(most), {"connection": "close"}
@@ -144,9 +144,9 @@ class _BodyRefused(Exception):
 
 
 class _Body:
-    """A request's body as it is received: refused when it is too large, and when it comes too slowly."""
+    """The body of a request, while it arrives. It is refused if it is too large or arrives too slowly."""
 
-    ALLOWANCE = 16e6  # bytes that the given seconds are for; larger bodies have more time
+    ALLOWANCE = 16e6  # bytes that must arrive within the given seconds; larger bodies get more time
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
         self._receive, self._most, self._seconds = receive, most, seconds
@@ -158,7 +158,7 @@ class _Body:
         if self.refused is not None:
             raise self.refused
         if self._over:
-            return await self._receive()  # waits until the client is gone
+            return await self._receive()  # waits until the client hangs up
         now = asyncio.get_running_loop().time()
         self._started = self._started or now
         left = self._started + self._seconds * max(1.0, self._read / self.ALLOWANCE) - now
@@ -166,7 +166,7 @@ class _Body:
             async with asyncio.timeout(max(left, 0.001)):
                 message = await self._receive()
         except TimeoutError:
-            self.refused = _BodyRefused(408, "the request came too slowly; send it faster, or less of it")
+            self.refused = _BodyRefused(408, "the request arrived too slowly; send it faster, or send less")
             raise self.refused from None
         if message["type"] == "http.request":
             self._read += len(message.get("body", b""))
@@ -180,7 +180,7 @@ class _Body:
 
 
 class _Held:
-    """Sends an answer on, unless the body was refused: whatever the app says then, we say why."""
+    """Passes the app's answer on, unless the body was refused; then the client gets our reason instead."""
 
     def __init__(self, send: Send, body: _Body) -> None:
         self._send, self._body, self.started = send, body, False
@@ -192,7 +192,7 @@ class _Held:
 
 
 def _too_large(most: int) -> str:
-    return f"the request has more than the {most / 1e6:g} MB that are accepted (vqprompt serve --limit raises this)"
+    return f"the request has more than {most / 1e6:g} MB; send less, or raise the limit (vqprompt serve --limit)"
 
 
 async def _refuse(send: Send, status: int, message: str, headers: dict[str, str]) -> None:
@@ -209,7 +209,7 @@ async def _refuse(send: Send, status: int, message: str, headers: dict[str, str]
 
 
 def _digest(token: str) -> bytes:
-    """Of equal length for all tokens, so that comparing takes equally long."""
+    """Has the same length for all tokens, so that every comparison takes the same time."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -1,4 +1,4 @@
-"""Runs the server: finds its models, opens the port, answers until it is told to stop."""
+"""Runs the server: finds its models, opens the port, and answers until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from vqprompt.serve.security import check_token, is_local
 from vqprompt.serve.state import State, warn
 
 UNNAMED = "my-model.vqp"
-SECONDS_TO_END = 3  # for answers that are on their way when the server is told to stop
+SECONDS_TO_END = 3  # for answers that are being sent when the server is stopped
 
 
 @dataclass(frozen=True)
 class Settings:
-    """model: a file, a folder of them, or None for a new one. token: needed to be reached from other machines."""
+    """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it."""
 
     model: Path | None = None
     example: bool = False
@@ -38,11 +38,13 @@ class Settings:
 
 
 def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -> Shelf:
-    """The models to serve, the example made if need be. private: a folder for an example that nobody wants to keep."""
+    """The models to serve; makes the example if it is asked for. private: a folder for an example that is not kept."""
     given, versions = settings.model, int(settings.limits.versions)
     if given is not None and given.is_dir():
         if settings.example:
-            raise UserError(f"{given}: a folder; --example makes one model, give a file such as {given}/drawings.vqp")
+            raise UserError(
+                f"{given}: this is a folder, and --example makes one model; give a file such as {given}/drawings.vqp"
+            )
         shelf = Shelf([], given, warn)
         shelf.look_again(settings.new, versions)
         if not len(shelf):
@@ -52,12 +54,12 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
     if path.suffix != ".vqp" and not path.is_file():
         raise UserError(f"{path}: no such model; give a file that ends in .vqp (it may be new), or a folder of them")
     if not path.parent.is_dir():
-        raise UserError(f"{path.parent}: no such folder; make it first, or give another place")
+        raise UserError(f"{path.parent}: no such folder; create it, or give another path")
     if settings.example and not path.exists():
         say(f"learning {example.PER_CLASS} drawings of each of 50 things …")
         example.make_example(path, settings.new.device)
     elif not path.exists():
-        say(f"{path}: a new model, empty until it is taught")
+        say(f"{path}: a new model; it knows nothing until it is taught")
     return Shelf([Served(path.stem, path, settings.new, versions, drawings=settings.example)], None, warn)
 
 
@@ -67,7 +69,7 @@ def serve(settings: Settings, say: Callable[[str], None], ready: Callable[[str],
 
 
 def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> Server:
-    """A server that holds its port and its models, and has not begun to answer."""
+    """A server that has its port and its models, but does not answer yet."""
     check_token(settings.host, settings.token)
     listening = _listen(settings.host, settings.port)
     try:
@@ -91,7 +93,7 @@ def make_state(settings: Settings, say: Callable[[str], None]) -> State:
 
 
 def own_names(host: str) -> frozenset[str] | None:
-    """Names by which a server may be called: for one that only this machine reaches, those of this machine."""
+    """The names that requests may use: for a server that only this machine can reach, the names of this machine."""
     return frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
 
 
@@ -113,7 +115,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Tells when it is ready, and lets streams of events end when it is told to stop."""
+    """Says when it is ready, and ends open streams of events when it is stopped."""
 
     def __init__(
         self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]

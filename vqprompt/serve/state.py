@@ -66,7 +66,7 @@ class State:
         return self.jobs.add(served.name, self._task(served, kind, arguments), finish)
 
     def teach(self, served: Served, upload: Upload, leave_out: list[int], effort: str, keep: bool) -> Job:
-        """keep: the upload stays if it could not be taught, to be tried again."""
+        """keep: keep the upload if it could not be taught, so that the client can try again."""
         images, labels = upload.images(leave_out)
 
         def finish(report: Report) -> None:

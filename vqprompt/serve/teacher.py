@@ -1,9 +1,9 @@
-"""The process that changes models, so that predictions go on undisturbed.
+"""The process that changes models, so that predictions continue while a model learns.
 
-It takes one task at a time: loads the model's file, changes the copy in its memory, keeps the version before and
-replaces the file in one step. What the server has not been told as done may be repeated; what it was told as done is on
-disk. Killed at any moment, it leaves the old file or the new one. It has a lower priority than the server, and ends
-when the server does, however that ends.
+It takes one task at a time: it loads the model's file, changes the copy in its memory, keeps the version before, and
+replaces the file in one step. A task that it has reported as done is on disk; any other can be repeated. If it is
+killed at any moment, the file is the old one or the new one. It has a lower priority than the server, and ends when the
+server ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vqprompt.serve.versions import Versions
 
 SECONDS_BETWEEN_REPORTS = 0.1
 NICENESS = 5
-CANCEL = "cancel"  # what the server sends while a task is under way
+CANCEL = "cancel"  # the server sends this to stop the running task
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Report:
-    """What the teacher says. state: running, done, failed or cancelled. thumbnails: small JPEGs of what was taught, by
-    the name of their content."""
+    """What the teacher reports. state: running, done, failed or cancelled. thumbnails: of what was taught; the name of
+    the content, the class, and a small JPEG."""
 
     state: str
     progress: Progress | None = None
@@ -53,11 +53,11 @@ class Report:
 
 
 class Cancelled(Exception):
-    """Somebody does not want it any more. Raised where progress is reported; nothing has changed on disk."""
+    """The task was cancelled. Raised where progress is reported; nothing has changed on disk."""
 
 
 def main(connection: Connection) -> None:
-    """Do what comes through the connection until the server ends."""
+    """Do the tasks that come through the connection, until the server ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(os, "nice"):
@@ -69,7 +69,7 @@ def main(connection: Connection) -> None:
             task = connection.recv()
         except (EOFError, OSError):
             return
-        if task != CANCEL:  # one that came too late, for the task before
+        if task != CANCEL:  # else it came too late, for the task before
             connection.send(_do(task, connection))
 
 
@@ -104,7 +104,7 @@ def _do(task: Task, connection: Connection) -> Report:
         return Report("failed", error=f"{error.strerror or error}; the model is as it was")
     except MemoryError:
         return Report("failed", error="there is not enough memory; the model is as it was")
-    except Exception as error:  # told to the person who asked, and the next task finds a working teacher
+    except Exception as error:  # report it; the teacher stays ready for the next task
         import traceback
 
         traceback.print_exc()
@@ -126,7 +126,7 @@ def _open(task: Task) -> Any:
 
 @contextmanager
 def _changing(task: Task, tell: Tell | None = None) -> Iterator[tuple[Any, Versions, Callable[[], None]]]:
-    """The model, its versions, and what puts the changed model in the place of the old one."""
+    """The model, its versions, and a function that replaces the model's file by the changed model."""
     from vqprompt.model import file as files
 
     versions = Versions(task.path, task.versions)

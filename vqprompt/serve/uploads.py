@@ -1,6 +1,6 @@
-"""Images on their way to be taught: in a private folder, under names of our own, deleted as soon as they are taught.
+"""Images that wait to be taught: in a private folder, under names of our own, deleted as soon as they are taught.
 
-Nothing that a client says becomes part of a path. The names of its files are kept for messages alone.
+Nothing that a client sends becomes part of a path. The names of its files are used only in messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_NAME = 120
 
 
 def private_folder() -> Path:
-    """A folder that only this user can read. One that a killed server left behind is deleted."""
+    """A new folder that only this user can read. Folders that killed servers left behind are deleted."""
     place = Path(tempfile.gettempdir())
     delete_abandoned(place, "vqprompt-serve")
     folder = partial_path(place / "vqprompt-serve")
@@ -33,14 +33,14 @@ def private_folder() -> Path:
 
 
 def shown_name(name: str | None) -> str:
-    """What a client calls its file, fit to be shown: the last part of a path, printable, not long."""
+    """A client's name for its file, safe to show: the last part of a path, printable, not too long."""
     last = (name or "").replace("\\", "/").rpartition("/")[2]
     return "".join(c if c.isprintable() else "�" for c in last)[:LONGEST_NAME] or "image"
 
 
 @dataclass(eq=False)
 class Upload:
-    """names: as the client calls the images. labels: the class of each. used: a job works with it."""
+    """names: the client's names for the images. labels: the class of each. used: how many jobs are using it."""
 
     id: str
     model: str
@@ -60,17 +60,17 @@ class Upload:
         left_out = set(without)
         kept = [number for number in range(len(self.names)) if number not in left_out]
         if not kept:
-            raise UserError("no image is left to be taught; choose at least one")
+            raise UserError("no image is left to teach; choose at least one")
         return [self.folder / f"{number:06}" for number in kept], [self.labels[number] for number in kept]
 
     def in_words(self, text: str) -> str:
-        """A message with the client's names for its images in the place of ours."""
+        """A message in which our names for the images are replaced by the client's."""
         place = re.escape(str(self.folder)) + r"[/\\](\d{6})"
         return re.sub(place, lambda found: self.names[int(found[1])], text)
 
 
 class Uploads:
-    """All that are waiting."""
+    """All uploads that wait to be taught."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
@@ -81,7 +81,7 @@ class Uploads:
         self._expire()
         with self._lock:
             if len(self._held) >= self.limits.uploads:
-                raise Busy(f"{len(self._held)} uploads are waiting to be taught already; try again later")
+                raise Busy(f"{len(self._held)} uploads are already waiting to be taught; try again later")
             name = secrets.token_hex(8)
             made = self._held[name] = Upload(name, model, self.folder / name)
             made.folder.mkdir(mode=0o700)
@@ -90,7 +90,7 @@ class Uploads:
     def get(self, name: str, model: str) -> Upload:
         found = self._held.get(name)
         if found is None or found.model != model:
-            raise NotThere("there is no such upload; it was taught, given up, or has expired: upload the images again")
+            raise NotThere("there is no such upload: it was taught, deleted, or has expired; upload the images again")
         return found
 
     def drop(self, upload: Upload) -> None:

@@ -1,8 +1,8 @@
 """Older versions of a model's file, so that any of them can be returned to.
 
-They lie in a hidden folder beside the file, `.garden.vqp.versions/`, one whole model each, numbered from 1. Keeping one
-costs no time and no space at first: it is a second name for the file, which is replaced, never changed. The number of
-the present version is one more than the largest there.
+They are in a hidden folder beside the file, `.garden.vqp.versions/`, one whole model each, numbered from 1. Keeping one
+costs no time, and no space until the file is replaced: it is a second name (a hard link) for the file, which is never
+changed in place. The current version's number is one more than the largest in the folder.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vqprompt.files import partial_path, write_atomically
 
 
 class Versions:
-    """Of one model's file. most: how many older ones are kept."""
+    """The older versions of one model's file. most: how many are kept."""
 
     def __init__(self, path: Path, most: int) -> None:
         self.path, self.most = path, most
         self.folder = path.with_name(f".{path.name}.versions")
 
     def numbers(self) -> list[int]:
-        """Of the older versions, ascending."""
+        """The numbers of the older versions, ascending."""
         try:
             names = [p.stem for p in self.folder.iterdir() if p.suffix == ".vqp" and p.stem.isdecimal()]
         except OSError:
@@ -36,11 +36,11 @@ class Versions:
         return max(self.numbers(), default=0) + 1
 
     def file(self, number: int) -> Path:
-        """The file of a version; the model's own for the present one."""
+        """The file of a version; for the current one, the model's own file."""
         if number == self.current:
             return self.path
         if number not in self.numbers():
-            raise UserError(f"there is no version {number}; there are {', '.join(map(str, self.all()))}")
+            raise UserError(f"there is no version {number}; the versions are {', '.join(map(str, self.all()))}")
         return self._place(number)
 
     def all(self) -> list[int]:
@@ -72,7 +72,7 @@ class Versions:
                     newest.unlink()
 
     def return_to(self, number: int) -> None:
-        """Replace the file by an older version; what it was becomes a version itself."""
+        """Replace the file by an older version. The version before that is kept as well."""
         content = self.file(number).read_bytes()
         self.keep()
         write_atomically(self.path, content)
@@ -84,7 +84,7 @@ class Versions:
 
     def _prune(self) -> None:
         numbers = self.numbers()
-        # the newest stays even where none is wanted, until the next one: numbers must not start again
+        # the newest always stays, even if none should be kept: otherwise the numbers would start again
         for number in numbers[: max(0, len(numbers) - max(self.most, 1))]:
             with suppress(OSError):
                 self._place(number).unlink()

@@ -1,11 +1,11 @@
 """Tests a model with images whose classes are known.
 
 What is notable about this implementation:
-- The headline is balanced: every class counts alike, however many images of it there are. 5,000 dogs do not hide that
+- The main figure is balanced: every class counts the same, however many images it has. So 5,000 dogs do not hide that
   half of 30 horses are missed.
-- Every share comes with its counts and an interval (Wilson, 95 %), because 3 of 3 is not 100 %.
-- "unknown" is an answer. For a class that the model knows it is a mistake; for one that it does not, it is right.
-- Images are read and shown to the network once, also when the model before its last teaching is compared.
+- Every share comes with its counts and an interval (Wilson, 95 %), because 3 of 3 does not prove 100 %.
+- "unknown" is an answer. It is a mistake for a class that the model knows, and right for any other class.
+- Images are read and shown to the network once, even if the model is compared with the one before its last teaching.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vqprompt.errors import ImageError, UserError
 from vqprompt.model.model import Model
 from vqprompt.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
 from vqprompt.progress import Progress, Report, Stage, ignore
+from vqprompt.words import counted
 
 CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
 BINS = 10
@@ -54,7 +55,7 @@ class Share:
 
 @dataclass(frozen=True)
 class PerClass:
-    """recall: of the images of this class, those named so. precision: of the images named so, those that are."""
+    """recall: how many images of this class were recognized. precision: how many images named so are of this class."""
 
     name: str
     recall: Share
@@ -88,12 +89,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Tested:
-    """What a test found.
+    """The result of a test.
 
     asked: images of classes that the model knows. strangers: images of other classes. confusion: counts
     [classes, classes + 1], the last column is "unknown". reliability: per bin of certainty, the images, their average
     certainty and the share that was right (without the threshold for unknown).
     """
+
+    __test__ = False  # pytest takes classes called Test… for tests
 
     classes: tuple[str, ...]
     asked: tuple[Asked, ...]
@@ -141,12 +144,12 @@ class Tested:
         return sum(n * abs(sure - right) for n, sure, right in self.reliability) / total if total else None
 
     def mistakes(self) -> list[Mistake]:
-        """The surest first."""
+        """Wrong answers, the most certain first."""
         wrong = [Mistake(a.where, a.label, a.answer, a.probability) for a in self.asked if not a.right]
         return sorted(wrong, key=lambda m: (m.answer == UNKNOWN, -m.probability, m.where))
 
     def confused_pairs(self) -> list[tuple[str, str, int]]:
-        """A class, the class it was taken for, and how often; most often first, relative to the images there are."""
+        """A class, the class it was taken for, and how often; most often first, then by share of the class's images."""
         found = Counter((a.label, a.answer) for a in self.asked if not a.right and a.answer != UNKNOWN)
         totals = Counter(a.label for a in self.asked)
         return [(*pair, n) for pair, n in sorted(found.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
@@ -180,13 +183,13 @@ def test_model(
         if refuse_unknown_classes:
             raise UserError(
                 f"the model does not know {', '.join(map(repr, strange[:5]))}{' …' if len(strange) > 5 else ''}; "
-                "teach it, take these folders out, or leave out --known-only to count them as unknown"
+                "teach it these classes, remove their folders, or leave out --known-only to count them as unknown"
             )
-        are = "class is" if len(strange) == 1 else "classes are"
-        notes.append(f"{len(strange)} {are} not known to the model; the right answer there is unknown")
+        are = "is" if len(strange) == 1 else "are"
+        notes.append(f"{counted(len(strange), 'class')} {are} not known to the model; the right answer is unknown")
     features, kept, broken = _embed(model, pictures, progress)
     if not kept:
-        raise ImageError(f"none of the {len(pictures)} images can be read, so there is nothing to test with")
+        raise ImageError(f"none of the images can be read, so there is nothing to test with ({broken[0]})")
     shares, margin = model.judge(features)
     asked = []
     for row, number in enumerate(kept):

@@ -1,7 +1,7 @@
-"""The page about a test, for somebody who runs a shop.
+"""The page of a test, for readers who know nothing about machine learning.
 
-The matrix and the diagram are SVG, made here: at 200 classes the matrix has 40,000 places, of which only those with an
-image in them are drawn. It is zoomed without any script, by radio buttons and style alone.
+The matrix and the diagram are SVG. With 200 classes the matrix has 40,000 cells, and only those with an image in them
+are drawn. Zooming works without scripts, with radio buttons and CSS.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vqprompt.model.pictures import UNKNOWN
 from vqprompt.report.render import render
 from vqprompt.report.thumbnails import thumbnail
 from vqprompt.testing.measure import Share, Tested
+from vqprompt.words import counted
 
 PAIRS, EXAMPLES, WORST = 12, 3, 24
 LONGEST = 28  # characters of a class name beside the matrix
@@ -36,15 +37,15 @@ def write_page(found: Tested, target: Path, model: str, source: str, held_out: f
 
 
 def _headline(found: Tested) -> str:
-    """The one sentence to remember."""
+    """The result in a few sentences."""
     weak = [c for c in found.per_class if c.recall.value is not None and c.recall.value < 0.7]
-    text = f"{found.right.hits} of {found.right.total} images were named right."
+    text = f"The answer was right for {found.right.hits} of {counted(found.right.total, 'image')}."
     if found.balanced is not None and found.right.value is not None and found.right.value - found.balanced > 0.02:
-        text += f" That flatters: counting every class alike it is {found.balanced:.1%}."
+        text += f" Large classes make this look better: if every class counts the same, it is {found.balanced:.1%}."
     if weak:
         worst = min(weak, key=lambda c: (c.recall.value, c.name))
         text += (
-            f" {len(weak)} class{' is' if len(weak) == 1 else 'es are'} recognized less than 7 times in 10; "
+            f" {counted(len(weak), 'class')} {'is' if len(weak) == 1 else 'are'} recognized less than 7 times in 10; "
             f"of {worst.name}, {worst.recall.total - worst.recall.hits} of {worst.recall.total} were missed."
         )
     return text
@@ -68,7 +69,7 @@ def _pairs(found: Tested) -> list[dict[str, Any]]:
     for label, answer, times in found.confused_pairs()[:PAIRS]:
         wrong = [a for a in found.asked if a.label == label and a.answer == answer][:EXAMPLES]
         right = [a for a in found.asked if a.label == answer and a.right][:EXAMPLES]
-        pictures = [[(a.where, thumbnail(found.opened.get(a.where), a.where)) for a in some] for some in (wrong, right)]
+        pictures = [[(a.where, thumbnail(found.opened.get(a.where), a.where)) for a in part] for part in (wrong, right)]
         total = next(c.recall.total for c in found.per_class if c.name == label)
         pairs.append({"label": label, "answer": answer, "times": times, "total": total, "wrong": pictures[0],
                       "right": pictures[1]})  # fmt: skip
@@ -80,7 +81,7 @@ def _worst(found: Tested) -> list[dict[str, Any]]:
 
 
 def _matrix(found: Tested) -> str:
-    """Rows: what it is. Columns: what the model says; the last one is unknown."""
+    """Rows: the class of the images. Columns: what the model says; the last one is unknown."""
     tested = [c for c in range(len(found.classes)) if found.confusion[c].sum()]
     columns = [c for c in range(len(found.classes) + 1) if c in set(tested) or found.confusion[:, c].sum()]
     names = [*found.classes, UNKNOWN]
@@ -96,14 +97,14 @@ def _matrix(found: Tested) -> str:
                 continue
             strength = 0.15 + 0.85 * count / total
             color = "var(--accent)" if row == column else "#8a8f98" if column == len(found.classes) else "var(--wrong)"
-            told = f"{names[row]}: {count} of {total} named {names[column]}"
+            hint = f"{names[row]}: {count} of {total} named {names[column]}"
             shapes.append(
                 f'<rect x="{left + x * cell}" y="{left + y * cell}" width="{cell - 1}" height="{cell - 1}" '
-                f'fill="{color}" fill-opacity="{strength:.2f}"><title>{escape(told)}</title></rect>'
+                f'fill="{color}" fill-opacity="{strength:.2f}"><title>{escape(hint)}</title></rect>'
             )
     for x, column in enumerate(columns):
         shapes.append(_label(left + (x + 0.75) * cell, left - 4, names[column], "start", turned=True))
-    title = f"Confusion matrix of {len(tested)} classes"
+    title = f"Confusion matrix of {counted(len(tested), 'class')}"
     return (
         f'<svg class="themed" viewBox="0 0 {width} {height}" role="img" aria-label="{title}" '
         f'style="--whole:{width}px">{"".join(shapes)}</svg>'
@@ -130,11 +131,11 @@ def _diagram(found: Tested) -> str:
         step = side / len(found.reliability)
         x, tall = pad + b * step, right * side
         low, high = Share(round(right * count), count).interval
-        told = f"{count} answers given with {sure:.0%} on average; {right:.0%} of them right"
+        hint = f"{counted(count, 'answer')} given with {sure:.0%} on average; {right:.0%} right"
         middle, shade = x + step / 2, 0.25 + 0.75 * float(np.sqrt(count / most))
         shapes.append(
             f'<rect x="{x + 2:.1f}" y="{pad + side - tall:.1f}" width="{step - 4:.1f}" height="{tall:.1f}" '
-            f'fill="var(--accent)" fill-opacity="{shade:.2f}"><title>{escape(told)}</title></rect>'
+            f'fill="var(--accent)" fill-opacity="{shade:.2f}"><title>{escape(hint)}</title></rect>'
             f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{pad + side * (1 - low):.1f}" '
             f'y2="{pad + side * (1 - high):.1f}" stroke="currentColor"/>'
         )

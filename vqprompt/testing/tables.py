@@ -65,7 +65,7 @@ def _csv(heads: tuple[str, ...], rows: list[Any]) -> str:
 
 
 def _harmless(cell: Any) -> Any:
-    """Spreadsheets take a text that starts so for a formula."""
+    """A cell that spreadsheets do not take for a formula: text that starts like one gets an apostrophe."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@" and not _number(cell) else cell
 
 

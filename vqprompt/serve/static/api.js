@@ -12,14 +12,14 @@ if (given) {
 
 async function askForToken() {
   const input = h("input", { type: "password", autocomplete: "current-password", required: true, "aria-label": "Token" });
-  const said = await question("This server needs a token", [h("p", {}, "It is what --token was given."), input], "Go on");
-  if (!said) throw new Error("Without the token this page can do nothing; load it again to give it.");
+  const given = await question("This server needs a token", [h("p", {}, "It was set with --token or VQPROMPT_TOKEN."), input], "Continue");
+  if (!given) throw new Error("This page needs the token. Load it again to enter the token.");
   sessionStorage.setItem(KEPT, input.value);
 }
 
-let asking = null; // one question, also for several requests
+let asking = null; // one question, even if several requests need the token
 
-/** A request; an answer that says no becomes an Error in the server's words. */
+/** A request. If the server refuses it, this throws an Error with the server's message. */
 export async function request(path, options = {}) {
   const token = sessionStorage.getItem(KEPT);
   const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
@@ -36,8 +36,8 @@ export async function request(path, options = {}) {
     return request(path, options);
   }
   if (!answer.ok) {
-    const said = await answer.json().catch(() => ({}));
-    throw new Error(said.error || `The server said ${answer.status}.`);
+    const body = await answer.json().catch(() => ({}));
+    throw new Error(body.error || `The server answered with status ${answer.status}.`);
   }
   return answer;
 }
@@ -71,7 +71,7 @@ export async function follow(job, show = () => {}) {
         }
       }
     } catch {
-      // the connection broke; the job goes on, and so do we
+      // the connection broke, but the job continues: connect again
     }
     if (job.state === "done") return job.result;
     if (job.state === "cancelled") return null;

@@ -1,14 +1,12 @@
 // The page: one model at a time, four views.
 
-import { follow, get, post } from "./api.js";
-import { byId, complain, h, percent, plural, toast } from "./dom.js";
+import { get } from "./api.js";
+import { byId, complain, h, percent, plural } from "./dom.js";
 import { Ask } from "./ask.js";
 import { Draw } from "./draw.js";
 import { Look } from "./look.js";
+import { CHANGED, refresh, state } from "./model.js";
 import { Teach } from "./teach.js";
-
-/** What all views share. path: the model's name, for addresses. about: what GET /models/{name} says. */
-export const state = { name: null, path: null, about: null, models: [], efforts: {} };
 
 const views = {
   teach: new Teach(byId("view-teach")),
@@ -18,9 +16,7 @@ const views = {
 };
 let open = null;
 
-/** Learn anew what the model knows, and show it. */
-export async function refresh() {
-  state.about = await get(`/models/${state.path}`);
+document.addEventListener(CHANGED, () => {
   const { classes, accuracy } = state.about;
   byId("summary").textContent = classes.length
     ? `${plural(classes.length, "class", "classes")}${accuracy === null ? "" : ` · ${percent(accuracy)} right`}`
@@ -30,20 +26,7 @@ export async function refresh() {
   if (!names) document.body.append((names = h("datalist", { id: "classes" })));
   names.replaceChildren(...classes.map((c) => h("option", { value: c.name })));
   if (open === "look") views.look.show();
-}
-
-/** A change of the model: a job that is followed to its end, then told. */
-export async function change(what, body, said, undoable = true) {
-  try {
-    await follow(await post(`/models/${state.path}/${what}`, body));
-    await refresh();
-    toast(said, { action: undoable ? ["Undo", () => undo(1)] : null });
-  } catch (error) {
-    complain(error);
-  }
-}
-
-export const undo = (steps) => change("undo", { steps }, `Undone: ${plural(steps, "change")}.`, false);
+});
 
 function show(name) {
   if (open === name || !views[name] || byId(`tab-${name}`).hidden) return;

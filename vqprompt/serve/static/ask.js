@@ -3,14 +3,14 @@
 import { follow, send } from "./api.js";
 import { complain, h, percent, plural, toast } from "./dom.js";
 import { CameraTab, dropzone, isImage } from "./images.js";
-import { state, refresh, undo } from "./app.js";
+import { state, refresh, undo } from "./model.js";
 
-const BETWEEN_FRAMES = 150; // ms at least, between two looks through the camera
+const BETWEEN_FRAMES = 150; // ms at least, between two camera frames
 
 export const ask = (blob) =>
   send(`/models/${state.path}/predict?top=5&prompts=true`, blob, { headers: { "Content-Type": blob.type || "application/octet-stream" } });
 
-/** The best classes as bars. The same bars stay and move, so that a live view is calm. */
+/** The best classes as bars. The bars are reused, so that a live view does not flicker. */
 export class Answers {
   constructor() {
     this.headline = h("p", { class: "headline" });
@@ -43,7 +43,7 @@ export class Answers {
     this.prompts.replaceChildren();
     if (!prompts?.length) return;
     this.prompts.append(
-      h("h3", {}, "Prompts that fired"),
+      h("h3", {}, "Prompts it used"),
       h("ul", { class: "chips" }, prompts.map((p) => h("li", {}, `block ${p.block + 1}, prompt ${p.prompt + 1}: ${percent(p.attention, 1)} of attention`))),
     );
   }
@@ -139,7 +139,7 @@ export class Ask extends CameraTab {
       return complain(error);
     }
     this.preview.replaceChildren(this.camera.video, h("button", { type: "button", class: "quiet", onclick: () => this.leave() }, "Stop the camera"));
-    this.answers.element.setAttribute("aria-live", "off"); // several times per second is too much to be read aloud
+    this.answers.element.setAttribute("aria-live", "off"); // a screen reader cannot read several answers per second
     while (this.camera.isOpen) {
       const began = performance.now();
       const frame = await this.camera.frame(448);

@@ -1,4 +1,4 @@
-// The OpenAPI description as a page, without anything from elsewhere.
+// The OpenAPI description as a page, without files from other servers.
 
 import { get } from "./api.js";
 import { byId, complain, h } from "./dom.js";
@@ -16,7 +16,7 @@ function kind(schema) {
 function fields(schema, all) {
   const { properties = {}, required = [] } = resolve(schema, all);
   return h("ul", {}, Object.entries(properties).map(([name, field]) =>
-    h("li", {}, h("code", {}, name), ` ${kind(field)}${required.includes(name) ? ", needed" : ""}. ${field.description ?? ""}`)));
+    h("li", {}, h("code", {}, name), ` ${kind(field)}${required.includes(name) ? ", required" : ""}. ${field.description ?? ""}`)));
 }
 
 function example(method, path, body) {

@@ -2,7 +2,7 @@
 
 import { complain, h } from "./dom.js";
 import { Answers, ask, correction } from "./ask.js";
-import { state } from "./app.js";
+import { state } from "./model.js";
 
 const SIDE = 448; // of the canvas, in px
 const SMALL = 28; // of the drawings that the example has learned
@@ -68,7 +68,7 @@ export class Draw {
     try {
       this.canvas.setPointerCapture(event.pointerId);
     } catch {
-      // a pointer that is gone again already
+      // the pointer has already left
     }
     this.drawing = true;
     this.strokes.push([this.at(event)]);
@@ -113,7 +113,7 @@ export class Draw {
     return new File([blob], "drawing.png", { type: "image/png" });
   }
 
-  /** One question at a time; what changed meanwhile is asked right after. */
+  /** Ask about the drawing, one request at a time. If it changed while waiting, ask again. */
   async guess() {
     if (this.asking) {
       this.changed = true;

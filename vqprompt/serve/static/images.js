@@ -33,7 +33,7 @@ export async function dropped(transfer) {
 export const chosen = (files) =>
   [...files].map((file) => ({ file, folders: (file.webkitRelativePath || "").split("/").slice(0, -1) }));
 
-/** A place to drop images on, with buttons for those who do not drop. take: called with what `dropped` returns. */
+/** A place to drop images on, with buttons to choose files instead. take: called with what `dropped` returns. */
 export function dropzone(title, take, { folder = false, many = true, extra = [] } = {}) {
   const input = (attributes) => {
     const element = h("input", { type: "file", hidden: true, ...attributes });

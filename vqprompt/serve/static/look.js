@@ -2,7 +2,7 @@
 
 import { cancel, follow, get, picture, post, request } from "./api.js";
 import { complain, h, megabytes, percent, plural, progressBar, question, saveAs, toast } from "./dom.js";
-import { state, change, undo } from "./app.js";
+import { state, change, undo } from "./model.js";
 
 const MOST_CLASSES = 120; // in the confusion matrix
 
@@ -19,7 +19,7 @@ export class Look {
     if (this.shown === version) return;
     this.shown = version;
     this.work = h("div");
-    this.confusion = h("div", { class: "card", id: "confusion" }, h("p", { class: "hint" }, "Working out what it confuses …"));
+    this.confusion = h("div", { class: "card", id: "confusion" }, h("p", { class: "hint" }, "Finding out what it confuses …"));
     this.place.replaceChildren(
       this.summary(about), this.work,
       about.classes.length ? this.classes(about) : h("div", { class: "card" }, h("p", {}, "It knows nothing yet. Teach it a class.")),
@@ -51,7 +51,7 @@ export class Look {
   async onnx() {
     let job = null;
     const bar = progressBar(() => job && cancel(job).catch(complain));
-    this.work.replaceChildren(h("div", { class: "card" }, h("h2", {}, "Making the ONNX form"), bar.element));
+    this.work.replaceChildren(h("div", { class: "card" }, h("h2", {}, "Making the ONNX file"), bar.element));
     try {
       job = await post(`/models/${state.path}/onnx`, {});
       if (await follow(job, bar.show)) saveAs(await (await request(`/models/${state.path}/onnx`)).blob(), `${state.name}.onnx`);
@@ -93,7 +93,7 @@ export class Look {
     this.images = h("div", { class: "cell-images", "aria-live": "polite" });
     this.confusion.replaceChildren(
       h("h2", {}, "What it confuses"),
-      h("p", { class: "lead" }, tested ? `${plural(tested, "image")}, each left out in turn and asked. A row is what an image is, a column what it was taken for.` : "There are too few images to tell."),
+      h("p", { class: "lead" }, tested ? `${plural(tested, "image")}, each left out in turn and asked about. A row is what an image shows, a column is what it was taken for.` : "There are too few images to tell."),
       classes.length <= MOST_CLASSES ? this.matrix(classes, cells, totals) : null,
       wrong.length ? h("h3", {}, "Most often") : null,
       h("ul", { class: "chips" }, wrong.slice(0, 10).map(([a, b, n]) =>
@@ -128,11 +128,11 @@ export class Look {
     try {
       const { images, total } = await get(`/models/${state.path}/confusion/images?${query}`);
       const title = label === answer ? `${label}, recognized` : `${label}, taken for ${answer}`;
-      const gone = total - images.length;
+      const missing = total - images.length;
       this.images.replaceChildren(
         h("h3", {}, `${title}: ${plural(total, "image")}`),
         h("ul", { class: "thumbs" }, images.map((image) => h("li", {}, picture(`/models/${state.path}/thumbnails/${image}`, label)))),
-        gone ? h("p", { class: "hint" }, `${images.length ? `${gone} more` : plural(gone, "image")} not here any more: a model keeps no images, and the server only small pictures of what it was taught since it started.`) : "",
+        missing ? h("p", { class: "hint" }, `${images.length ? `${missing} more` : plural(missing, "image")} cannot be shown: a model keeps no images, and the server keeps only small pictures of what it was taught since it started.`) : "",
       );
       this.images.scrollIntoView({ block: "nearest", behavior: "smooth" });
     } catch (error) {
@@ -153,7 +153,7 @@ export class Look {
           steps <= about.can_undo && h("button", { type: "button", class: "quiet", onclick: () => undo(steps) }, steps === 1 ? "Undo" : `Undo back to before this (${steps} changes)`)))) : h("p", {}, "Nothing has happened yet."),
       about.versions.length ? [
         h("h3", {}, "Older versions"),
-        h("p", { class: "hint" }, "Every change made here keeps the version before it. Return to any of them, also after an undo."),
+        h("p", { class: "hint" }, "Every change made here keeps the version before it. You can return to any of them, also after an undo."),
         h("ul", { class: "chips" }, [...about.versions].reverse().map((version) =>
           h("li", {}, h("button", { type: "button", onclick: () => returnTo(version) }, `Version ${version}`)))),
       ] : null);
@@ -196,14 +196,14 @@ async function rename(old) {
 async function forget(name) {
   const box = h("input", { type: "checkbox" });
   const fields = [
-    h("p", {}, "The model will be what it would be had it never learned this class."),
-    h("label", { class: "check" }, box, "For good: also from its history and all older versions, so that it cannot be undone"),
+    h("p", {}, "The model will be as if it had never learned this class."),
+    h("label", { class: "check" }, box, "For good: also delete it from the history and from all older versions. This cannot be undone."),
   ];
   if (!(await question(`Forget ${name}?`, fields, "Forget", true))) return;
   await change("forget", { name, for_good: box.checked }, `${name} is forgotten.`, !box.checked);
 }
 
 async function returnTo(version) {
-  if (!(await question(`Return to version ${version}?`, [h("p", {}, "The present version is kept too, so that you can come back.")], "Return"))) return;
+  if (!(await question(`Return to version ${version}?`, [h("p", {}, "The current version is kept too, so you can come back to it.")], "Return"))) return;
   await change("return", { version }, `Back at version ${version}.`, false);
 }

@@ -3,7 +3,7 @@
 import { cancel, follow, post, remove, send } from "./api.js";
 import { complain, duration, h, percent, plural, progressBar, toast } from "./dom.js";
 import { CameraTab, dropzone, isImage, thumbnail } from "./images.js";
-import { state, refresh, undo } from "./app.js";
+import { state, refresh, undo } from "./model.js";
 
 const SHOWN = 60; // thumbnails of what was gathered
 
@@ -14,7 +14,7 @@ export class Teach extends CameraTab {
   }
 
   start() {
-    this.images = []; // {file, label}: label null where the person names the class
+    this.images = []; // {file, label}; label: null if the person names the class
     this.name = h("input", {
       id: "class-name", type: "text", list: "classes", autocomplete: "off", maxlength: "200", placeholder: "kestrel",
       oninput: () => this.update(),
@@ -34,7 +34,7 @@ export class Teach extends CameraTab {
       "div",
       { class: "card" },
       h("h1", {}, "Teach a class"),
-      h("p", { class: "lead" }, "A few images are enough to start: five work well, twenty are better. Known classes get better, new ones join."),
+      h("p", { class: "lead" }, "A few images are enough to start: five work well, twenty are better. Known classes get better, new ones are added."),
       zone,
       this.cameraBox,
       this.tray,
@@ -208,7 +208,7 @@ function taught(result) {
   const before = result.accuracy_before, now = result.accuracy;
   const notes = [
     ...result.notes,
-    result.known_images ? `${plural(result.known_images, "image was", "images were")} known already.` : null,
+    result.known_images ? `${plural(result.known_images, "image was", "images were")} already known.` : null,
     result.copies ? `${plural(result.copies, "copy was", "copies were")} counted once.` : null,
     result.broken.length ? `${plural(result.broken.length, "image")} could not be read.` : null,
   ].filter(Boolean);
@@ -219,11 +219,11 @@ function taught(result) {
       h("div", { class: "figure" }, h("span", {}, "Accuracy before"), h("strong", {}, percent(before, 1))),
       h("div", { class: "arrow", "aria-hidden": "true" }, "→"),
       h("div", { class: "figure" }, h("span", {}, "Accuracy now"), h("strong", {}, percent(now, 1)))),
-    now !== null && h("p", { class: "hint" }, "On held-out images: each is left out in turn, and asked."),
+    now !== null && h("p", { class: "hint" }, "Measured by leaving out each image in turn and asking about it."),
     result.suffering.length ? [
-      h("h3", {}, "Classes that suffered"),
+      h("h3", {}, "Classes that are recognized less often"),
       h("ul", {}, result.suffering.slice(0, 8).map((c) => h("li", {}, `${c.name}: ${percent(c.before)} → ${percent(c.now)}`))),
-    ] : now !== null && before !== null && h("p", {}, "No class suffered."),
+    ] : now !== null && before !== null && h("p", {}, "No class got worse."),
     notes.length ? h("ul", { class: "hint" }, notes.map((note) => h("li", {}, note))) : null,
     result.images ? h("div", { class: "actions" }, h("button", { type: "button", onclick: () => undo(1) }, "Undo this teaching")) : null,
   );

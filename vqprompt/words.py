@@ -1,0 +1,16 @@
+"""Counts and lists of names, as messages say them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 class`, `2 classes`, `3 new images`. noun: in the singular, with a regular plural."""
+    plural = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
+def shorten(names: Sequence[str], most: int = 5) -> str:
+    """The first names in quotes, and how many there are in total."""
+    return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
