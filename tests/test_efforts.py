@@ -175,7 +175,8 @@ def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
 
 
 @pytest.mark.parametrize(
-    ("folder", "reason"), [("one", "one class alone"), ("few", "4 images of 2 classes are too few")]
+    ("folder", "reason"),
+    [("one", "with one class there is nothing to tell apart"), ("few", "4 images of 2 classes are too few")],
 )
 def test_what_cannot_train_anything_is_learned_at_once_and_said(fresh, folders, folder, reason):
     model = fresh()
