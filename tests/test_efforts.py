@@ -170,7 +170,7 @@ def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
     other = "best" if model.effort == "good" else "good"
     with pytest.raises(UserError, match=f"{other}.*cannot follow effort '{model.effort}'.*or instant"):
         model.learn(folders["second"], effort=other)
-    with pytest.raises(UserError, match="unknown; there are instant, good, best"):
+    with pytest.raises(UserError, match="unknown; the efforts are instant, good, best"):
         model.learn(folders["second"], effort="perfect")
 
 
