@@ -68,7 +68,7 @@ def main() -> None:
             timed.setdefault(name, []).append((time.perf_counter() - started) / 40)
     for name, seconds in timed.items():
         fastest = min(seconds)
-        print(f"{name}: {1000 * fastest:.1f} ms an image, {min(timed['PyTorch']) / fastest:.2f} times PyTorch's speed")
+        print(f"{name}: {1000 * fastest:.1f} ms per image, {min(timed['PyTorch']) / fastest:.2f} times PyTorch's speed")
 
 
 def run(session: Any, given: dict[str, np.ndarray], batch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -67,6 +67,11 @@ class TestLists:
         line = next(line for line in command("methods")[1].splitlines() if line.split()[:1] == ["vq-prompt"])
         assert f"{5 * 10 * 9 * 384:,}" in line
 
+    def test_methods_count_the_adapters_that_every_task_adds(self, command):
+        counts = {line.split()[0]: line.split()[2] for line in command("methods")[1].splitlines() if "," in line}
+        aper, ease = (int(counts[name].replace(",", "")) for name in ("aper", "ease"))
+        assert 9 * aper < ease <= 10 * aper, "APER has adapters for one task, EASE for ten"
+
     def test_one_method_s_settings(self, command):
         status, out, _ = command("methods", "vq-prompt")
         assert status == 0
@@ -340,7 +345,8 @@ class TestRun:
                 content.get("run", {}).pop(key, None)
             (folder / name).write_text(json.dumps(content))
         before = json.loads((folder / "metrics.json").read_text())
-        status, out, err = command("run", "--out", folder, "--resume")
+        with pytest.warns(UserWarning, match="written by an older vqprompt"):
+            status, out, err = command("run", "--out", folder, "--resume")
         assert status == 0 and "VQ-Prompt" in out, err
         assert json.loads((folder / "metrics.json").read_text())["parameters"] == before["parameters"]
 
@@ -360,7 +366,8 @@ class TestRun:
         del content["run"], content["checksum"]
         content["version"] = 1  # which had no checksum
         (folder / "checkpoint.json").write_text(json.dumps(content))
-        status, _, err = command("run", "--out", folder, "--resume")
+        with pytest.warns(UserWarning, match="written by an older vqprompt"):
+            status, _, err = command("run", "--out", folder, "--resume")
         assert status == 2 and "a learner was saved over this run" in err
 
     def test_the_folder_is_not_overwritten(self, finished, command, no_training):

@@ -641,7 +641,7 @@ class TestParquet:
     def test_no_pyarrow(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         write(tmp_path / "train.parquet", b"")
-        refused(f"cub200={tmp_path}", "reading parquet takes pyarrow; pip install")
+        refused(f"cub200={tmp_path}", "reading parquet needs pyarrow; pip install")
 
     def test_damaged(self, tmp_path):
         pytest.importorskip("pyarrow")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from vqprompt import Learner, Stream
+from vqprompt.commands.app import app
 from vqprompt.methods import METHODS
 from vqprompt.paper.grids import find_grid
 from vqprompt.paper.tables import make_table
@@ -67,6 +69,35 @@ def test_the_results_of_moving_memories_are_as_measured():
         measured.add((*cells, ", ".join(map(str, row.seeds))))
     assert len(shown) == 9
     assert set(shown) < measured
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Every `vqprompt …` in the documents, in code blocks and in the text: (document, words after the name)."""
+    found = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        lines = [line for block in re.findall(r"^```\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+        lines += re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S).replace("\n", " "))
+        for line in lines:
+            command = re.search(r"(?:^|&& |-m |^\w+=\S+ )vqprompt ([a-z].*)", line.partition(" # ")[0])
+            if command:
+                found.append((page.name, command[1]))
+    return found
+
+
+def test_every_command_shown_exists_with_its_options():
+    commands: dict = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    shown = shown_commands()
+    assert len(shown) > 80, "a search that finds nothing would pass as well"
+    for page, text in shown:
+        name, *words = text.split()
+        assert name in commands, f"{page}: vqprompt {text}"
+        command = commands[name]
+        if hasattr(command, "commands") and words:
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        given = {word.strip("[]").partition("=")[0] for word in words if word.lstrip("[").startswith("--")}
+        assert given <= options | {"--help"}, f"{page}: vqprompt {text}"
 
 
 @pytest.fixture(scope="module")

@@ -170,12 +170,13 @@ def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
     other = "best" if model.effort == "good" else "good"
     with pytest.raises(UserError, match=f"{other}.*cannot follow effort '{model.effort}'.*or instant"):
         model.learn(folders["second"], effort=other)
-    with pytest.raises(UserError, match="unknown; there are instant, good, best"):
+    with pytest.raises(UserError, match="unknown; the efforts are instant, good, best"):
         model.learn(folders["second"], effort="perfect")
 
 
 @pytest.mark.parametrize(
-    ("folder", "reason"), [("one", "one class alone"), ("few", "4 images of 2 classes are too few")]
+    ("folder", "reason"),
+    [("one", "with one class there is nothing to tell apart"), ("few", "4 images of 2 classes are too few")],
 )
 def test_what_cannot_train_anything_is_learned_at_once_and_said(fresh, folders, folder, reason):
     model = fresh()

@@ -1,4 +1,4 @@
-"""What defines HiDe-Prompt (a prompt a task, found by inference) and EvoPrompt (prompts made from the image)."""
+"""What defines HiDe-Prompt (one prompt per task, found by inference) and EvoPrompt (prompts made from the image)."""
 
 from itertools import permutations
 

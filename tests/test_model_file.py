@@ -73,7 +73,7 @@ def test_damage_anywhere_is_noticed(path):
 def test_foreign_files_and_versions_get_a_clear_word(path, tmp_path):
     with pytest.raises(UserError, match="no such model; make one with vqprompt learn"):
         Model.load(tmp_path / "none.vqp")
-    with pytest.raises(UserError, match="a folder, not a model"):
+    with pytest.raises(UserError, match="this is a folder; a model is one file"):
         Model.load(tmp_path)
     (tmp_path / "text.vqp").write_text("hello, I am a text")
     with pytest.raises(UserError, match="not a model of vqprompt"):

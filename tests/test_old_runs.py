@@ -43,13 +43,17 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+OLDER = "written by an older vqprompt, without a checksum of its settings"
+
+
 @pytest.fixture
 def folder(tmp_path):
     return Path(shutil.copytree(OLD, tmp_path / "run"))
 
 
 def test_it_is_resumed_to_the_end_that_the_old_version_reached(folder):
-    result = runs.run(resolve(SETTINGS), folder, resume=True, report=False)
+    with pytest.warns(UserWarning, match=OLDER):
+        result = runs.run(resolve(SETTINGS), folder, resume=True, report=False)
     assert result.accuracy == [[80, 70, 50], [None, 40, 40], [None, None, 50]]
     assert [(entry.task, entry.epoch) for entry in result.losses] == [(t, e) for t in range(3) for e in range(3)]
     found, expected = read_checkpoint(folder)[0], load_file(END)
@@ -62,7 +66,8 @@ def test_it_is_resumed_to_the_end_that_the_old_version_reached(folder):
 
 
 def test_it_does_not_say_where_it_began_so_nothing_is_noted(folder):
-    result = runs.run(resolve(SETTINGS), folder, resume=True, report=False)
+    with pytest.warns(UserWarning, match=OLDER):
+        result = runs.run(resolve(SETTINGS), folder, resume=True, report=False)
     assert result.rounding == [rounding(torch.device("cpu"))]
     assert not any("rounding" in note for note in result.notes)
     again = RunResult.read(folder)
@@ -80,7 +85,8 @@ def test_it_predicts_what_it_had_learned(folder):
     stream = Stream(open_dataset("quickdraw50", size=28), [2, 2, 2], 2, 0.0, 12, 5)
     task = stream.tasks[0]
     drawings = list(task.test.read(torch.arange(10), torch.device("cpu"))[:, 0].numpy())
-    predictor, learner = Predictor.load(folder, device="cpu"), Learner.load(folder, device="cpu")
+    with pytest.warns(UserWarning, match=OLDER):
+        predictor, learner = Predictor.load(folder, device="cpu"), Learner.load(folder, device="cpu")
     assert list(predictor.classes) == learner.classes == task.classes
     assert torch.equal(predictor.predict_proba(drawings), learner.predict_proba(drawings))
     right = [name == task.classes[i] for name, i in zip(predictor.predict(drawings), task.test.labels, strict=True)]

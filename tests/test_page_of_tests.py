@@ -61,7 +61,8 @@ def test_intervals_are_wilsons(hits, total):
 
 def test_counts_agree_with_scikit_learn(found):
     labels, answers = [a.label for a in found.asked], [a.answer for a in found.asked]
-    assert found.balanced == pytest.approx(balanced_accuracy_score(labels, answers))
+    with pytest.warns(UserWarning, match="classes not in y_true"):  # "unknown" is an answer, but no label
+        assert found.balanced == pytest.approx(balanced_accuracy_score(labels, answers))
     judge = confusion_matrix(labels, answers, labels=[*found.classes, "unknown"])[:-1]
     assert np.array_equal(found.confusion, judge)
     precision = precision_score(labels, answers, labels=list(found.classes), average=None, zero_division=0)
@@ -155,7 +156,7 @@ def test_two_hundred_classes_and_evil_names(tmp_path):
     answers = [label if rng.random() < 0.8 else classes[rng.integers(200)] for label in labels]
     found = made_up(labels, answers, classes)
     page = write_page(found, tmp_path / "test.html", "<i>model", "<u>folder", None).read_text()
-    assert "<script" not in page and "<i>model" not in page and "no held-out figures" in page
+    assert "<script" not in page and "<i>model" not in page and "There is no figure from the teaching" in page
     assert _matrix(found).count("<rect") == np.count_nonzero(found.confusion)
     assert 'id="z3"' in page and len(page) < 2_000_000
     parser = Balanced()
@@ -175,5 +176,5 @@ def test_bad_input_in_words(taught, tmp_path, command):
     assert "without classes" in command("test", taught, tmp_path / "empty")[2]
     (tmp_path / "bad" / "apple").mkdir(parents=True)
     (tmp_path / "bad" / "apple" / "x.png").write_bytes(b"")
-    assert "none of the 1 images can be read" in command("test", taught, tmp_path / "bad")[2]
+    assert "none of the images can be read" in command("test", taught, tmp_path / "bad")[2]
     assert "no such" in command("test", tmp_path / "none.vqp", tmp_path)[2].lower()

@@ -95,7 +95,7 @@ class TestAsking:
             assert answer.status_code == status and words in answer.json()["error"], answer.text
             assert "image 1" not in answer.json()["error"]
         answer = client.post("/models/heron/predict", data=b"x")
-        assert answer.status_code == 404 and "no model 'heron'; there are m" in answer.json()["error"]
+        assert answer.status_code == 404 and "no model 'heron'; the models are m" in answer.json()["error"]
         answer = client.post("/models/m/predict?top=0", data=b"x")
         assert answer.status_code == 422 and "top" in answer.json()["error"]
         assert client.get("/nothing").status_code == 404
@@ -325,7 +325,7 @@ def test_what_other_programs_do_to_a_model_is_noticed(tmp_path, taught, pictures
         (tmp_path / "broken.vqp").write_bytes(b"no model")
         until(lambda: len(client.get("/models").json()["models"]) == 2)
         answer = client.post("/predict", data=b"x")
-        assert answer.status_code == 400 and "say which model" in answer.json()["error"]
+        assert answer.status_code == 400 and "there are several models; name one of" in answer.json()["error"]
         image = of(pictures, "apple", [9])[0].read_bytes()
         assert client.post("/models/another one/predict", data=image).status_code == 200
         model = Model.load(path)

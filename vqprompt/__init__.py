@@ -1,4 +1,4 @@
-"""vqprompt: a Vision Transformer that learns new classes as they come, without keeping old images.
+"""vqprompt: a Vision Transformer that keeps learning new classes, without keeping old images.
 
 The names below are imported when they are first used, so that `import vqprompt` and `vqprompt --help` do not wait for
 torch.

@@ -1,6 +1,6 @@
 """Recipes: for every method and data set of the paper, the published settings, and where they were published.
 
-`bench run` uses them unless told otherwise, its tables mark with § what differs from them, and
+`bench run` uses them by default, its tables mark with § what differs from them, and
 `vqprompt methods NAME --data DATA` prints them. A part whose source begins with "ours" has no publication: it says why.
 
 Sources are the papers and the public repositories as of November 2026: jiaolifengmi/VQ-Prompt, GT-RIPL/CODA-Prompt,
@@ -123,7 +123,7 @@ def _vq_statistics(data: str) -> list[Part]:
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------- rivals
+# ------------------------------------------------------------------------------------------- other methods
 
 
 def _coda(method: str, data: str) -> list[Part]:

@@ -37,7 +37,7 @@ class Runtime:
         """device: "auto", "cpu", "cuda", "cuda:1" … precision: "auto", "fp32", "bf16". compile: "auto" (on CUDA), "on",
         "off"."""
         if compile not in ("auto", "on", "off"):
-            raise UserError(f"compile {compile!r} is unknown; there are auto, on and off")
+            raise UserError(f"compile {compile!r} is unknown; give auto, on or off")
         ranks = joined()
         chosen = pick_device(ranks.device(device))
         if chosen.type == "cuda" and deterministic:
@@ -81,7 +81,7 @@ def pick_device(name: str) -> torch.device:
 def pick_precision(name: str, device: torch.device) -> torch.dtype:
     """bf16 where the hardware has it; CPUs get fp32, which is many times faster there."""
     if name not in ("auto", "fp32", "bf16"):
-        raise UserError(f"precision {name!r} is unknown; there are auto, fp32 and bf16")
+        raise UserError(f"precision {name!r} is unknown; give auto, fp32 or bf16")
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]

@@ -59,7 +59,7 @@ class Wanted:
         """Why this process cannot do the work; None if it can. Changes the working directory to the base of relative
         paths, if this machine has that folder."""
         if __version__ != self.version:
-            return f"it has vqprompt {__version__}, not {self.version}; install the same version there"
+            return f"it has vqprompt {__version__}, and the work is for {self.version}; install the same version there"
         if source_digest() != self.sources:
             return (
                 f"its vqprompt {__version__} has other source files ({source_digest()}, not {self.sources}); install "

@@ -98,18 +98,6 @@ def _refuse(bad: list[str], count: int) -> None:
 
 def image_files(path: Path) -> list[Path]:
     """The path itself if it is a file, else the images in the folder."""
-    from vqprompt.data.archives import hidden
-    from vqprompt.data.decode import IMAGE_SUFFIXES
+    from vqprompt.data.source import images_in
 
-    if not path.is_dir():
-        return [path]
-    found = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix.lower() in IMAGE_SUFFIXES and not hidden(file.relative_to(path).as_posix())
-    )
-    if not found:
-        raise UserError(
-            f"{path}: no image in this folder; give image files, or folders of {' '.join(sorted(IMAGE_SUFFIXES))}"
-        )
-    return found
+    return images_in(path) if path.is_dir() else [path]

@@ -32,7 +32,7 @@ LAYOUT = "expected NAME.jpg with NAME.cls beside it (WebDataset's layout)"
 
 
 class Shards(Protocol):
-    """Images by row, in the order in which they lie in their files.
+    """Images by row, in the order of their files.
 
     labels: [n], positions in `classes`. splits: [n], whether an image is to test with; None where the source does not
     say. groups: [n], images with the same number are read together. scattered: whether any image can be read as fast as
@@ -61,7 +61,9 @@ def find_shards(given: str | Path) -> list[Path]:
     if found := BRACES.search(text):
         first, last = found.groups()
         if int(last) < int(first) or int(last) - int(first) >= ENTRIES.value:
-            raise ImageError(f"{given}: the shards from {first} to {last} cannot be; give as in {{000000..000099}}")
+            raise ImageError(
+                f"{given}: there are no shards from {first} to {last}; give a range such as {{000000..000099}}"
+            )
         paths = [
             Path(text[: found.start()] + str(number).zfill(len(first)) + text[found.end() :])
             for number in range(int(first), int(last) + 1)
@@ -145,7 +147,7 @@ class TarShards:
             if number not in self._open:
                 self._open[number] = open_regular(self.paths[number])
                 if len(self._open) > OPEN_FILES:
-                    self._open.popitem(last=False)  # closed when nobody reads from it any more
+                    self._open.popitem(last=False)  # closed when its last reader is done
             self._open.move_to_end(number)
             return self._open[number]
 

@@ -35,6 +35,19 @@ class ImageSource(Protocol):
     def read(self, entry: Entry) -> bytes: ...
 
 
+def images_in(folder: Path) -> list[Path]:
+    """All image files in a folder and its subfolders, sorted, without hidden ones."""
+    found = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in IMAGE_SUFFIXES and not hidden(file.relative_to(folder).as_posix())
+    )
+    if not found:
+        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
+        raise ImageError(f"{folder}: no image in this folder; give image files, or folders of {suffixes}")
+    return found
+
+
 class Source:
     """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`."""
 

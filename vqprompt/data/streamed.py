@@ -30,7 +30,7 @@ from vqprompt.errors import ImageError
 from vqprompt.files import cache_folder, keep_array, load_array
 from vqprompt.progress import Progress, Report, Stage
 
-AT_ONCE = 4096  # images whose headers are under way
+AT_ONCE = 4096  # images whose headers are being read at a time
 
 
 class Rows(Protocol):
@@ -67,7 +67,7 @@ class RowsOfEntries:
 
 
 class StreamedStore(Store):
-    """groups: [n], images that are read together, where reading them one by one would be slow; else None."""
+    """groups: [n], images that are read together, if reading them one by one would be slow; else None."""
 
     def __init__(self, rows: Rows, side: int, progress: Report, groups: np.ndarray | None = None) -> None:
         self.rows, self.side, self.count = rows, side, len(rows)
@@ -89,10 +89,10 @@ class StreamedStore(Store):
         return torch.from_numpy(pixels)
 
     def on_device(self, device: torch.device) -> None:
-        """Never all of them."""
+        """Never: they do not fit."""
 
     def digest(self, rows: np.ndarray) -> str:
-        """Of the files, not of the pixels, which would have to be decoded for it."""
+        """Of the files. (For the pixels, all images would have to be decoded.)"""
         return "files:" + hashlib.sha256(f"{self.rows.key}:".encode() + rows.tobytes()).hexdigest()[:16]
 
     def _fill(self, pixels: np.ndarray, row: int) -> None:
@@ -136,7 +136,7 @@ def _unreadable(rows: Rows, row: int, error: OSError) -> ImageError:
 
 
 class DecodedCache:
-    """Pixels of the rows that were read first, in a file without a name, which is gone when the process is."""
+    """Pixels of the rows that were read first, in a file without a name, which disappears with the process."""
 
     def __init__(self, count: int, row_bytes: int) -> None:
         self.row_bytes = row_bytes
@@ -168,4 +168,4 @@ class DecodedCache:
         except OSError:  # the disk is full: no more are kept
             self._room = 0
             return
-        self._slots[row] = slot  # last, so that nobody reads what is not there yet
+        self._slots[row] = slot  # last, so that no thread reads pixels that are not written yet

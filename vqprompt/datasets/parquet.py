@@ -77,7 +77,7 @@ class _File:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError:
-            raise ImageError(f"{path}: reading parquet takes pyarrow; pip install 'vqprompt[parquet]'") from None
+            raise ImageError(f"{path}: reading parquet needs pyarrow; pip install 'vqprompt[parquet]'") from None
         self.path = path
         try:
             self.file = pq.ParquetFile(path)

@@ -17,7 +17,7 @@ TRAIN_PER_CLASS = 80
 
 def open_quickdraw(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     if source is not None:
-        raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; say --data quickdraw50")
+        raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; give --data quickdraw50")
     with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
         packed = np.load(file, allow_pickle=False)
         drawings, classes = packed["images"], [str(name) for name in packed["classes"]]

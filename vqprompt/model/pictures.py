@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from vqprompt.data.decode import IMAGE_SUFFIXES
-from vqprompt.data.source import Entry, Source, hidden
+from vqprompt.data.source import Entry, Source, images_in
 from vqprompt.errors import ImageError, UserError
 from vqprompt.words import counted, shorten
 
@@ -159,12 +159,7 @@ def _all_of_one_class(path: Path, label: str) -> list[Picture]:
         return [Picture(str(path), label, _reader(path))]
     if not path.is_dir():
         raise ImageError(f"{path}: no such file or folder; check the path")
-    files = sorted(
-        f for f in path.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and not hidden(f.relative_to(path).as_posix())
-    )
-    if not files:
-        raise ImageError(f"{path}: no image in this folder; images end in {' '.join(sorted(IMAGE_SUFFIXES))}")
-    return [Picture(str(f), label, _reader(f)) for f in files]
+    return [Picture(str(file), label, _reader(file)) for file in images_in(path)]
 
 
 # ---------------------------------------------------------------------------------------------- tables

@@ -85,7 +85,7 @@ class SlurmExecutor:
         except ImportError:
             raise UserError("--on slurm needs submitit: pip install 'vqprompt[slurm]'") from None
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
-            raise UserError("--on slurm: there is no sbatch here; run this command on a login node of the cluster")
+            raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         executor.update_parameters(
             name="vqprompt", timeout_min=60 * HOURS, cpus_per_task=self.cpus,
