@@ -12,6 +12,7 @@ from conftest import TINY, make_vit
 
 import vqprompt
 from vqprompt.backbones.load import save_backbone
+from vqprompt.cluster import rays
 from vqprompt.cluster.parcels import pack, unpack
 from vqprompt.errors import UserError
 from vqprompt.paper import on_ray, on_slurm
@@ -96,8 +97,8 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
     out, loss_was_noticed, seconds = tmp_path / "there", tmp_path / "noticed", {}
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(on_ray, "SECONDS_BETWEEN_MESSAGES", 0.0)
+    monkeypatch.setattr(rays, "SECONDS_TO_GREET", 600)  # workers import PyTorch, beside everything else
     monkeypatch.setattr(on_ray, "work", waits_in_second_task(loss_was_noticed))
-    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")  # a machine that is short of memory loses no other run
     monkeypatch.chdir(tmp_path)  # Ray lets workers import from the folder that a program is started in
     size = {"object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
@@ -267,19 +268,18 @@ def test_places_that_cannot_be_are_refused(command, tmp_path, options, word):
     assert status == 2 and word in err and not (tmp_path / "out").exists()
 
 
-def test_an_address_nobody_answers_is_refused_within_seconds(command, tmp_path):
-    pytest.importorskip("ray")
+def test_an_address_nobody_answers_is_refused_before_ray_tries(command, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda *given, **named: pytest.fail("Ray itself would try for two minutes"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    started = time.monotonic()
     status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", "--on", f"ray={address}")
     assert status == 2 and f"--on ray={address}: nobody answers there" in err and "ray start --head" in err
     (tmp_path / "a" / "b").mkdir(parents=True)
     learn = ("learn", tmp_path / "m.vqp", tmp_path / "a", "--on", f"ray={address}")
     status, _, err = command(*learn)
     assert status == 2 and "nobody answers there" in err
-    assert time.monotonic() - started < 20
     assert command(*learn, "--as", "kestrel")[0] == 2 and command(*learn[:-1], "moon")[0] == 2
 
 

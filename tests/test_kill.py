@@ -8,8 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import killed
 import pytest
 from conftest import TINY, command_environment, make_vit, same_tensors
+from killed import MOMENTS, checkpoint_of
 
 from vqprompt.backbones.load import save_backbone
 from vqprompt.learner import checkpoint
@@ -40,42 +42,12 @@ def assert_same_end(a: Path, b: Path) -> None:
 # ---------------------------------------------------------------------------------------------- real kills
 
 
-def start(folder: Path, home: Path, *more: str) -> subprocess.Popen:
+def start(folder: Path, home: Path, *more: str, kill: str = "") -> subprocess.Popen:
+    """`vqprompt run`. kill: the moment at which it dies."""
     environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
-    command = [sys.executable, "-m", "vqprompt", "run", "--out", str(folder), *RUN, *more]
+    program = [killed.__file__, kill, str(folder)] if kill else ["-m", "vqprompt"]
+    command = [sys.executable, *program, "run", "--out", str(folder), *RUN, *more]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def checkpoint_of(folder: Path) -> dict:
-    path = folder / "checkpoint.json"
-    return json.loads(path.read_text()) if path.exists() else {"tasks": [], "unfinished": None}
-
-
-MOMENTS = {
-    "begun, nothing saved yet": lambda folder: (folder / "config.json").exists(),
-    "in the middle of the first task": lambda folder: checkpoint_of(folder)["unfinished"] is not None,
-    "between tasks": lambda folder: (folder / "metrics.json").exists(),
-    "while a checkpoint is being written": lambda folder: any(folder.glob(".*.partial")),
-    "late in the last task": lambda folder: (
-        (c := checkpoint_of(folder))["unfinished"] and (len(c["tasks"]), c["unfinished"]["epoch"]) == (2, 2)
-    ),
-}
-
-
-def kill_when(process: subprocess.Popen, reached, limit: float = 90) -> bool:
-    """SIGKILL as soon as the moment is reached; False if the run was quicker."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            assert process.returncode == 0, process.stdout.read()
-            return False
-        if reached():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            return True
-        time.sleep(0.0005)
-    process.kill()
-    raise AssertionError("the moment never came")
 
 
 def test_killed_again_and_again(tmp_path, home):
@@ -83,17 +55,13 @@ def test_killed_again_and_again(tmp_path, home):
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     left_alone = start(calm, tmp_path / "other home")
     try:
-        killed = []
-        for moment, reached in MOMENTS.items():
-            process = start(stormy, home, *(["--resume"] if killed else []))
-            if kill_when(process, lambda reached=reached: reached(stormy)):
-                killed.append(moment)
-        assert len(killed) >= 4, "most moments must be caught for this test to say anything"
-        last = start(stormy, home, "--resume")
-        printed, _ = last.communicate(timeout=120)
-        assert last.returncode == 0, printed
-        printed, _ = left_alone.communicate(timeout=120)
-        assert left_alone.returncode == 0, printed
+        for number, moment in enumerate(MOMENTS):
+            process = start(stormy, home, *(["--resume"] if number else []), kill=moment)
+            printed, _ = process.communicate(timeout=600)
+            assert process.returncode == -signal.SIGKILL, f"{moment}: {printed}"
+        for last in (start(stormy, home, "--resume"), left_alone):
+            printed, _ = last.communicate(timeout=600)
+            assert last.returncode == 0, printed
     finally:
         left_alone.kill()
     assert_same_end(calm, stormy)

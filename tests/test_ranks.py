@@ -31,7 +31,7 @@ def of_two(tmp_path_factory):
     """What two processes find for every method, in one start."""
     file, home = tmp_path_factory.mktemp("two") / "found.pt", tmp_path_factory.mktemp("home of two")
     worker = [*TORCHRUN, two_ranks.__file__, str(file)]
-    ended = subprocess.run(worker, env=command_environment(home), capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(worker, env=command_environment(home), capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stderr
     return torch.load(file, weights_only=False) | {"folder": file.parent}
 
@@ -77,13 +77,15 @@ class Storm:
 
     def __init__(self, folder: Path, home: Path, backbone: Path) -> None:
         self.out, self.arguments = folder, [*self.ARGUMENTS, "--backbone", str(backbone), "--out", str(folder)]
-        self.environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0", "VQPROMPT_PATIENCE": "5"}
+        self.environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
 
-    def start(self, *prefix: str, more: tuple[str, ...] = ()) -> subprocess.Popen:
+    def start(self, *prefix: str, more: tuple[str, ...] = (), patience: int = 600) -> subprocess.Popen:
+        """patience: seconds without a sign of life; processes give one every two seconds, if they get to it."""
         command = [*(prefix or [sys.executable]), "-m", "vqprompt", "run", *self.arguments, *more]
         return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            command, env=self.environment | {"VQPROMPT_PATIENCE": str(patience)}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
     def epochs_saved(self) -> int:
         path = self.out / "checkpoint.json"
@@ -91,7 +93,7 @@ class Storm:
         return self.EPOCHS * len(saved["tasks"]) + (saved["unfinished"] or {"epoch": 0})["epoch"]
 
     def wait_for_progress(self, process: subprocess.Popen) -> None:
-        before, end = self.epochs_saved(), time.monotonic() + 120
+        before, end = self.epochs_saved(), time.monotonic() + 600
         while self.epochs_saved() < before + 2:
             assert process.poll() is None and time.monotonic() < end, process.stdout.read()
             time.sleep(0.01)
@@ -119,9 +121,8 @@ def test_lost_processes_lose_nothing(tmp_path, home):
     storm = Storm(tmp_path / "storm", home, tmp_path / "tiny.safetensors")
 
     def ended(process: subprocess.Popen) -> str:
-        since = time.monotonic()
-        printed, _ = process.communicate(timeout=60)
-        assert time.monotonic() - since < 60 and storm.ranks() == {}
+        printed, _ = process.communicate(timeout=600)
+        assert storm.ranks() == {}
         return printed
 
     process = storm.start(more=("--processes", "2"))
@@ -136,7 +137,7 @@ def test_lost_processes_lose_nothing(tmp_path, home):
     process.kill()
     ended(process)
 
-    process = storm.start(*TORCHRUN)
+    process = storm.start(*TORCHRUN, patience=12)
     storm.wait_for_progress(process)
     os.kill(storm.ranks()[1], signal.SIGSTOP)
     lines = [""]

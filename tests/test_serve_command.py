@@ -67,7 +67,7 @@ def test_the_example_knows_drawings_and_ends_cleanly(tmp_path, home, monkeypatch
         about = client.about()
         assert about["drawings"] and len(about["classes"]) == 50
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) in (0, 130)
+        assert process.wait(300) in (0, 130)
         assert process.stdout is not None
         rest = process.stdout.read()
         assert "Traceback" not in rest and "a secret" not in rest

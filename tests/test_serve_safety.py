@@ -8,9 +8,12 @@ import shutil
 import socket
 import stat
 import struct
-import time
+import threading
 import zipfile
 import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,8 @@ from serving import SIZE, Client, serving, until
 
 from vqprompt import Model
 from vqprompt.errors import UserError
+from vqprompt.serve.batching import Batcher
+from vqprompt.serve.jobs import Jobs
 from vqprompt.serve.security import check_token, is_local
 from vqprompt.serve.uploads import private_folder, shown_name
 
@@ -44,8 +49,14 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(model) -> Client:
-    limits = {"image_mb": 1, "upload_mb": 2, "upload_images": 5, "jobs": 3, "uploads": 6, "body_seconds": 1}
-    with serving(model, header_seconds=1, **limits) as client:
+    with serving(model, image_mb=1, upload_mb=2, upload_images=5, jobs=3, uploads=6) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def impatient(model) -> Client:
+    """Apart from the others, because on a busy machine they may be slow themselves."""
+    with serving(model, body_seconds=1, header_seconds=1) as client:
         yield client
 
 
@@ -59,7 +70,7 @@ def guarded(model, tmp_path_factory) -> Client:
 
 def send(client: Client, data: bytes) -> socket.socket:
     host, port = client.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection = socket.create_connection((host, int(port)), timeout=300)
     connection.sendall(data)
     return connection
 
@@ -109,7 +120,9 @@ def test_a_zip_bomb_is_refused(client):
         assert answer.status_code == 415 and "unpack it" in answer.json()["error"]
 
 
-def test_an_image_of_a_billion_pixels_is_refused_by_its_header(client):
+def test_an_image_of_a_billion_pixels_is_refused_by_its_header(client, monkeypatch):
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("it is decoded"))
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -120,9 +133,8 @@ def test_an_image_of_a_billion_pixels_is_refused_by_its_header(client):
         + chunk(b"IDAT", zlib.compress(b"\0" * 10**6))
         + chunk(b"IEND", b"")
     )
-    started = time.monotonic()
     answer = client.post("/models/m/predict", data=bomb)
-    assert answer.status_code == 415 and "megapixels" in answer.json()["error"] and time.monotonic() - started < 5
+    assert answer.status_code == 415 and "megapixels" in answer.json()["error"]
 
 
 def test_a_polyglot_is_an_image_and_nothing_else(client):
@@ -251,39 +263,45 @@ def test_uploads_are_gone_when_the_server_ends(model, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------------- too much, too slow
 
 
-def test_a_slow_body_is_given_up(client):
-    host = client.url.removeprefix("http://")
+def test_a_slow_body_is_given_up(impatient):
+    host = impatient.url.removeprefix("http://")
     head = f"POST /models/m/predict HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nabc"
-    started = time.monotonic()
-    connection = send(client, head.encode())
-    assert b"408" in connection.recv(65536).split(b"\r\n")[0] and time.monotonic() - started < 10
+    assert b"408" in send(impatient, head.encode()).recv(65536).split(b"\r\n")[0]
 
 
-def test_slow_headers_are_given_up(client):
-    started = time.monotonic()
-    silent = send(client, b"")
-    slow = send(client, b"GET / HTTP/1.1\r\nHost: ")
-    assert silent.recv(100) == b"" and slow.recv(100) == b"" and time.monotonic() - started < 10
-    assert client.get("/v2/health/live").status_code == 200
+def test_slow_headers_are_given_up(impatient):
+    silent = send(impatient, b"")
+    slow = send(impatient, b"GET / HTTP/1.1\r\nHost: ")
+    assert silent.recv(100) == b"" and slow.recv(100) == b""
+    assert impatient.get("/v2/health/live").status_code == 200
 
 
-def test_a_thousand_teachings_at_once_are_not_queued(client):
+@contextmanager
+def held(monkeypatch, owner: type, name: str) -> Iterator[None]:
+    """Whoever calls this method waits until the end of the block."""
+    plain, over = getattr(owner, name), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda *given: (over.wait(300), plain(*given))[1])
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def test_a_hundred_teachings_at_once_are_not_queued(client, monkeypatch):
     before = client.about()["version"]
-    accepted, refused = [], 0
-    for number in range(1000):
-        answer = client.post("/models/m/rename", json={"old": "apple", "new": f"apple {number}"})
-        if answer.status_code == 202:
-            accepted.append(answer.json()["id"])
-        elif answer.status_code == 429:
-            refused += 1
-            assert int(answer.headers["Retry-After"]) > 0
-        else:
-            assert answer.status_code == 404  # renamed by one of those that were accepted
-    assert refused > 0 and len(accepted) + refused <= 1000
+    with held(monkeypatch, Jobs, "_hand_over"):
+        body = {"old": "apple", "new": "pear"}
+        answers = [client.post("/models/m/rename", json=body) for _ in range(100)]
+    refused = [a for a in answers if a.status_code == 429]
+    assert all(int(a.headers["Retry-After"]) > 0 for a in refused)
+    accepted = [a for a in answers if a.status_code == 202]
+    assert 3 <= len(accepted) <= 4, "three wait, and one may be under way"
+    assert len(accepted) + len(refused) == 100
     until(lambda: all(j["state"] in ("done", "failed") for j in client.get("/jobs").json()))
     assert client.get("/v2/health/ready").status_code == 200
-    steps = client.about()["version"] - before
-    client.change("undo", steps=min(steps, client.about()["can_undo"]))
+    assert client.about()["version"] == before + 1, "the others found no apple any more"
+    client.change("undo", steps=1)
 
 
 def test_uploads_that_nobody_teaches_are_limited(client):
@@ -299,13 +317,14 @@ def test_uploads_that_nobody_teaches_are_limited(client):
         client.session.delete(f"{client.url}/models/m/uploads/{upload}")
 
 
-def test_predictions_beyond_the_queue_are_refused(model, tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_predictions_beyond_the_queue_are_refused(model, tmp_path, monkeypatch):
     path = tmp_path / "m.vqp"
     shutil.copy(model, path)
     with serving(path, waiting=1) as client, ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda n: Client(client.url).post("/models/m/predict", data=png(n)), range(72)))
+        with held(monkeypatch, Batcher, "_answer"):
+            asked = [pool.submit(Client(client.url).post, "/models/m/predict", data=png(n)) for n in range(24)]
+            until(lambda: sum(a.done() for a in asked) >= 22)
+        answers = [a.result() for a in asked]
     assert {a.status_code for a in answers} == {200, 429}
     assert all(a.headers["Retry-After"] == "1" for a in answers if a.status_code == 429)
 

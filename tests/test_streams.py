@@ -211,6 +211,7 @@ def test_a_cluster_learns_what_one_process_learns(sources, weights):
     for model in (here, there):
         model.learn(part)
     here.learn(sources / "folder")
+    # "local": a cluster of its own, also beside another test that has one
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         with classroom(Place(workers=2), sources / "folder", there.backbone) as where:

@@ -6,11 +6,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
+import killed
 import pytest
 import torch
 from conftest import TINY, command_environment, make_vit
@@ -222,19 +222,14 @@ class TestResume:
         threads = torch.get_num_threads()  # as many as `whole` had: another number rounds in another way
         environment = command_environment(home, threads) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
 
-        def start(*more):
-            command = [sys.executable, "-m", "vqprompt", "run", *arguments, *more]
-            return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        def ended(*program, more=()):
+            command = [sys.executable, *program, "run", *arguments, *more]
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
-        killed, end = start(), time.monotonic() + 60
-        while not (folder / "checkpoint.json").exists() and time.monotonic() < end and killed.poll() is None:
-            time.sleep(0.0005)
-        killed.send_signal(signal.SIGKILL)
-        killed.communicate()
-        assert not (folder / "report.html").exists(), "killed in time"
-        resumed = start("--resume")
-        _, err = resumed.communicate(timeout=60)
-        assert resumed.returncode == 0, err
+        assert ended(killed.__file__, "in the middle of the first task", folder).returncode == -signal.SIGKILL
+        assert not (folder / "report.html").exists()
+        resumed = ended("-m", "vqprompt", more=["--resume"])
+        assert resumed.returncode == 0, resumed.stderr
         self.assert_same(folder, whole)
 
     def test_tracking_may_begin_late(self, track):
