@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from conftest import make_dataset, make_learner, make_vit, same_tensors, tensors_of
+from conftest import QUICK, make_dataset, make_learner, make_vit, same_tensors, tensors_of
 from torch import Tensor
 
 from vqprompt.backbones.vit import ViTConfig
@@ -224,3 +224,19 @@ def test_turns_cover_all_rows_once():
     assert sorted(row for rows in seen for row in rows) == list(range(40))
     alone = InTurns(Ranks(), list(map(len, batches)), lambda: iter(batches))
     assert torch.equal(alone.whole(), values) and torch.equal(alone.then(lambda v: 2 * v).whole(), 2 * values)
+
+
+def test_a_full_disk_is_met_once(monkeypatch, nothing_held):
+    """Queries that cannot be written are computed where they are needed, and nobody tries again."""
+    tried = []
+
+    def full(file, pieces):
+        tried.append(sum(map(len, pieces)))
+        raise OSError(28, "No space left on device")
+
+    whole, _ = learn_and_test(make_learner("linear", training=QUICK), stream(10))
+    monkeypatch.setattr(queries_module, "write_rows", full)
+    with pytest.warns(UserWarning, match="nothing is kept in the cache"):
+        answers, _ = learn_and_test(make_learner("linear", training=QUICK), stream(10))
+    assert torch.equal(answers.guesses, whole.guesses)
+    assert tried == [20] * 4, "once for each task's training images and test images"

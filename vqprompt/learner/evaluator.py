@@ -114,7 +114,7 @@ class Evaluator:
         def computed() -> Iterator[Tensor]:
             aspect = images.aspect
             for index, pixels in images.batches(own, device):
-                query = None if queries is None else queries[index.to(device)]
+                query = None if queries is None else queries[index]
                 view = View(vit, clean_images(vit, pixels, aspect[index], self.test_crop), query, task=task)
                 with self._evaluating():
                     values = compute(view)

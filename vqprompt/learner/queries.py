@@ -40,6 +40,7 @@ class QueryCache:
         self.evaluator, self.backbone = evaluator, backbone
         self.kept: dict[str, Rows] = {}
         self._of_the_task: list[str] = []  # keys of the open task's training images
+        self._refused: set[str] = set()  # keys of queries that could not be written
 
     def start_task(self, images: Images) -> None:
         """Free the memory of the previous task's training images; they are not needed again."""
@@ -54,19 +55,20 @@ class QueryCache:
         if self.evaluator.method.tunes_backbone:
             raise RuntimeError("the queries of a backbone that learns do not stay the same")
         key = self.key(images, mirrored)
-        if key not in self.kept:
+        if key not in self.kept and key not in self._refused:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
-            pieces = self.evaluator.compute_queries(images, mirrored)
+            computed = self.evaluator.compute_queries(images, mirrored)
             shape = (len(images), self.evaluator.method.vit.config.width)
-            if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
-                self.kept[key] = self._in_memory(pieces, file)
-            else:
-                rows = self._in_file(pieces, shape, file, again)
-                if rows is None:
-                    return None
-                self.kept[key] = rows
-        return self.kept[key]
+            try:
+                if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
+                    self.kept[key] = self._in_memory(computed, file)
+                elif (rows := self._in_file(computed, shape, file, again)) is not None:
+                    self.kept[key] = rows
+            except OSError as error:  # they were computed in vain; once is enough
+                self._refused.add(key)
+                warn_no_cache(error)
+        return self.kept.get(key)
 
     @property
     def most_in_memory(self) -> int:
@@ -76,37 +78,37 @@ class QueryCache:
     def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
         return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
 
-    def _in_memory(self, pieces: InTurns, file: Path | None) -> Tensor:
-        known, ranks = None if file is None else load_array(file), pieces.ranks
+    def _in_memory(self, computed: InTurns, file: Path | None) -> Tensor:
+        known, ranks = None if file is None else load_array(file), computed.ranks
         # processes compute together, so none may compute what another one has found
-        if ranks.all(known is not None and len(known) == len(pieces)):
+        if ranks.all(known is not None and len(known) == len(computed)):
             return torch.from_numpy(known).to(self.evaluator.runtime.device)
-        queries = pieces.whole()
+        queries = computed.whole()
         if file is not None and ranks.first_here:
             keep_array(file, queries.cpu().numpy())
         return queries
 
-    def _in_file(self, pieces: InTurns, shape: tuple[int, int], file: Path | None, again: bool) -> RowsInFile | None:
-        device, ranks = self.evaluator.runtime.device, pieces.ranks
+    def _in_file(self, computed: InTurns, shape: tuple[int, int], file: Path | None, again: bool) -> RowsInFile | None:
+        """Raises OSError if they could not be written."""
+        device, ranks = self.evaluator.runtime.device, computed.ranks
         known = None if file is None else open_rows(file, shape, device)
         if ranks.all(known is not None):
             return known
         if file is not None and ranks.count == 1:  # the next run finds it
-            try:
-                save_rows(file, pieces.in_order(), shape)
-            except OSError as error:
-                warn_no_cache(error)
+            save_rows(file, computed.in_order(), shape)
             return open_rows(file, shape, device)
         size, used = shape[0] * shape[1] * BYTES, self._bytes(RowsInFile)
-        written = temporary_file(cache_folder() / "queries", size, used) if again else None
-        if not ranks.all(written is not None) or written is None:
+        room = temporary_file(cache_folder() / "queries", size, used) if again else None
+        if not ranks.all(room is not None) or room is None:
             return None
+        failed: OSError | None = None
         try:
-            write_rows(written, pieces.in_order())
-            whole = True
-        except OSError:
-            whole = False
-        return RowsInFile(written, 0, shape, device) if ranks.all(whole) else None
+            write_rows(room, computed.in_order())
+        except OSError as error:
+            failed = error
+        if not ranks.all(failed is None):
+            raise failed or OSError("another process has no space left")
+        return RowsInFile(room, 0, shape, device)
 
     def key(self, images: Images, mirrored: bool) -> str:
         """Everything that a query depends on, as one text."""

@@ -57,15 +57,14 @@ class JoinedRows:
         self.parts, self.ends = parts, torch.tensor(list(accumulate(sizes)))
 
     def __getitem__(self, index: Tensor) -> Tensor | None:
-        """None if some of these rows are not known. The index is in ascending order."""
-        wanted = index.cpu()
-        which = torch.bucketize(wanted, self.ends, right=True)
+        """None if some of these rows are not known. The index is on the CPU and in ascending order."""
+        which = torch.bucketize(index, self.ends, right=True)
         found = []
         for number in which.unique().tolist():
             part, start = self.parts[number], int(self.ends[number - 1]) if number else 0
             if part is None:
                 return None
-            found.append(part[(wanted[which == number] - start).to(index.device)])
+            found.append(part[index[which == number] - start])
         return torch.cat(found)
 
 
