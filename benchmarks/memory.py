@@ -3,9 +3,11 @@
     python benchmarks/memory.py --json results/memory-cpu.json
     python benchmarks/memory.py --ray --json results/ray-cpu.json
 
-Small JPEGs in tar shards, a ViT so small that the images are what costs. Every measurement is a process of its own; its
-peak memory is what the system says. `learn` is closed-form learning of a model. `run` is a run of the method `linear`
-with its preset `closed-form`, with VQPROMPT_CACHE_GB so low that most images are decoded again when they are needed.
+Small JPEGs in tar shards, a ViT of the width of ViT-S with two blocks: features are large, and computed quickly. Every
+measurement is a process of its own; its peak memory is what the system says. `learn` is closed-form learning of a
+model. `run` is a run of the method `linear` with its preset `closed-form`. `prompts` is a run of `vq-prompt` with
+queries that are computed once (`augment=flip`). VQPROMPT_CACHE_GB is so low that most images are decoded
+again when they are needed.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from vqprompt.backbones.vit import ViT, ViTConfig
 from vqprompt.runtime import hardware
 
 CLASSES, SIDE, PER_SHARD = 10, 32, 2_000
+CACHE_GB = "0.1"
+MEMORY, RAY = ("learn", "run", "prompts"), ("one worker", "two workers")
 
 
 def write_shards(folder: Path, count: int) -> None:
@@ -59,12 +63,16 @@ def learn(shards: str, weights: str, _: str) -> None:
     model.learn(shards)
 
 
-def run(shards: str, weights: str, out: str) -> None:
+def run(shards: str, weights: str, out: str, method: str = "linear", preset: str = "closed-form", **more: Any) -> None:
     from vqprompt.runs import runner
     from vqprompt.runs.config import resolve
 
-    settings = {"data": shards, "method": "linear", "backbone": weights, "size": 28, "tasks": 5, "device": "cpu"}
-    runner.run(resolve(settings, preset="closed-form"), Path(out) / "run", report=False)
+    settings = {"data": shards, "method": method, "backbone": weights, "size": 28, "tasks": 5, "device": "cpu", **more}
+    runner.run(resolve(settings, preset=preset), Path(out) / method, report=False)
+
+
+def prompts(shards: str, weights: str, out: str) -> None:
+    run(shards, weights, out, "vq-prompt", "closed-form", epochs=1, augment="flip", blocks=[0, 1], length=2)
 
 
 def on_ray(shards: str, weights: str, workers: str) -> None:
@@ -85,29 +93,39 @@ def on_ray(shards: str, weights: str, workers: str) -> None:
 
 def measured(what: str, *arguments: str) -> dict[str, float]:
     """A measurement in a process of its own."""
-    environment = {**os.environ, "VQPROMPT_CACHE_GB": "0.005", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "VQPROMPT_CACHE_GB": CACHE_GB, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--do", what, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def print_table(rows: list[dict[str, Any]], what: str, unit: str) -> None:
+    counts = list(dict.fromkeys(row["images"] for row in rows))
+    print(f"{unit:<24}" + "".join(f"{count:>12,} images" for count in counts))
+    for name in dict.fromkeys(row["what"] for row in rows):
+        found = {row["images"]: row[what] for row in rows if row["what"] == name}
+        print(f"{name:<24}" + "".join(f"{found[count]:>19,.0f}" for count in counts))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="+", default=[10_000, 100_000], help="images")
+    parser.add_argument("--only", nargs="+", choices=MEMORY, default=MEMORY, help="of the measurements of memory")
     parser.add_argument("--ray", action="store_true", help="images per second on one and two Ray workers instead")
-    parser.add_argument("--width", type=int, default=32, help="of the ViT; the heavier it is, the more workers help")
+    parser.add_argument("--width", type=int, default=384, help="of the ViT; the heavier it is, the more workers help")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--do", nargs=4, metavar="WHAT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.do:
         what, *arguments = args.do
         started = time.perf_counter()
-        {"learn": learn, "run": run, "ray": on_ray}[what](*arguments)
+        {"learn": learn, "run": run, "prompts": prompts, "ray": on_ray}[what](*arguments)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         if what != "ray":
             print(json.dumps({"seconds": time.perf_counter() - started, "peak_mb": peak}))
         return
-    found: dict[str, Any] = {"hardware": hardware(torch.device("cpu")), "rows": []}
+    settings = {"width": args.width, "blocks": 2, "classes": CLASSES, "cache_gb": float(CACHE_GB)}
+    found: dict[str, Any] = {"hardware": hardware(torch.device("cpu")), **settings, "rows": []}
     print(found["hardware"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -115,20 +133,23 @@ def main() -> None:
         weights = folder / "tiny.safetensors"
         torch.manual_seed(0)
         save_backbone(ViT(ViTConfig(width=args.width, depth=2, heads=2, patch=14, image_size=28)), weights)
+        write_shards(folder / "warm", 64)
         for count in args.counts:
             shards = folder / f"{count} images"
             write_shards(shards, count)
-            if args.ray and not (folder / "warm").exists():
-                write_shards(folder / "warm", 64)
-            cases = [("ray", "1"), ("ray", "2")] if args.ray else [("learn", name), ("run", str(folder / f"{count}"))]
-            for what, argument in cases:
-                row = {"what": what, "images": count, **measured(what, str(shards), str(weights), argument)}
-                if what == "ray":
-                    row["workers"] = int(argument)
+            for what in RAY if args.ray else args.only:
+                case = ("ray", str(1 + RAY.index(what))) if args.ray else (what, str(folder / f"{count}"))
+                row = {"what": what, "images": count, **measured(case[0], str(shards), str(weights), case[1])}
                 row["images_per_s"] = count / row["seconds"]
                 found["rows"].append(row)
-                print(", ".join(f"{k} {v:,.0f}" if isinstance(v, float | int) else str(v) for k, v in row.items()))
-    write_json(args.json, found)
+                print(
+                    ", ".join(f"{k} {v:,.0f}" if isinstance(v, float | int) else str(v) for k, v in row.items()),
+                    flush=True,
+                )
+                write_json(args.json, found)  # after each measurement: the whole takes a while
+    print_table(
+        found["rows"], *(("images_per_s", "images per second") if args.ray else ("peak_mb", "peak memory (MB)"))
+    )
 
 
 if __name__ == "__main__":

@@ -36,12 +36,23 @@ def of_two(tmp_path_factory):
     return torch.load(file, weights_only=False) | {"folder": file.parent}
 
 
-def test_statistics_of_two_processes_are_those_of_one(of_two):
-    """n, Σx and Σxxᵀ, in double: features are computed in the same batches, so they are equal to the bit."""
+def test_features_of_two_processes_are_those_of_one(of_two):
+    """They are computed in the same batches, so they are equal to the bit."""
     alone, together = two_ranks.frozen_features(), of_two["features"]
     assert len(together) == len(alone) > 64, "more than one batch, so that both had a turn"
-    for one, two in ((alone.sum(0), together.sum(0)), (alone.T @ alone, together.T @ together)):
-        torch.testing.assert_close(two, one, rtol=0, atol=1e-10)
+    assert torch.equal(together, alone)
+
+
+def test_sums_of_two_processes_are_those_of_one(of_two):
+    """n, Σx and Σxxᵀ, in float64: each process adds up the batches that are its turn, and the sums are added up."""
+    alone, together = two_ranks.class_sums(), of_two["sums"]
+    assert alone.keys() == together.keys()
+    for name, one in alone.items():
+        if name.endswith("turns"):
+            assert (int(one), int(together[name])) == (2, 1), "the other process had the other batch"
+        else:
+            assert one.dtype == together[name].dtype == torch.float64
+            torch.testing.assert_close(together[name], one, rtol=1e-10, atol=1e-10)
 
 
 def test_only_the_first_process_writes(of_two):
@@ -52,7 +63,14 @@ def test_only_the_first_process_writes(of_two):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_learn_what_one_learns(of_two, method):
-    alone, together = two_ranks.learn(method), two_ranks.Learned(*of_two[method])
+    compare(two_ranks.learn(method), two_ranks.Learned(*of_two[method]))
+
+
+def test_two_processes_can_have_their_queries_in_files(of_two):
+    compare(two_ranks.learn("coda-p", augment="flip"), two_ranks.Learned(*of_two["queries in files"]))
+
+
+def compare(alone: two_ranks.Learned, together: two_ranks.Learned) -> None:
     assert alone.tensors.keys() == together.tensors.keys()
     for name, one in alone.tensors.items():
         two, scale = together.tensors[name], max(1.0, float(one.abs().max()) if one.numel() else 0.0)

@@ -154,8 +154,8 @@ def test_shuffling_by_groups_keeps_groups_together():
     spans = [len(set(groups[part].tolist())) for part in order.split(40)]
     assert spans == [2] * 5, "two groups at a time"
     assert order[:40].tolist() != sorted(order[:40].tolist())
-    plain = epoch_batches(200, 20, 1, 0)
-    assert len({tuple(groups[b].tolist()) for b in plain[0]}) == 10 and max(len(set(groups[b])) for b in plain[0]) > 5
+    (plain,) = epoch_batches(200, 20, 1, 0)
+    assert len({tuple(groups[b].tolist()) for b in plain}) == 10 and max(len(set(groups[b])) for b in plain) > 5
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])

@@ -12,13 +12,17 @@ from conftest import make_dataset, make_learner, make_vit, tensors_of
 from torch import Tensor
 
 from vqprompt.backbones.load import save_backbone
+from vqprompt.data.images import Images
 from vqprompt.data.stream import Stream
 from vqprompt.distributed import join
 from vqprompt.errors import UserError
+from vqprompt.learner import queries
 from vqprompt.learner.state import saved_names
 from vqprompt.methods import METHODS
+from vqprompt.methods.task import TaskFeatures
 from vqprompt.runs import runner
 from vqprompt.runs.config import resolve
+from vqprompt.statistics.gaussians import KINDS, make_statistics
 from vqprompt.training.loop import Epoch
 from vqprompt.training.settings import Training
 
@@ -41,10 +45,10 @@ def small_stream() -> Stream:
     return Stream(make_dataset(classes=4, train=11, test=20), TASKS)
 
 
-def learn(method: str) -> Learned:
+def learn(method: str, **more: object) -> Learned:
     known = METHODS[method].Options.model_fields
     options = {key: value for key, value in (CHEAP | OF_THE_WHOLE_BATCH).items() if key in known}
-    training = Training(**{**METHODS[method].training_defaults, **SETTINGS})
+    training = Training(**{**METHODS[method].training_defaults, **SETTINGS, **more})
     learner, stream = make_learner(method, training=training, **options), small_stream()
     if METHODS[method].joint:
         stream = Stream(stream.dataset, [[name for task in TASKS for name in task]])
@@ -60,7 +64,21 @@ def learn(method: str) -> Learned:
 def frozen_features() -> Tensor:
     """Features of two tasks' images, in float64."""
     learner, stream = make_learner("linear", training=Training(**SETTINGS)), small_stream()
-    return torch.cat([learner.features(task.test) for task in stream.seen(1)]).double()
+    return learner.features(Images.concatenate([task.test for task in stream.seen(1)])).double()
+
+
+def class_sums() -> dict[str, Tensor]:
+    """n, Σx and Σxxᵀ of the classes, as statistics of every kind have them before they are rounded."""
+    learner, stream = make_learner("linear", training=Training(**SETTINGS)), small_stream()
+    images = Images.concatenate([task.test for task in stream.seen(1)])
+    labels = torch.cat([task.test.labels + 2 * task.number for task in stream.seen(1)])
+    found = {}
+    for kind in KINDS:
+        features = TaskFeatures(learner.evaluator.features(images), labels)
+        sums = features.add_up(make_statistics(learner.vit.config.width, kind).new_sums(4))
+        found |= {f"{kind} {name}": getattr(sums, name) for name in ("counts", "totals", "squares")}
+        found[f"{kind} turns"] = torch.tensor(sum(1 for _ in features.computed.own()))
+    return found
 
 
 def run_in(folder: Path) -> None:
@@ -75,11 +93,14 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     ranks = join()
     run_in(Path(sys.argv[1]).with_name(f"run of {ranks.rank}"))
-    found: dict[str, object] = {"features": frozen_features(), **{method: tuple(learn(method)) for method in METHODS}}
+    found: dict[str, object] = {"features": frozen_features(), "sums": class_sums()}
+    found |= {method: tuple(learn(method)) for method in METHODS}
     try:
         ranks.refuse_differences(color=["red", "blue"][ranks.rank])
     except UserError as error:
         found["refused"] = str(error)
+    queries.IN_MEMORY_ELSEWHERE = 0
+    found["queries in files"] = tuple(learn("coda-p", augment="flip"))
     if ranks.first:
         torch.save(found, sys.argv[1])
     ranks.leave()

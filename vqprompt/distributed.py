@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import accumulate, chain, islice
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from vqprompt.errors import UserError
 from vqprompt.lifelines import Lifeline, ProcessLost, started_together
 
 T = TypeVar("T")
+EXCHANGED = 16  # batches that each process computes between two exchanges
 JOINING = timedelta(minutes=5)
 FOREVER = timedelta(days=7)  # a process may decode images for hours; lost ones are noticed by their lifelines
 
@@ -135,6 +137,46 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+class InTurns:
+    """Values of images [n, …] that are computed in batches when they are asked for, each batch by one process.
+
+    sizes: of all batches. compute: yields the values of those that are this process's turn.
+    """
+
+    def __init__(self, ranks: Ranks, sizes: Sequence[int], compute: Callable[[], Iterator[Tensor]]) -> None:
+        self.ranks, self.sizes, self._compute = ranks, sizes, compute
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def then(self, work: Callable[[Tensor], Tensor]) -> InTurns:
+        """What `work` makes of each batch of values."""
+        return InTurns(self.ranks, self.sizes, lambda: map(work, self._compute()))
+
+    def own(self) -> Iterator[tuple[slice, Tensor]]:
+        """Batches that are this process's turn: which rows, and their values. Nothing is exchanged."""
+        ends = list(accumulate(self.sizes))[self.ranks.rank :: self.ranks.count]
+        for end, values in zip(ends, self._compute(), strict=True):
+            yield slice(end - len(values), end), values
+
+    def in_order(self) -> Iterator[Tensor]:
+        """All rows in order, in every process, some batches at a time."""
+        own, rank, count = self._compute(), self.ranks.rank, self.ranks.count
+        for start in range(0, len(self.sizes), EXCHANGED * count):
+            sizes = self.sizes[start : start + EXCHANGED * count]
+            yield self.ranks.in_order(list(islice(own, len(sizes[rank::count]))), sizes)
+
+    def whole(self) -> Tensor:
+        """All rows at once, in every process."""
+        pieces = self.in_order()
+        first = next(pieces)
+        whole, start = first.new_empty(len(self), *first.shape[1:]), 0
+        for piece in chain([first], pieces):
+            whole[start : start + len(piece)] = piece
+            start += len(piece)
+        return whole
 
 
 class SeveralRanks(Ranks):

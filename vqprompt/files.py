@@ -271,7 +271,7 @@ def _digest(file: BinaryIO, length: int, name: str) -> bytes:
     def piece(start: int) -> bytes:
         found, end = hashlib.sha256(), min(start + PIECE, length)
         for place in range(start, end, READ):
-            found.update(_read_at(file, place, min(READ, end - place)))
+            found.update(read_at(file, place, min(READ, end - place)))
         return found.digest()
 
     whole = hashlib.sha256(f"{name}:{length}:".encode("utf-8", "surrogateescape"))
@@ -285,7 +285,8 @@ def _digest(file: BinaryIO, length: int, name: str) -> bytes:
     return whole.digest()
 
 
-def _read_at(file: BinaryIO, start: int, length: int) -> bytes:
+def read_at(file: BinaryIO, start: int, length: int) -> bytes:
+    """Some bytes of a file; where the system can, without moving its position, so that threads can read at once."""
     if hasattr(os, "pread"):
         return os.pread(file.fileno(), length, start)
     file.seek(start)
@@ -311,7 +312,7 @@ def sealed_length(path: Path) -> int | None:
             if key in _verified:
                 return _verified[key]
             length = max(0, status.st_size - FOOTER)
-            footer = _read_at(file, length, FOOTER)
+            footer = read_at(file, length, FOOTER)
             if footer == MARK + length.to_bytes(8, "little") + _digest(file, length, path.name):
                 if time.time() - status.st_ctime > TICK:
                     _verified[key] = length

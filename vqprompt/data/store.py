@@ -29,6 +29,7 @@ from vqprompt.files import cache_folder, delete_abandoned, load_array, replacing
 from vqprompt.progress import Progress, Report, Stage, ignore
 
 STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
+DIGESTED = 4096  # images whose pixels are read together for a digest
 
 
 def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
@@ -61,7 +62,10 @@ class Store:
 
     def digest(self, rows: np.ndarray) -> str:
         """Changes with the content of these rows. Only the middle row of each image is read."""
-        return hashlib.sha256(self.pixels[rows, :, self.pixels.shape[2] // 2].tobytes()).hexdigest()[:16]
+        found, middle = hashlib.sha256(), self.pixels.shape[2] // 2
+        for start in range(0, len(rows), DIGESTED):
+            found.update(self.pixels[rows[start : start + DIGESTED], :, middle].tobytes())
+        return found.hexdigest()[:16]
 
     def on_device(self, device: torch.device) -> Tensor | None:
         """All pixels on the GPU, if they take at most a third of its free memory; else None."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vqprompt.data.images import Images
+from vqprompt.distributed import InTurns
 from vqprompt.methods.base import Method, View
 from vqprompt.progress import Progress, Report, Stage, ignore
 from vqprompt.runtime import Runtime
 from vqprompt.training.batches import clean_images, draw, epoch_views
-from vqprompt.training.optim import Inputs
 from vqprompt.training.settings import Training
 
 if TYPE_CHECKING:
     from vqprompt.learner.queries import QueryCache
+    from vqprompt.learner.rows import JoinedRows, Rows
 
 BATCH = {"cuda": 256}  # images at a time
 BATCH_ELSEWHERE = 64
@@ -44,31 +46,34 @@ class Evaluator:
         finally:
             self.progress = ignore
 
-    def features(self, images: Images, task: int | None = None) -> Tensor:
+    def features(self, images: Images, task: int | None = None) -> InTurns:
         """Features [n, D]. task: the number of their task, if they are its training images."""
-        return self._with_queries(images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task)
+        queries = self._known(images, again=False) if self.method.uses_query else None
+        return self._compute(
+            images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task, queries
+        )
 
-    @torch.no_grad()
-    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> Tensor:
+    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> InTurns:
         """Features [n, D] of one augmented view of each image, drawn from the seed."""
-        device, vit, ranks, results = self.runtime.device, self.method.vit, self.runtime.ranks, list[Tensor]()
-        batches = self._batches(len(images))
+        vit, ranks, batches = self.method.vit, self.runtime.ranks, self._batches(len(images))
 
-        def features(inputs: Inputs) -> Tensor:
-            return self.method.features(View(vit, lambda: draw(inputs, vit), task=task))[0].float()
+        def computed() -> Iterator[Tensor]:
+            for _, inputs in epoch_views(images, batches, settings, seed, 0, self.runtime.device, ranks.turn):
+                view = View(vit, partial(draw, inputs, vit), task=task)
+                with self._evaluating():
+                    features = self.method.features(view)[0].float()
+                yield features
 
-        with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
-            for _, inputs in epoch_views(images, batches, settings, seed, 0, device, ranks.turn):
-                results.append(features(inputs))
-                done = min(sum(map(len, results)) * ranks.count, len(images))
-                self.progress(Progress(Stage.STATISTICS, done, len(images)))
-        return ranks.in_order(results, list(map(len, batches)))[: len(images)]
+        return self._in_turns(batches, len(images), computed, Stage.STATISTICS, self.progress)
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
-        return self._with_queries(images, lambda view: self.method.logits(view).float(), Stage.TESTING)
+        queries = self._known(images) if self.method.uses_query else None
+        return self._compute(
+            images, lambda view: self.method.logits(view).float(), Stage.TESTING, None, queries
+        ).whole()
 
-    def guesses(self, images: Images, queries: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def guesses(self, images: Images, queries: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
         """The best class of each image [n] and its probability [n]; scores are never held for more than one batch."""
 
         def best(view: View) -> Tensor:
@@ -76,52 +81,74 @@ class Evaluator:
             sure = logits.float().softmax(1).max(1).values
             return torch.stack([logits.argmax(1).double(), sure.double()], dim=1)
 
-        found = self._with_queries(images, best, Stage.TESTING, queries=queries)
+        found = self._compute(images, best, Stage.TESTING, None, queries).whole()
         return found[:, 0].long(), found[:, 1].float()
 
-    def queries(self, images: Images) -> Tensor:
-        """Features without prompts [n, D]."""
-        return self.compute_queries(images) if self.known is None else self.known.of(images)
+    def queries(self, images: Images) -> InTurns:
+        """Features without prompts [n, D]: those that are known, or computed now."""
+        known, batches = self._known(images, again=False), self._batches(len(images))
+        if known is None:
+            return self.compute_queries(images)
+        own = self._own(batches)
+        return self._in_turns(batches, len(images), lambda: (known[batch] for batch in own), Stage.TESTING, ignore)
 
-    def compute_queries(self, images: Images, mirrored: bool = False) -> Tensor:
+    def compute_queries(self, images: Images, mirrored: bool = False) -> InTurns:
         """Queries, computed now, of the images as they are or mirrored."""
-        return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, ignore)
+        return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, progress=ignore)
 
-    def _with_queries(
-        self,
-        images: Images,
-        compute: Callable[[View], Tensor],
-        stage: Stage,
-        task: int | None = None,
-        queries: Tensor | None = None,
-    ) -> Tensor:
-        """Compute, with the queries that the cache knows or that are given."""
-        if queries is None and self.known is not None and self.method.uses_query:
-            queries = self.known.of(images)
-        return self._compute(images, compute, stage, self.progress, task, queries)
+    def _known(self, images: Images, again: bool = True) -> Rows | None:
+        return None if self.known is None else self.known.of(images, again=again)
 
-    @torch.no_grad()
     def _compute(
         self,
         images: Images,
         compute: Callable[[View], Tensor],
         stage: Stage,
-        progress: Report,
         task: int | None = None,
-        queries: Tensor | None = None,
-    ) -> Tensor:
-        device, vit, ranks = self.runtime.device, self.method.vit, self.runtime.ranks
-        results, aspect, done = [], images.aspect, 0
-        batches = self._batches(len(images))
-        own = [batch for number, batch in enumerate(batches) if len(batch[ranks.turn(number, len(batch))])]
-        with evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
+        queries: Rows | JoinedRows | None = None,
+        progress: Report | None = None,
+    ) -> InTurns:
+        device, vit, batches = self.runtime.device, self.method.vit, self._batches(len(images))
+        own = self._own(batches)
+
+        def computed() -> Iterator[Tensor]:
+            aspect = images.aspect
             for index, pixels in images.batches(own, device):
-                query = None if queries is None else queries[index.to(device)]
-                clean = clean_images(vit, pixels, aspect[index], self.test_crop)
-                results.append(compute(View(vit, clean, query, task=task)))
-                done = min(done + len(index) * ranks.count, len(images))
-                progress(Progress(stage, done, len(images)))
-        return ranks.in_order(results, list(map(len, batches)))[: len(images)]
+                query = None if queries is None else queries[index]
+                view = View(vit, clean_images(vit, pixels, aspect[index], self.test_crop), query, task=task)
+                with self._evaluating():
+                    values = compute(view)
+                yield values
+
+        return self._in_turns(batches, len(images), computed, stage, progress or self.progress)
+
+    def _own(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The batches that are this process's turn."""
+        return batches[self.runtime.ranks.rank :: self.runtime.ranks.count]
+
+    def _in_turns(
+        self, batches: Sequence[Tensor], count: int, compute: Callable[[], Iterator[Tensor]], stage: Stage,
+        progress: Report,
+    ) -> InTurns:  # fmt: skip
+        """Of the first `count` rows of all batches: the last batch may have the last image several times."""
+        ranks, sizes = self.runtime.ranks, list(map(len, batches))
+        sizes[-1] -= sum(sizes) - count
+
+        def reported() -> Iterator[Tensor]:
+            done = 0
+            for values, size in zip(compute(), sizes[ranks.rank :: ranks.count], strict=True):
+                done = min(done + size * ranks.count, count)
+                progress(Progress(stage, done, count))
+                yield values[:size]
+
+        return InTurns(ranks, sizes, reported)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Around the work on one batch, never around a `yield` of it: whoever asked for it has settings of its own."""
+        vit = self.method.vit
+        with torch.no_grad(), evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
+            yield
 
     def _batches(self, count: int) -> tuple[Tensor, ...]:
         """Indices of all images, in order; on CUDA, the last image may come several times."""

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from vqprompt.learner.build import Built, build_method, rebuild_method
 from vqprompt.learner.evaluator import Evaluator
 from vqprompt.learner.predictor import Picture, Predictor, predict_proba
 from vqprompt.learner.queries import QueryCache
+from vqprompt.learner.rows import JoinedRows
 from vqprompt.learner.state import HalfLearned, SavedState, as_list, saved_names, write_state
 from vqprompt.methods import find_method
 from vqprompt.methods.task import TaskData, TaskInfo
@@ -146,7 +147,7 @@ class Learner:
         before = None if half is None else half.features_before
         if half is None:
             if self.method.needs_features_before:  # now, because the statistics of old classes belong to these
-                before = self.evaluator.features(task.train)
+                before = self.evaluator.features(task.train).whole()
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
             self.method.to(self.device)
@@ -169,13 +170,12 @@ class Learner:
     def _make_loop(self, data: TaskData, seed: int) -> TrainingLoop | None:
         """The training loop; None if the method has nothing to train."""
         images, labels = self.method.training_images(data)
-        queries = None
+        groups, queries = self.method.parameter_groups(), None
+        if not groups:
+            return None
         if self.method.uses_query:
             shared = self.shared_queries if self.runtime.ranks.count == 1 else None
             queries = self.known_queries.for_training(images, self.settings, seed, shared)
-        groups = self.method.parameter_groups()
-        if not groups:
-            return None
         batches = TaskBatches(images, labels, self.settings, seed, self.device, queries, self.runtime.ranks)
         return TrainingLoop(self.method.losses, groups, self.vit, batches, self.runtime, data.task.number)
 
@@ -233,11 +233,12 @@ class Learner:
         """Answers about each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
-        # queries are kept per task, so they are joined here
-        queries = torch.cat([self.known_queries.of(t.test) for t in tasks]) if self.method.uses_query else None
+        sizes, queries = [len(t.test) for t in tasks], None
+        if self.method.uses_query:  # they are kept per task, so they are joined here
+            queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
         with self.evaluator.reporting(progress):
             guesses, sure = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        return Answers(truth, guesses.cpu(), sure.cpu(), [len(t.test) for t in tasks])
+        return Answers(truth, guesses.cpu(), sure.cpu(), sizes)
 
     def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""
@@ -246,7 +247,7 @@ class Learner:
     def features(self, images: Images, task: int | None = None) -> Tensor:
         """Clean features [n, D] with what has been learned so far. task: the number of their task, if they are its
         training images."""
-        return self.evaluator.features(images, task)
+        return self.evaluator.features(images, task).whole()
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes] for every class learned so far."""
@@ -254,15 +255,19 @@ class Learner:
 
     def queries(self, images: Images) -> Tensor:
         """Class-token features without prompts [n, D]."""
-        return self.known_queries.of(images)
+        return self.evaluator.queries(images).whole()
 
     def prompt_use(self, images: Images) -> list[list[int]] | None:
         """How many images choose each prompt, block by block; None if the method chooses none."""
-        chosen = self.method.choices(self.known_queries.of(images)) if self.method.uses_query else None
-        if chosen is None:
-            return None
         size = self.method.choosable
-        return [torch.bincount(column.flatten().cpu(), minlength=size).tolist() for column in chosen.unbind(1)]
+        if not (self.method.uses_query and size):
+            return None
+        chosen = self.evaluator.queries(images).then(lambda queries: cast(Tensor, self.method.choices(queries)))
+        counts = [
+            torch.stack([torch.bincount(column.flatten(), minlength=size) for column in piece.cpu().unbind(1)])
+            for piece in chosen.in_order()
+        ]
+        return torch.stack(counts).sum(0).tolist()
 
     def predictor(self) -> Predictor:
         """What has been learned up to now, as a snapshot: safe to use from other threads while this learner goes on."""

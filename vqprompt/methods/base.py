@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vqprompt.backbones.vit import ViT
 from vqprompt.data.images import Images
-from vqprompt.methods.task import TaskData, TaskInfo
+from vqprompt.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.statistics import ClassStatistics, Drift, Moving, Rebalancing, fit_drift, make_statistics, rebalance
 from vqprompt.training.optim import Losses
 from vqprompt.training.view import View
@@ -228,7 +228,7 @@ class Method(nn.Module):
 
     @property
     def choosable(self) -> int:
-        """Number of prompts per block to choose from, for methods that choose."""
+        """Number of prompts per block to choose from; 0 if the method chooses none."""
         return 0
 
     def bytes_per_class(self) -> int:
@@ -284,12 +284,15 @@ class Method(nn.Module):
         return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
 
     def remember(
-        self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: Tensor,
+        self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: TaskFeatures,
         data: TaskData,
     ) -> None:  # fmt: skip
         """Add statistics of the new classes. From the second task on, correct a classifier with those of all
         classes."""
-        statistics.add(features, data.labels)
+        if statistics.centroids > 1 or features.few(statistics.width):
+            statistics.add(features.whole, data.labels)
+        else:
+            statistics.add_sums(features.add_up(statistics.new_sums(data.task.new_classes)))
         old_classes = data.task.old_classes
         if old_classes or settings.how == "closed-form":
             rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)

@@ -20,7 +20,6 @@ from vqprompt.backbones.vit import ViT
 from vqprompt.methods.base import Losses, TaskData, TaskInfo, View
 from vqprompt.methods.prototypes import TEMPERATURE, AdapterOptions, Adapters, CosineTraining
 from vqprompt.prompts import train_only
-from vqprompt.statistics import means_by_class
 
 
 class EaseOptions(AdapterOptions):
@@ -54,8 +53,7 @@ class EASE(CosineTraining):
 
     @torch.no_grad()
     def finish_task(self, data: TaskData) -> None:
-        new = means_by_class(data.features, data.labels, data.task.old_classes, data.task.all_classes)
-        new = new.unflatten(1, (len(self.adapters), -1))
+        new = data.class_means(len(self.adapters) * self.vit.config.width).unflatten(1, (len(self.adapters), -1))
         self.prototypes = torch.cat([F.pad(self.prototypes, (0, 0, 0, 1)), new])
         self._synthesize()
 

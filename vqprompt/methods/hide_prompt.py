@@ -179,7 +179,7 @@ class HidePrompt(Method):
         super().finish_task(data)
         settings = self.options.identity_rebalancing
         assert self.identity_statistics is not None
-        self.remember(self.identity_statistics, self.identity, settings, data.queries, data)
+        self.remember(self.identity_statistics, self.identity, settings, data.plain_features, data)
 
 
 def contrastive(features: Tensor, anchors: Tensor, temperature: float) -> Tensor:

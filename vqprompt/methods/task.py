@@ -6,11 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from vqprompt.data.images import Images
+from vqprompt.distributed import InTurns
+from vqprompt.statistics import ClassSums, means_by_class
+
+Sums = TypeVar("Sums", bound=ClassSums)
+HELD = 16 << 20  # bytes: features of a task up to this size are held, and statistics then are those of all versions
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,37 @@ class TaskInfo:
 class ImageEvaluator(Protocol):
     """Shows images, without augmentation, to the network."""
 
-    def features(self, images: Images, task: int | None = None) -> Tensor: ...
+    def features(self, images: Images, task: int | None = None) -> InTurns: ...
 
-    def queries(self, images: Images) -> Tensor: ...
+    def queries(self, images: Images) -> InTurns: ...
 
     def logits(self, images: Images) -> Tensor: ...
+
+
+class TaskFeatures:
+    """Features of the open task's images [n, D]: all of them at once (`whole`), or added up batch by batch.
+
+    labels: their positions in the head [n].
+    """
+
+    def __init__(self, computed: InTurns, labels: Tensor) -> None:
+        self.computed, self.labels = computed, labels
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """All features, in every process; from now on they are held."""
+        return self.computed.whole()
+
+    def few(self, width: int) -> bool:
+        """Whether one process has them all and may hold them, or holds them already."""
+        return "whole" in self.__dict__ or (self.computed.ranks.count == 1 and 4 * len(self.labels) * width <= HELD)
+
+    def add_up(self, sums: Sums) -> Sums:
+        """Sums over all features, none of which is held. Each process adds up its own batches."""
+        for rows, features in self.computed.own():
+            sums.add(features, self.labels[rows])
+        sums.reduce(self.computed.ranks)
+        return sums
 
 
 class TaskData:
@@ -53,23 +84,43 @@ class TaskData:
         self.task, self.images, self.labels = task, images, labels
         self.batch_size, self.seed = batch_size, seed
         self.features_before: Tensor | None = None
-        self.augmented: Callable[[int], Tensor] | None = None
+        self.augmented: Callable[[int], InTurns] | None = None
         self._evaluator = evaluator
 
-    @cached_property
+    @property
     def features(self) -> Tensor:
         """Features of the un-augmented images after training [n, D]. Do not use it before training ends."""
-        return self._evaluator.features(self.images, self.task.number)
-
-    @cached_property
-    def statistics_features(self) -> Tensor:
-        """Features for the class statistics [n, D]: `features`, or features of augmented views."""
-        return self.features if self.augmented is None else self.augmented(self.task.number)
+        return self.trained_features.whole
 
     @property
     def queries(self) -> Tensor:
         """Features without prompts [n, D]."""
-        return self._evaluator.queries(self.images)
+        return self.plain_features.whole
+
+    @cached_property
+    def trained_features(self) -> TaskFeatures:
+        """`features`, for those who do not need them all at once."""
+        return TaskFeatures(self._evaluator.features(self.images, self.task.number), self.labels)
+
+    @property
+    def plain_features(self) -> TaskFeatures:
+        """`queries`, for those who do not need them all at once."""
+        return TaskFeatures(self._evaluator.queries(self.images), self.labels)
+
+    @cached_property
+    def statistics_features(self) -> TaskFeatures:
+        """Features for the class statistics: `trained_features`, or features of augmented views."""
+        if self.augmented is None:
+            return self.trained_features
+        return TaskFeatures(self.augmented(self.task.number), self.labels)
+
+    def class_means(self, width: int) -> Tensor:
+        """Mean features of the task's classes [new classes, D]."""
+        first, last = self.task.old_classes, self.task.all_classes
+        if self.trained_features.few(width):
+            return means_by_class(self.features, self.labels, first, last)
+        sums = ClassSums(first, last - first, width, self.labels.device)
+        return self.trained_features.add_up(sums).means.float()
 
     def logits(self, images: Images) -> Tensor:
         """Scores of the task's images, or of exemplars that the method keeps [n, classes]."""

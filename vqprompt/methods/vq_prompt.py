@@ -108,7 +108,7 @@ class VQPrompt(Method):
 
     @property
     def choosable(self) -> int:
-        return self.options.pool
+        return self.options.pool if self.options.quantize else 0
 
 
 class VQPromptS(VQPrompt):

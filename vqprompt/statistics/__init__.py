@@ -3,8 +3,9 @@
 from vqprompt.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.statistics.gaussians import ClassStatistics, Covariance, make_statistics, means_by_class
 from vqprompt.statistics.rebalancing import Rebalancing, rebalance
+from vqprompt.statistics.sums import ClassSums
 
 __all__ = [
-    "ClassStatistics", "Covariance", "Drift", "Moving", "Rebalancing", "fit_drift", "make_statistics", "means_by_class",
-    "rebalance",
+    "ClassStatistics", "ClassSums", "Covariance", "Drift", "Moving", "Rebalancing", "fit_drift", "make_statistics",
+    "means_by_class", "rebalance",
 ]  # fmt: skip

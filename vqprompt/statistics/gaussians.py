@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vqprompt.errors import UserError
 from vqprompt.statistics.drift import Drift
+from vqprompt.statistics.sums import ClassSums, DiagonalSums, FullSums, SharedSums
 
 Covariance = Literal["diagonal", "full", "shared"]
 Variance = Literal["sample", "population"]
@@ -30,6 +31,7 @@ class ClassStatistics(nn.Module, ABC):
     """Gaussians of the classes learned so far, in the order of the head. As buffers, they are saved with the method."""
 
     kind: ClassVar[Covariance]
+    Sums: ClassVar[type[ClassSums]]
     means: Tensor  # [C, k, D]
     shares: Tensor  # [C, k], the fraction of the class that each centroid holds
     spread: Tensor  # the covariance, in the form that each kind describes
@@ -57,6 +59,10 @@ class ClassStatistics(nn.Module, ABC):
         class's row of `spread`, if this kind has one row per class."""
 
     @abstractmethod
+    def _add_squares(self, sums: ClassSums) -> Tensor | None:
+        """Add all classes of `sums` (which are of this kind). Returns their rows of `spread`, if this kind has some."""
+
+    @abstractmethod
     def shared_covariance(self) -> Tensor:
         """One covariance for all classes [D, D], about each centroid."""
 
@@ -74,6 +80,10 @@ class ClassStatistics(nn.Module, ABC):
         return white @ roots.mT
 
     # ------------------------------------------------------------------ what all kinds share
+
+    @property
+    def width(self) -> int:
+        return self.means.shape[-1]
 
     @property
     def bytes_per_class(self) -> int:
@@ -99,6 +109,22 @@ class ClassStatistics(nn.Module, ABC):
         self.means, self.shares = torch.cat(means), torch.cat(shares)
         if rows:
             self.spread = torch.cat([self.spread, *rows])
+
+    def new_sums(self, classes: int) -> ClassSums:
+        """To be filled batch by batch with the features of new classes, then given to `add_sums`."""
+        return self.Sums(len(self.means), classes, self.width, self.means.device)
+
+    @torch.no_grad()
+    def add_sums(self, sums: ClassSums) -> None:
+        """Add new classes by sums: what `add` gives, up to rounding. Not for several centroids, which k-means finds by
+        comparing features."""
+        if self.centroids > 1:
+            raise ValueError("several centroids per class cannot be found from sums")
+        rows = self._add_squares(sums)
+        self.means = torch.cat([self.means, sums.means.to(self.means)[:, None]])
+        self.shares = torch.cat([self.shares, torch.ones(len(sums.means), 1).to(self.shares)])
+        if rows is not None:
+            self.spread = torch.cat([self.spread, rows.to(self.spread)])
 
     def _shares(self, held: Tensor) -> Tensor:
         """Weights of a class's centroids, from the images that each holds [k]."""
@@ -179,12 +205,17 @@ class DiagonalGaussians(ClassStatistics):
     """Variances of each centroid: spread [C, k, D]."""
 
     kind = "diagonal"
+    Sums = DiagonalSums
 
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (0, self.centroids, width)
 
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
         return belongs @ rest.square() / self._degrees(held)[:, None] + JITTER
+
+    def _add_squares(self, sums: ClassSums) -> Tensor:
+        rest = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
+        return (rest / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
 
     def shared_covariance(self) -> Tensor:
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
@@ -205,12 +236,17 @@ class FullGaussians(ClassStatistics):
     """One covariance matrix per class: spread [C, D, D]."""
 
     kind = "full"
+    Sums = FullSums
 
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (0, width, width)
 
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
         return rest.T @ rest / max(len(rest) - int(self.variance == "sample"), 1)
+
+    def _add_squares(self, sums: ClassSums) -> Tensor:
+        rest = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
+        return rest / self._degrees(sums.counts)[:, None, None]
 
     def shared_covariance(self) -> Tensor:
         return self.spread.mean(0)
@@ -228,6 +264,7 @@ class SharedGaussians(ClassStatistics):
     """One scatter matrix for all classes: spread [D, D], a sum over the images in `seen`."""
 
     kind = "shared"
+    Sums = SharedSums
 
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (width, width)
@@ -235,6 +272,10 @@ class SharedGaussians(ClassStatistics):
     def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> None:
         self.spread = self.spread + rest.T @ rest
         self.seen = self.seen + max(len(rest) - self.centroids, 0)
+
+    def _add_squares(self, sums: ClassSums) -> None:
+        self.spread = (self.spread + (sums.squares - sums.totals.T @ sums.means)).to(self.spread)
+        self.seen = self.seen + (sums.counts - 1).sum().to(self.seen)
 
     def shared_covariance(self) -> Tensor:
         return self.spread / self.seen.clamp(min=1)

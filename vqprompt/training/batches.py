@@ -48,17 +48,30 @@ class TaskBatches:
     ) -> None:
         self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
         self.queries, self.ranks = queries, ranks
-        self.schedule = epoch_batches(len(images), settings.batch_size, settings.epochs, seed, images.groups)
+        self._orders = enumerate(self._draw_orders())
+        self._next = 0
+        self.sizes = [[len(batch) for batch in batches] for batches in self._draw_orders()]  # of each epoch's batches
 
     def images_in(self, epochs: int | None = None) -> int:
         """How many images the first epochs show (all of them by default)."""
-        return sum(len(batch) for batches in self.schedule[:epochs] for batch in batches)
+        return sum(map(sum, self.sizes[:epochs]))
 
     def steps_in(self, epochs: int | None = None) -> int:
-        return sum(len(batches) for batches in self.schedule[:epochs])
+        return sum(map(len, self.sizes[:epochs]))
+
+    def _draw_orders(self) -> Iterator[list[Tensor]]:
+        s = self.settings
+        return epoch_batches(len(self.images), s.batch_size, s.epochs, self.seed, self.images.groups)
+
+    def _order(self, epoch: int) -> list[Tensor]:
+        """The batches of an epoch. Only one epoch's are in memory; they are drawn one after the other."""
+        if epoch < self._next:
+            self._orders = enumerate(self._draw_orders())
+        self._next = epoch + 1
+        return next(batches for number, batches in self._orders if number == epoch)
 
     def epoch(self, epoch: int) -> Iterator[Inputs]:
-        batches = self.schedule[epoch]
+        batches = self._order(epoch)
         if self.queries is not None:
             self.queries.start_epoch(epoch, batches)
         views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device, self.ranks.rows)
@@ -72,8 +85,8 @@ class TaskBatches:
 
 def epoch_batches(
     count: int, batch_size: int, epochs: int, seed: int, groups: np.ndarray | None = None
-) -> list[list[Tensor]]:
-    """Shuffled index batches of every epoch, all of one size (compiled and recorded code needs that).
+) -> Iterator[list[Tensor]]:
+    """Shuffled index batches of each epoch, all of one size (compiled and recorded code needs that).
 
     Images that do not fill a batch are left out of the epoch and come first in the next one, so every image is seen.
     With fewer than four batches per epoch, many images would be left out; then the next epoch shows the rest in
@@ -82,7 +95,7 @@ def epoch_batches(
     groups: of each image, where those of a group are best read together. Then the groups are shuffled, and the images
     of `MIXED` groups at a time.
     """
-    schedule, rest = [], torch.empty(0, dtype=torch.long)
+    rest = torch.empty(0, dtype=torch.long)
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
@@ -91,14 +104,13 @@ def epoch_batches(
             turn = torch.randperm(int(own.max()) + 1, generator=generator) // MIXED
             order = order[turn[own[order]].argsort(stable=True)]
         if count < batch_size:
-            schedule.append([order])
+            yield [order]
             continue
         if count >= 4 * batch_size:
             order = order[~torch.isin(order, rest)]
         batches = list(torch.cat([rest, order]).split(batch_size))
         rest = batches.pop() if len(batches[-1]) < batch_size and epochs > 1 else rest[:0]
-        schedule.append(batches)
-    return schedule
+        yield batches
 
 
 def epoch_views(

@@ -89,15 +89,15 @@ class TrainingLoop:
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
-                for batch, inputs in zip(self.batches.schedule[number], self.batches.epoch(number), strict=True):
+                for size, inputs in zip(self.batches.sizes[number], self.batches.epoch(number), strict=True):
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
-                    self.part = self.ranks.part(len(batch))
+                    self.part = self.ranks.part(size)
                     losses = recorded(inputs)
                     # a copy: the next replay overwrites its losses
                     values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1
-                    shown += len(batch)
-                    self.images_seen += len(batch)
+                    shown += size
+                    self.images_seen += size
                     self.progress(Progress(Stage.LEARNING, shown, total))
             self.next_epoch = number + 1
             together = self.ranks.add_up(torch.stack(values, dim=1))
