@@ -38,7 +38,7 @@ def weights(tmp_path_factory):
 
 
 def small_grid(weights: Path, seeds=(1, 2), **changes):
-    settings = {"backbone": str(weights), "epochs": 5, "train_per_class": 8, "test_per_class": 2, **changes}
+    settings = {"backbone": str(weights), "epochs": 1, "train_per_class": 4, "test_per_class": 2, **changes}
     return plan(SMALL, ["vq-prompt"], list(seeds), settings)
 
 
