@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY, make_vit
 
 import vqprompt
@@ -44,10 +45,13 @@ def small_grid(weights: Path, seeds=(1, 2), **changes):
 
 @pytest.fixture(scope="module")
 def grid_here(weights, tmp_path_factory):
-    """The runs, done on this machine."""
-    out = tmp_path_factory.mktemp("here")
-    todo = small_grid(weights)
-    assert run_all(todo, out, 1, lambda run, event: None) == {}
+    """The runs, done on this machine, with one thread as elsewhere: another number rounds in another way."""
+    out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(weights), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert run_all(todo, out, 1, lambda run, event: None) == {}
+    finally:
+        torch.set_num_threads(threads)
     return todo, out
 
 
