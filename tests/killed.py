@@ -1,13 +1,19 @@
-"""`vqprompt` that kills itself at a moment of a run, so that the moment is met on slow machines as on fast ones:
+"""A run that is killed at one moment after another, then goes on to its end:
 
-python tests/killed.py MOMENT FOLDER run --out FOLDER …
+python tests/killed.py MOMENT;MOMENT;… run --out FOLDER …
+
+Each time, a process kills itself with SIGKILL, so that the moment is met on slow machines as on fast ones. They are
+forked from one process, because importing PyTorch takes seconds.
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
 from pathlib import Path
+
+import torch._dynamo  # noqa: F401  # the first optimizer would import it
 
 from vqprompt.commands.app import main
 
@@ -41,7 +47,21 @@ def die_at(moment: str, folder: Path) -> None:
     os.replace = replace
 
 
-if __name__ == "__main__":
-    die_at(sys.argv[1], Path(sys.argv[2]))
-    sys.argv[:3] = ["vqprompt"]
+def run(arguments: list[str], moment: str | None) -> None:
+    if moment is not None:
+        die_at(moment, Path(arguments[arguments.index("--out") + 1]))
+    sys.argv = ["vqprompt", *arguments]
     main()
+
+
+def work(moments: list[str], arguments: list[str]) -> None:
+    for moment in (*moments, None):
+        child = multiprocessing.get_context("fork").Process(target=run, args=(arguments, moment))
+        child.start()
+        child.join()
+        assert child.exitcode == (0 if moment is None else -signal.SIGKILL), f"{moment or 'at last'}: {child.exitcode}"
+        arguments = [*arguments, "--resume"]
+
+
+if __name__ == "__main__":
+    work(sys.argv[1].split(";"), sys.argv[2:])

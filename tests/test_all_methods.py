@@ -19,6 +19,7 @@ from vqprompt.errors import PastImagesError
 from vqprompt.learner.checkpoint import read_checkpoint
 from vqprompt.methods import METHODS
 from vqprompt.progress import Progress, Stage
+from vqprompt.report.pages import write_report
 from vqprompt.result import RunResult
 from vqprompt.runs import runner as runs
 from vqprompt.runs.config import resolve
@@ -92,7 +93,7 @@ def ran(request, tmp_path_factory) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "Learner", recorded("learner", Learner))
         patch.setattr(runs, "Stream", recorded("stream", Stream))
-        result = runs.run(resolve(settings(request.param)), folder / "whole", progress=progress)
+        result = runs.run(resolve(settings(request.param)), folder / "whole", progress=progress, report=False)
     yield Ran(folder / "whole", result, made["learner"], made["stream"], killed, made["refused"])
     shutil.rmtree(folder)  # a tuned backbone takes room
 
@@ -148,7 +149,7 @@ def test_loaded_it_says_the_same(ran):
 
 
 def test_report(ran):
-    page = (ran.folder / "report.html").read_text(encoding="utf-8")
+    page = write_report(ran.folder).read_text(encoding="utf-8")
     assert ran.learner.method.title in page and all(name in page for name in ran.learner.classes)
 
 

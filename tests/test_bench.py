@@ -529,10 +529,13 @@ def test_all_methods_each_with_its_settings(bench, monkeypatch, tmp_path):
 
 
 def test_every_table_small_end_to_end(tmp_path, tiny):
-    """All of them with a very small backbone, by one worker."""
+    """All of them with a very small backbone, by one worker. Of the many runs of a table, every third."""
     grids = [smaller(grid) for grid in GRIDS.values()]
     changes = {**tiny, "tasks": [2, 2]}
-    todo = [run for grid in grids for run in plan(replace(grid, seeds=(1,)), changes=changes)]
+    todo = []
+    for grid in grids:
+        runs_of_grid = plan(replace(grid, seeds=(1,)), changes=changes)
+        todo += runs_of_grid[:: 3 if len(runs_of_grid) > 4 else 1]
     assert run_all(todo, tmp_path, 1, lambda run, event: None) == {}
     found = read_runs(tmp_path)
     assert len(found) == len(todo)

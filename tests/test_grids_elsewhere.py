@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY, make_vit
 
 import vqprompt
@@ -38,16 +39,19 @@ def weights(tmp_path_factory):
 
 
 def small_grid(weights: Path, seeds=(1, 2), **changes):
-    settings = {"backbone": str(weights), "epochs": 5, "train_per_class": 8, "test_per_class": 2, **changes}
+    settings = {"backbone": str(weights), "epochs": 1, "train_per_class": 4, "test_per_class": 2, **changes}
     return plan(SMALL, ["vq-prompt"], list(seeds), settings)
 
 
 @pytest.fixture(scope="module")
 def grid_here(weights, tmp_path_factory):
-    """The runs, done on this machine."""
-    out = tmp_path_factory.mktemp("here")
-    todo = small_grid(weights)
-    assert run_all(todo, out, 1, lambda run, event: None) == {}
+    """The runs, done on this machine, with one thread as elsewhere: another number rounds in another way."""
+    out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(weights), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert run_all(todo, out, 1, lambda run, event: None) == {}
+    finally:
+        torch.set_num_threads(threads)
     return todo, out
 
 

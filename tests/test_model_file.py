@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,11 +32,16 @@ def drawn(tmp_path_factory) -> Path:
     return home
 
 
-@pytest.fixture
-def path(drawn, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def taught(drawn, tmp_path_factory) -> Path:
     model = Model(**TINY)
     model.learn(drawn / "first")
-    return model.save(tmp_path / "m.vqp")
+    return model.save(tmp_path_factory.mktemp("taught") / "m.vqp")
+
+
+@pytest.fixture
+def path(taught, tmp_path) -> Path:
+    return Path(shutil.copy(taught, tmp_path / "m.vqp"))
 
 
 def test_a_model_reads_with_safetensors_and_json_alone(path):

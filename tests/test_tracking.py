@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -222,14 +221,9 @@ class TestResume:
         threads = torch.get_num_threads()  # as many as `whole` had: another number rounds in another way
         environment = command_environment(home, threads) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
 
-        def ended(*program, more=()):
-            command = [sys.executable, *program, "run", *arguments, *more]
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-
-        assert ended(killed.__file__, "in the middle of the first task", folder).returncode == -signal.SIGKILL
-        assert not (folder / "report.html").exists()
-        resumed = ended("-m", "vqprompt", more=["--resume"])
-        assert resumed.returncode == 0, resumed.stderr
+        command = [sys.executable, killed.__file__, "in the middle of the first task", "run", *arguments]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+        assert ended.returncode == 0, ended.stderr
         self.assert_same(folder, whole)
 
     def test_tracking_may_begin_late(self, track):

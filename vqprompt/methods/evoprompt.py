@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from vqprompt.backbones.vit import ViT
@@ -169,6 +168,8 @@ class EvoPrompt(Method):
 def match(rows: Tensor, others: Tensor) -> Tensor:
     """The order of rows [n, K] in which they are most similar to the others [n, K], by the sum of cosines: optimal
     transport with equal weights."""
+    from scipy.optimize import linear_sum_assignment  # here, because importing it takes half a second
+
     cosines = F.normalize(others, dim=1) @ F.normalize(rows, dim=1).T
     return torch.as_tensor(linear_sum_assignment(cosines.cpu().numpy(), maximize=True)[1], device=rows.device)
 
