@@ -70,6 +70,10 @@ def test_two_processes_can_have_their_queries_in_files(of_two):
     compare(two_ranks.learn("coda-p", augment="flip"), two_ranks.Learned(*of_two["queries in files"]))
 
 
+def test_two_processes_solve_for_the_classifier_of_one(of_two):
+    compare(two_ranks.learn("linear", two_ranks.CLOSED_FORM), two_ranks.Learned(*of_two["closed form"]))
+
+
 def compare(alone: two_ranks.Learned, together: two_ranks.Learned) -> None:
     assert alone.tensors.keys() == together.tensors.keys()
     for name, one in alone.tensors.items():

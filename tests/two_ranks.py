@@ -19,6 +19,7 @@ from vqprompt.errors import UserError
 from vqprompt.learner import queries
 from vqprompt.learner.state import saved_names
 from vqprompt.methods import METHODS
+from vqprompt.methods.base import CLOSED_FORM
 from vqprompt.methods.task import TaskFeatures
 from vqprompt.runs import runner
 from vqprompt.runs.config import resolve
@@ -45,9 +46,10 @@ def small_stream() -> Stream:
     return Stream(make_dataset(classes=4, train=11, test=20), TASKS)
 
 
-def learn(method: str, **more: object) -> Learned:
+def learn(method: str, own: dict | None = None, **more: object) -> Learned:
+    """own: options instead of cheap ones. more: settings of the loop."""
     known = METHODS[method].Options.model_fields
-    options = {key: value for key, value in (CHEAP | OF_THE_WHOLE_BATCH).items() if key in known}
+    options = own or {key: value for key, value in (CHEAP | OF_THE_WHOLE_BATCH).items() if key in known}
     training = Training(**{**METHODS[method].training_defaults, **SETTINGS, **more})
     learner, stream = make_learner(method, training=training, **options), small_stream()
     if METHODS[method].joint:
@@ -99,6 +101,7 @@ if __name__ == "__main__":
         ranks.refuse_differences(color=["red", "blue"][ranks.rank])
     except UserError as error:
         found["refused"] = str(error)
+    found["closed form"] = tuple(learn("linear", CLOSED_FORM))
     queries.IN_MEMORY_ELSEWHERE = 0
     found["queries in files"] = tuple(learn("coda-p", augment="flip"))
     if ranks.first:

@@ -25,8 +25,8 @@ from vqprompt.training.batches import KnownQueries, draw, epoch_views
 from vqprompt.training.settings import Training
 
 SPARE_DISK = 20 << 30  # bytes that shared queries leave free
-IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are held in the memory of the device
-IN_MEMORY_ELSEWHERE = 16 << 20
+IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are held, in the memory of the device
+IN_MEMORY_ELSEWHERE = 4 << 20  # little, because files are read quickly: the system caches them where it has room
 
 
 class QueryCache:

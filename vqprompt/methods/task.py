@@ -15,7 +15,7 @@ from vqprompt.distributed import InTurns
 from vqprompt.statistics import ClassSums, means_by_class
 
 Sums = TypeVar("Sums", bound=ClassSums)
-HELD = 16 << 20  # bytes: features of a task up to this size are held, and statistics then are those of all versions
+HELD = 16 << 20  # bytes of a task's features that one process holds; of more, it keeps sums
 
 
 @dataclass(frozen=True)
