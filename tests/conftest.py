@@ -5,6 +5,7 @@ import random
 import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: tests run beside each other
+os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))  # NumPy's always spin
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers must not starve beside other tests
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # nor be killed because others take memory
 
