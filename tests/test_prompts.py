@@ -257,7 +257,7 @@ def test_placement_and_blocks_reach_the_vit(monkeypatch):
     method, view = start_method(blocks=[1, 5], placement="before", length=4)
     seen = {}
 
-    def encode(tokens, prompts=None, placement="after"):
+    def encode(tokens, prompts=None, placement="after", **others):
         if prompts:
             seen.update(placement=placement, shapes={i: p.shape for i, p in prompts.items()})
         return tokens[:, 0]
