@@ -88,13 +88,17 @@ class Browser:
         element.click()
 
     def button(self, text: str, within: str = "body") -> None:
-        """Press the button that says so."""
-        place = f"//*[self::button][normalize-space()={text!r}]"
-        shown = self.wait(
-            lambda: [b for b in self.one(within).find_elements(By.XPATH, "." + place) if b.is_displayed()]
-        )
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", shown[0])
-        shown[0].click()
+        """Press the button that says so, when it is there."""
+        self.wait(lambda: self.pressed(text, within))
+
+    def pressed(self, text: str, within: str = "body") -> bool:
+        """Press the button that says so, if it is there. Inside of `wait`: the page may exchange it at any moment."""
+        place = f".//*[self::button][normalize-space()={text!r}]"
+        shown = [b for b in self.one(within).find_elements(By.XPATH, place) if b.is_displayed()]
+        if shown:
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", shown[0])
+            shown[0].click()
+        return bool(shown)
 
     def write(self, selector: str, text: str) -> None:
         element = self.wait(lambda: self.one(selector))

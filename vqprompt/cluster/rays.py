@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,9 +73,6 @@ def alive_nodes(ray: Any) -> list[dict[str, Any]]:
 def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
     """Ask every machine that could get work whether it has what is needed. Refuse if one has not, or if there
     is none. Returns how many runs the cluster can do at once."""
-    from ray.exceptions import GetTimeoutError, RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     nodes = alive_nodes(ray)
     able = [n for n in nodes if n["Resources"].get("CPU", 0) >= cpus and n["Resources"].get("GPU", 0) >= gpus]
     if not able:
@@ -83,23 +81,10 @@ def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
             for n in nodes
         )
         raise UserError(f"--on ray: no machine has {cpus:g} CPUs and {gpus:g} GPUs ({resources}); ask for less per run")
-    ask = ray.remote(num_cpus=0, max_retries=0)(_introduce)
-    asked = {
-        node["NodeID"]: ask.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(wanted)
-        for node in able
-    }
-    for node in able:
-        name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-        try:
-            lacking = ray.get(asked[node["NodeID"]], timeout=SECONDS_TO_GREET)
-        except GetTimeoutError:
-            lacking = f"it did not answer within {SECONDS_TO_GREET:.0f} seconds"
-        except RayError as error:  # most often: it has no vqprompt, or one so old that it lacks this module
-            reason = str(error).strip().rpartition("\n")[2]
-            lacking = f"it cannot run vqprompt {wanted.version} ({reason}); install the same version there"
-        if lacking:
+    asked = [_ask(ray, node, wanted) for node in able]
+    for node, answer in zip(able, asked, strict=True):
+        if lacking := _what_is_lacking(ray, node, wanted, answer):
+            name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
             raise UserError(f"--on ray: the machine {name} cannot be used: {lacking}")
     counts = [n["Resources"].get("CPU", 0) // cpus if cpus else float("inf") for n in able]
     if gpus:
@@ -109,6 +94,36 @@ def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
         ]
         counts = [min(a, b) for a, b in zip(counts, slots, strict=True)]
     return max(1, int(min(sum(counts), 1_000_000)))
+
+
+def _ask(ray: Any, node: dict[str, Any], wanted: Wanted) -> Any:
+    """The coming answer of a machine."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(_introduce).options(scheduling_strategy=there).remote(wanted)
+
+
+def _what_is_lacking(ray: Any, node: dict[str, Any], wanted: Wanted, answer: Any) -> str | None:
+    """What a machine answers. None if it lacks nothing, or has left the cluster meanwhile."""
+    from ray.exceptions import GetTimeoutError, RayError, TaskUnschedulableError
+
+    latest = time.monotonic() + SECONDS_TO_GREET
+    while True:
+        try:
+            lacking: str | None = ray.get(answer, timeout=SECONDS_TO_GREET)
+            return lacking
+        except GetTimeoutError:
+            return f"it did not answer within {SECONDS_TO_GREET:.0f} seconds"
+        except RayError as error:
+            if node["NodeID"] not in {other["NodeID"] for other in alive_nodes(ray)}:
+                return None
+            if not isinstance(error, TaskUnschedulableError) or time.monotonic() > latest:
+                # most often: it has no vqprompt, or one so old that it lacks this module
+                reason = str(error).strip().rpartition("\n")[2]
+                return f"it cannot run vqprompt {wanted.version} ({reason}); install the same version there"
+        time.sleep(0.2)  # it has just joined, and the cluster does not know it everywhere yet
+        answer = _ask(ray, node, wanted)
 
 
 def _introduce(wanted: Wanted) -> str | None:
