@@ -82,10 +82,16 @@ class Browser:
         return WebDriverWait(self.driver, SECONDS, poll_frequency=0.05).until(tried)
 
     def click(self, selector: str) -> None:
-        self.wait(lambda: self.one(selector).is_enabled() and self.one(selector).is_displayed())
-        element = self.one(selector)
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-        element.click()
+        def clicked() -> bool:
+            element = self.one(selector)
+            return element.is_enabled() and element.is_displayed() and self.press(element)
+
+        self.wait(clicked)
+
+    def press(self, element: Any) -> bool:
+        """In one step. The driver's own click takes several, and misses an element that the page moves or exchanges."""
+        self.driver.execute_script("arguments[0].click()", element)
+        return True
 
     def button(self, text: str, within: str = "body") -> None:
         """Press the button that says so, when it is there."""
@@ -95,10 +101,7 @@ class Browser:
         """Press the button that says so, if it is there. Inside of `wait`: the page may exchange it at any moment."""
         place = f".//*[self::button][normalize-space()={text!r}]"
         shown = [b for b in self.one(within).find_elements(By.XPATH, place) if b.is_displayed()]
-        if shown:
-            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", shown[0])
-            shown[0].click()
-        return bool(shown)
+        return bool(shown) and self.press(shown[0])
 
     def write(self, selector: str, text: str) -> None:
         element = self.wait(lambda: self.one(selector))
