@@ -37,6 +37,7 @@ def export(
     if onnx is not None:
         from vqprompt.export.onnx import export_onnx
 
+        print_plain(f"writing {onnx}: the network is traced, which takes some seconds …")
         written = export_onnx(taken, onnx, int8=int8)
         print_plain(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")
     if hub_folder is not None:
