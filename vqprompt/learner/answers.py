@@ -1,4 +1,4 @@
-"""What a learner says about test images."""
+"""A learner's answers about test images."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Evaluator:
         ).whole()
 
     def guesses(self, images: Images, queries: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
-        """The best class of each image [n] and its probability [n]; scores are never held for more than one batch."""
+        """The best class of each image [n] and its probability [n]; only the scores of one batch are in memory."""
 
         def best(view: View) -> Tensor:
             logits = self.method.logits(view)

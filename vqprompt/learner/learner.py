@@ -146,7 +146,7 @@ class Learner:
         """Start the task, or continue one that is half learned."""
         before = None if half is None else half.features_before
         if half is None:
-            if self.method.needs_features_before:  # now, while features are as the statistics of old classes have them
+            if self.method.needs_features_before:  # now: the statistics of old classes are of features before training
                 before = self.evaluator.features(task.train).whole()
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
@@ -269,7 +269,7 @@ class Learner:
         return torch.stack(counts).sum(0).tolist()
 
     def predictor(self) -> Predictor:
-        """What has been learned up to now, as a snapshot: safe to use from other threads while this learner goes on."""
+        """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""
         return Predictor(
             self.method.frozen_copy(), self.classes, self.runtime.alone(), self.settings.test_crop, self.settings.stored
         )

@@ -31,7 +31,7 @@ TaskNumbers = Annotated[list[Count], Field(min_length=3, max_length=3)]  # as in
 
 
 class Unfinished(BaseModel, extra="allow", strict=True):
-    """What the JSON says about a half-learned task."""
+    """The fields of a half-learned task in the JSON."""
 
     task: TaskNumbers
     classes: list[str]

@@ -107,10 +107,10 @@ def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
 def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibration) -> np.ndarray:
     """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]."""
     weighing = calibration.weighing
-    (sure, spread_sure), (near, spread_near) = calibration.certainty, calibration.nearness
-    surer = (certainty_of(shares, weighing.certainty) - sure) / spread_sure
-    nearer = (nearness - near) / spread_near
-    return surer + weighing.nearness * nearer + weighing.steep * np.minimum(nearer + weighing.far, 0)
+    (mean_certainty, spread_certainty), (mean_nearness, spread_nearness) = calibration.certainty, calibration.nearness
+    certain = (certainty_of(shares, weighing.certainty) - mean_certainty) / spread_certainty
+    near = (nearness - mean_nearness) / spread_nearness
+    return certain + weighing.nearness * near + weighing.steep * np.minimum(near + weighing.far, 0)
 
 
 def certainty_of(shares: np.ndarray, kind: str) -> np.ndarray:
@@ -182,7 +182,7 @@ def _temperature_untested(groups: Groups) -> float:
 
 def calibration_error(shares: np.ndarray, classes: np.ndarray) -> float:
     """Expected calibration error: how far the largest probability is from the share of right answers, over 15 bins."""
-    sure, right = shares.max(1), shares.argmax(1) == classes
-    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
-    gaps = [abs(sure[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
+    largest, right = shares.max(1), shares.argmax(1) == classes
+    bins = np.minimum((largest * BINS).astype(int), BINS - 1)
+    gaps = [abs(largest[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
     return float(sum(gaps))

@@ -173,7 +173,7 @@ class Trials:
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
-    """What classifiers that have not learned an image say about it.
+    """What classifiers answer about images that they have not learned.
 
     scores: [n, groups]. distance: the average squared distance of images from the mean of their group (see
     `Basis.discriminant`). norms: [n], xᵀ Σ⁻¹ x, with Σ without x.
@@ -231,7 +231,7 @@ class LeaveOneOut:
         crossed = (q.astype(np.float32) @ self.means32.T).astype(np.float64)
         scores = (self.x32 @ scaled.astype(np.float32).T).astype(np.float64) + (growth * along)[:, None] * crossed
         scores -= 0.5 * ((scaled * self.means).sum(1) + growth[:, None] * crossed**2)
-        # how far images lie from the mean of their group when it has not learned them, without the error of the mean
+        # the distance of images from the mean of their group without them, less the error of that mean
         outside = ((far + growth * far**2) * self.kept / np.maximum(self.kept - 1, 1))[self.kept > 1]
         distance = float(outside.mean()) if len(outside) else 0.0
         scores += 0.5 * FAIRNESS * distance / np.maximum(self.counts[self.compared], 1)

@@ -39,7 +39,7 @@ except ImportError:  # Windows
     fcntl = None
 
 FORMAT = "vqprompt-model"
-VERSION, WITH_TRAINING = 1, 2  # files with training say 2, so that older readers do not ignore it
+VERSION, WITH_TRAINING = 1, 2  # files with training have version 2, so that older readers do not ignore it
 VERSIONS_KEPT = 10  # older versions, for undo
 BYTES_KEPT = 64 << 20  # of what only older versions have
 ADVICE = "restore it from a copy, or make a new one with vqprompt learn"

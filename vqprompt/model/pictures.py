@@ -124,7 +124,7 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
         if not any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir()):
             raise ImageError(
                 f"{path}: a folder without classes; put the images of each class into a folder of its name, "
-                f"or say which class they all are with --as NAME"
+                f"or give the name of their class with --as NAME"
             )
     source = Source(path)
     notes = []
@@ -256,9 +256,9 @@ def check_spelling(known: Iterable[str], new: Iterable[str]) -> None:
     """Refuse class names that differ only in spelling, among the new ones or from existing ones."""
     seen = {spelling(name): (name, "the model knows") for name in known}
     for name in sorted(set(new)):
-        other, who = seen.setdefault(spelling(name), (name, "there is also"))
+        other, where = seen.setdefault(spelling(name), (name, "is among the new classes"))
         if other != name:
             raise UserError(
-                f"the class {name!r} is spelled differently from {other!r}, which {who}; "
+                f"the class {name!r} is spelled differently from {other!r}, which {where}; "
                 f"rename one of them if they are the same class, or give it a name that differs in more than spelling"
             )

@@ -2,7 +2,7 @@
 
 One class per kind of covariance: `DiagonalGaussians` (the paper), `FullGaussians` (one matrix per class) and
 `SharedGaussians` (one matrix for all classes, kept as a sum). With several centroids per class, each has its own mean
-(and variance), found by k-means. When a method's features move, what is remembered moves along (drift.py).
+(and variance); k-means finds them. When a method's features move, what is remembered moves too (drift.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClassStatistics(nn.Module, ABC):
     kind: ClassVar[Covariance]
     Sums: ClassVar[type[ClassSums]]
     means: Tensor  # [C, k, D]
-    shares: Tensor  # [C, k], the fraction of the class that each centroid holds
+    shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
     spread: Tensor  # the covariance, in the form that each kind describes
     seen: Tensor  # [1], degrees of freedom of a shared scatter; other kinds do not use it
 
@@ -54,7 +54,7 @@ class ClassStatistics(nn.Module, ABC):
         """Shape of `spread` before the first class."""
 
     @abstractmethod
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor | None:
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor | None:
         """Add one class: residuals from the centroids [n, D], membership [k, n], images per centroid [k]. Returns the
         class's row of `spread`, if this kind has one row per class."""
 
@@ -102,11 +102,11 @@ class ClassStatistics(nn.Module, ABC):
         for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
             member = self._assign(own)
             belongs = F.one_hot(member, self.centroids).to(own).T  # a product adds up in the same order every time
-            held = belongs.sum(1)
-            mean = belongs @ own / held.clamp(min=1)[:, None]
-            row = self._add_spread(own - mean[member], belongs, held)
+            sizes = belongs.sum(1)
+            mean = belongs @ own / sizes.clamp(min=1)[:, None]
+            row = self._add_spread(own - mean[member], belongs, sizes)
             means.append(mean[None])
-            shares.append(self._shares(held)[None])
+            shares.append(self._shares(sizes)[None])
             rows += [] if row is None else [row[None]]
         self.means, self.shares = torch.cat(means), torch.cat(shares)
         if rows:
@@ -121,23 +121,23 @@ class ClassStatistics(nn.Module, ABC):
         """Add new classes by their sums. The result is that of `add`, up to rounding. Not for several centroids per
         class: k-means needs the features themselves."""
         if self.centroids > 1:
-            raise ValueError("several centroids per class cannot be found from sums")
+            raise ValueError("several centroids per class cannot be computed from sums")
         rows = self._add_squares(sums)
         self.means = torch.cat([self.means, sums.means.to(self.means)[:, None]])
         self.shares = torch.cat([self.shares, torch.ones(len(sums.means), 1).to(self.shares)])
         if rows is not None:
             self.spread = torch.cat([self.spread, rows.to(self.spread)])
 
-    def _shares(self, held: Tensor) -> Tensor:
-        """Weights of a class's centroids, from the images that each holds [k]."""
+    def _shares(self, sizes: Tensor) -> Tensor:
+        """Weights of a class's centroids, from the number of images of each [k]."""
         if self.weights == "equal":
-            several = held > 1 if bool((held > 1).any()) else held > 0  # a class must keep at least one centroid
+            several = sizes > 1 if bool((sizes > 1).any()) else sizes > 0  # a class must keep at least one centroid
             return several / several.sum()
-        return held / held.sum()
+        return sizes / sizes.sum()
 
-    def _degrees(self, held: Tensor) -> Tensor:
+    def _degrees(self, sizes: Tensor) -> Tensor:
         """The divisor of the squared residuals."""
-        return (held - int(self.variance == "sample")).clamp(min=1)
+        return (sizes - int(self.variance == "sample")).clamp(min=1)
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
@@ -213,12 +213,12 @@ class DiagonalGaussians(ClassStatistics):
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (0, self.centroids, width)
 
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return belongs @ rest.square() / self._degrees(held)[:, None] + JITTER
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
+        return belongs @ residuals.square() / self._degrees(sizes)[:, None] + JITTER
 
     def _add_squares(self, sums: ClassSums) -> Tensor:
-        rest = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
-        return (rest / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
+        scatter = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
+        return (scatter / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
 
     def shared_covariance(self) -> Tensor:
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
@@ -244,12 +244,12 @@ class FullGaussians(ClassStatistics):
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (0, width, width)
 
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return rest.T @ rest / max(len(rest) - int(self.variance == "sample"), 1)
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
+        return residuals.T @ residuals / max(len(residuals) - int(self.variance == "sample"), 1)
 
     def _add_squares(self, sums: ClassSums) -> Tensor:
-        rest = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
-        return rest / self._degrees(sums.counts)[:, None, None]
+        scatter = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
+        return scatter / self._degrees(sums.counts)[:, None, None]
 
     def shared_covariance(self) -> Tensor:
         return self.spread.mean(0)
@@ -267,9 +267,9 @@ class SharedGaussians(ClassStatistics):
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (width, width)
 
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> None:
-        self.spread = self.spread + rest.T @ rest
-        self.seen = self.seen + max(len(rest) - self.centroids, 0)
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> None:
+        self.spread = self.spread + residuals.T @ residuals
+        self.seen = self.seen + max(len(residuals) - self.centroids, 0)
 
     def _add_squares(self, sums: ClassSums) -> None:
         self.spread = (self.spread + (sums.squares - sums.totals.T @ sums.means)).to(self.spread)

@@ -157,6 +157,6 @@ def draw(inputs: Inputs, vit: ViT) -> Tensor:
 
 
 def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
-    """Images without augmentation, rendered when they are asked for."""
+    """Images without augmentation, rendered when they are needed."""
     boxes = central_boxes(aspect, test_crop).to(pixels.device)
     return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
