@@ -283,7 +283,7 @@ class TestRefusals:
     @pytest.mark.parametrize("version", [0, 3, "1"])
     def test_another_version(self, folder, version):
         edit(folder, version=version)
-        self.refused(folder, f"checkpoint version {version}, this vqprompt reads 2")
+        self.refused(folder, f"checkpoint version {version}, and this vqprompt reads versions 1 and 2")
 
     def test_tensors_that_are_not_safetensors(self, folder):
         state = folder / "state-1.safetensors"

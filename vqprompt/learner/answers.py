@@ -1,4 +1,4 @@
-"""What a learner says about test images."""
+"""A learner's answers about test images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class Answers:
     """Answers about the test images of several tasks, one after the other.
 
-    truth, guesses: [n], classes by their place among all that were learned. probability: [n], of the guess. sizes: the
+    truth, guesses: [n], positions of classes among all that were learned. probability: [n], of the guess. sizes: the
     number of images per task.
     """
 
@@ -30,6 +30,6 @@ class Answers:
         return [100 * int(part.sum()) / len(part) for part in self.right.split(self.sizes)]
 
     def worst(self, most: int) -> Tensor:
-        """Which answers are wrong, the surest first."""
+        """Positions of wrong answers, the most confident first."""
         wrong = torch.nonzero(~self.right).flatten()
         return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most]

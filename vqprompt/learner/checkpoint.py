@@ -1,9 +1,9 @@
-"""Checkpoints: tensors in safetensors, the rest in JSON. From the first save on, a whole one is always on disk.
+"""Checkpoints: tensors in safetensors, the rest in JSON. After the first save, there is always a complete one on disk.
 
-The tensor file is written first under a new name; `checkpoint.json`, which names it with its size and checksum, is then
-replaced in one step. A process that is killed in between leaves the previous checkpoint as it was. A reader that finds
-the tensors of its JSON deleted was overtaken by a writer and reads again, so it gets a whole old or a whole new state.
-One checksum covers everything that the JSON says.
+The tensor file is written first, under a new name. Then `checkpoint.json`, which has its name, size and checksum, is
+replaced in one step. A process that is killed in between leaves the previous checkpoint as it was. If the tensors that
+the JSON names are deleted, a writer was faster than the reader, and the reader starts again. So it gets the complete
+old state or the complete new one. One checksum covers all fields of the JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vqprompt.files import delete_abandoned, fcntl, open_regular, save_tensors, 
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 2
-WITHOUT_CHECKSUM = 1  # an older version, whose JSON has none
+WITHOUT_CHECKSUM = 1  # an older version, whose JSON has no checksum
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
 SAVING = ".saving"  # locked by the process that is writing
@@ -68,8 +68,8 @@ def _delete_all_but(folder: Path, current: str) -> None:
 
 def checksum(info: dict[str, Any]) -> str:
     """SHA-256 of all fields of a checkpoint. It does not depend on spaces or on the order of the fields."""
-    said = {key: value for key, value in info.items() if key != CHECKSUM}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    fields = {key: value for key, value in info.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -81,8 +81,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if _read_info(folder) == info:  # nobody replaced it: it really is damaged
                 if isinstance(error, CheckpointError):
                     raise
-                gone = isinstance(error, FileNotFoundError)
-                reason = "are missing" if gone else f"cannot be read ({error.strerror or error})"
+                missing = isinstance(error, FileNotFoundError)
+                reason = "are missing" if missing else f"cannot be read ({error.strerror or error})"
                 raise CheckpointError(
                     f"{folder / info['tensors']}: the checkpoint's tensors {reason}; restore the file or start over"
                 ) from None
@@ -105,7 +105,10 @@ def _read_info(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
     version = info.get("version")
     if version not in (WITHOUT_CHECKSUM, VERSION) or not isinstance(version, int):
-        raise CheckpointError(f"{path}: checkpoint version {version}, this vqprompt reads {VERSION}; update it")
+        raise CheckpointError(
+            f"{path}: checkpoint version {version}, and this vqprompt reads versions {WITHOUT_CHECKSUM} and {VERSION}; "
+            "install a newer vqprompt"
+        )
     if CHECKSUM not in info and version == WITHOUT_CHECKSUM:
         warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=4)
     elif info.get(CHECKSUM) != checksum(info):

@@ -38,8 +38,7 @@ class Evaluator:
 
     @contextmanager
     def reporting(self, progress: Report) -> Iterator[None]:
-        """Send the progress of the work inside this block to `progress`. It stops at the end of the block, also after
-        an error."""
+        """Send the progress of the work inside this block to `progress`."""
         self.progress = progress
         try:
             yield
@@ -74,18 +73,18 @@ class Evaluator:
         ).whole()
 
     def guesses(self, images: Images, queries: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
-        """The best class of each image [n] and its probability [n]; scores are never held for more than one batch."""
+        """The best class of each image [n] and its probability [n]; only the scores of one batch are in memory."""
 
         def best(view: View) -> Tensor:
             logits = self.method.logits(view)
-            sure = logits.float().softmax(1).max(1).values
-            return torch.stack([logits.argmax(1).double(), sure.double()], dim=1)
+            probability = logits.float().softmax(1).max(1).values
+            return torch.stack([logits.argmax(1).double(), probability.double()], dim=1)
 
-        found = self._compute(images, best, Stage.TESTING, None, queries).whole()
-        return found[:, 0].long(), found[:, 1].float()
+        answers = self._compute(images, best, Stage.TESTING, None, queries).whole()
+        return answers[:, 0].long(), answers[:, 1].float()
 
     def queries(self, images: Images) -> InTurns:
-        """Features without prompts [n, D]: those that are known, or computed now."""
+        """Features without prompts [n, D]: from the cache, or computed now."""
         known, batches = self._known(images, again=False), self._batches(len(images))
         if known is None:
             return self.compute_queries(images)
@@ -123,14 +122,14 @@ class Evaluator:
         return self._in_turns(batches, len(images), computed, stage, progress or self.progress)
 
     def _own(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The batches that are this process's turn."""
+        """The batches that this process computes."""
         return batches[self.runtime.ranks.rank :: self.runtime.ranks.count]
 
     def _in_turns(
         self, batches: Sequence[Tensor], count: int, compute: Callable[[], Iterator[Tensor]], stage: Stage,
         progress: Report,
     ) -> InTurns:  # fmt: skip
-        """Of the first `count` rows of all batches: the last batch may have the last image several times."""
+        """Only the first `count` rows are used, because the last batch may have the last image several times."""
         ranks, sizes = self.runtime.ranks, list(map(len, batches))
         sizes[-1] -= sum(sizes) - count
 
@@ -145,7 +144,7 @@ class Evaluator:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Around the work on one batch, never around a `yield` of it: whoever asked for it has settings of its own."""
+        """For the work on one batch. Never `yield` inside this block: the caller would run with these settings."""
         vit = self.method.vit
         with torch.no_grad(), evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
             yield

@@ -118,7 +118,7 @@ class Learner:
             self._close_task(task, data)
 
     def continue_after(self, tasks: int) -> None:
-        """The method has what it learned in this many tasks elsewhere, whose classes are not for this learner to know.
+        """Count this many earlier tasks, which the method learned elsewhere. This learner does not know their classes.
         Call it before the first task."""
         self.history = [TaskInfo(number, 0, 0) for number in range(tasks)]
 
@@ -146,7 +146,7 @@ class Learner:
         """Start the task, or continue one that is half learned."""
         before = None if half is None else half.features_before
         if half is None:
-            if self.method.needs_features_before:  # now, because the statistics of old classes belong to these
+            if self.method.needs_features_before:  # now: the statistics of old classes are of features before training
                 before = self.evaluator.features(task.train).whole()
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
@@ -163,12 +163,12 @@ class Learner:
         return data
 
     def _agree(self) -> None:
-        """Processes that learn together compute the same, but on other machines perhaps with other rounding."""
+        """Give all processes the values of the first: they compute the same, but machines may round differently."""
         names = saved_names(self.method)
         self.runtime.ranks.copy_first(t for name, t in self.method.state_dict().items() if name in names)
 
     def _make_loop(self, data: TaskData, seed: int) -> TrainingLoop | None:
-        """The training loop; None if the method has nothing to train."""
+        """None if the method has nothing to train."""
         images, labels = self.method.training_images(data)
         groups, queries = self.method.parameter_groups(), None
         if not groups:
@@ -224,7 +224,7 @@ class Learner:
             if not all(map(math.isfinite, steps)):
                 raise UserError(
                     f"task {task.number + 1}, epoch {epoch.number + 1}: the {name} loss is not a finite number any "
-                    f"more; use a rate below lr={self.settings.lr:g}"
+                    f"more; use a learning rate below lr={self.settings.lr:g}"
                 )
 
     # ------------------------------------------------------------------ test and predict
@@ -237,16 +237,15 @@ class Learner:
         if self.method.uses_query:  # they are kept per task, so they are joined here
             queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
         with self.evaluator.reporting(progress):
-            guesses, sure = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        return Answers(truth, guesses.cpu(), sure.cpu(), sizes)
+            guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
+        return Answers(truth, guesses.cpu(), probability.cpu(), sizes)
 
     def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""
         return self.test(tasks, progress).accuracies()
 
     def features(self, images: Images, task: int | None = None) -> Tensor:
-        """Clean features [n, D] with what has been learned so far. task: the number of their task, if they are its
-        training images."""
+        """Features [n, D] of un-augmented images. task: the number of their task, if they are its training images."""
         return self.evaluator.features(images, task).whole()
 
     def logits(self, images: Images) -> Tensor:
@@ -270,7 +269,7 @@ class Learner:
         return torch.stack(counts).sum(0).tolist()
 
     def predictor(self) -> Predictor:
-        """What has been learned up to now, as a snapshot: safe to use from other threads while this learner goes on."""
+        """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""
         return Predictor(
             self.method.frozen_copy(), self.classes, self.runtime.alone(), self.settings.test_crop, self.settings.stored
         )
@@ -295,7 +294,7 @@ class Learner:
         """Write everything learned. A frozen backbone is named, not copied. `extra` is added to the JSON file."""
         self._refuse_if_interrupted()
         if "run" not in extra and (Path(folder) / "config.json").exists():
-            raise UserError(f"{folder}: holds a run, which could not be resumed any more; save to another folder")
+            raise UserError(f"{folder}: holds a run, which could not be resumed afterwards; save to another folder")
         info = {
             "backbone": self.backbone,
             "weights": self.built.weights,

@@ -1,4 +1,4 @@
-"""What was learned at one moment: it only predicts, never changes, and can be used from many threads at once."""
+"""A snapshot of a learner: it only predicts, never changes, and can be used from many threads at once."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Predictor:
         return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
 
     def predict_each(self, pictures: Sequence[Picture]) -> Iterator[Tensor | UserError]:
-        """Probabilities [classes] of each picture, or why it cannot be used. However many there are, the pixels of a
-        few hundred are in memory, already small."""
+        """Probabilities [classes] of each picture, or why it cannot be used. At most a few hundred pictures are in
+        memory at a time, already shrunk."""
         return predict_each(self._evaluator, self.classes, pictures, self._stored)
 
 
@@ -72,12 +72,12 @@ def predict_proba(
 ) -> Tensor:
     if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
         pictures = [pictures]
-    found = []
-    for one in predict_each(evaluator, classes, list(pictures), stored):
-        if isinstance(one, UserError):
-            raise one
-        found.append(one)
-    return torch.stack(found) if found else torch.zeros(0, len(classes))
+    rows = []
+    for row in predict_each(evaluator, classes, list(pictures), stored):
+        if isinstance(row, UserError):
+            raise row
+        rows.append(row)
+    return torch.stack(rows) if rows else torch.zeros(0, len(classes))
 
 
 def predict_each(
@@ -93,14 +93,14 @@ def predict_each(
         if good:
             store = Store(np.stack([pixels for pixels, _ in good]), np.array([a for _, a in good]), fingerprint="")
             logits = evaluator.logits(Images(store, np.arange(len(good)), np.zeros(len(good))))
-            # in the middle of a task there are rows for classes to come: they are cut off
+            # in the middle of a task, there are also scores of classes that are not learned yet: they are cut off
             scores = iter(logits[:, : len(classes)].softmax(dim=1).cpu())
         for opened in part:
             yield opened if isinstance(opened, UserError) else next(scores)
 
 
 def _open(picture: Picture, side: int) -> tuple[np.ndarray, float] | UserError:
-    """Pixels and aspect ratio; a picture is shrunk to what the network needs as it is opened."""
+    """Pixels, already shrunk to what the network needs, and aspect ratio."""
     try:
         return load_pixels(picture, side)
     except UserError as error:

@@ -25,14 +25,14 @@ from vqprompt.training.batches import KnownQueries, draw, epoch_views
 from vqprompt.training.settings import Training
 
 SPARE_DISK = 20 << 30  # bytes that shared queries leave free
-IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are held, in the memory of the device
-IN_MEMORY_ELSEWHERE = 4 << 20  # little, because files are read quickly: the system caches them where it has room
+IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are kept in the memory of the device
+IN_MEMORY_ELSEWHERE = 4 << 20  # little, because reading from files is fast: the system caches them
 
 
 class QueryCache:
     """Class-token features without prompts, of images as they are or mirrored.
 
-    Those of few images are held in memory. Those of many are in a file, and rows are read when they are needed.
+    Those of few images are kept in memory. Those of many are in a file, and rows are read when they are needed.
     """
 
     def __init__(self, evaluator: Evaluator, backbone: str) -> None:
@@ -49,9 +49,9 @@ class QueryCache:
         self._of_the_task = [self.key(images, mirrored) for mirrored in (False, True)]
 
     def of(self, images: Images, mirrored: bool = False, again: bool = True) -> Rows | None:
-        """Queries [n, D]: from memory, else from disk, else computed now. None if they are better computed where they
-        are needed: there is no room for them, or they are many and not needed `again`."""
-        images.check()  # known queries do not make a closed task readable
+        """Queries [n, D]: from memory, else from disk, else computed now. None if the caller had better compute them
+        batch by batch: there is no room for them, or they are many and not needed `again`."""
+        images.check()  # images of a closed task are refused, even if their queries are known
         if self.evaluator.method.tunes_backbone:
             raise RuntimeError("the queries of a backbone that learns do not stay the same")
         key = self.key(images, mirrored)
@@ -65,7 +65,7 @@ class QueryCache:
                     self.kept[key] = self._in_memory(computed, file)
                 elif (rows := self._in_file(computed, shape, file, again)) is not None:
                     self.kept[key] = rows
-            except OSError as error:  # they were computed in vain; once is enough
+            except OSError as error:  # all were computed and could not be written: do not try that again
                 self._refused.add(key)
                 warn_no_cache(error)
         return self.kept.get(key)
@@ -80,7 +80,7 @@ class QueryCache:
 
     def _in_memory(self, computed: InTurns, file: Path | None) -> Tensor:
         known, ranks = None if file is None else load_array(file), computed.ranks
-        # processes compute together, so none may compute what another one has found
+        # processes compute together: either all of them load the queries, or all compute them
         if ranks.all(known is not None and len(known) == len(computed)):
             return torch.from_numpy(known).to(self.evaluator.runtime.device)
         queries = computed.whole()
@@ -165,15 +165,15 @@ class SharedQueries:
         file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
         known = load_array(file)
         if known is not None:
-            found = torch.from_numpy(known).to(device)
+            queries = torch.from_numpy(known).to(device)
         else:  # no other run has computed them yet
             views = epoch_views(self.images, batches, s, self.seed, epoch, device)
-            found = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
+            queries = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
             with suppress(OSError):  # the disk is full, or the folder was deleted: then nothing is shared
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(self.folder).free > SPARE_DISK:
-                    save_array(file, found.cpu().numpy())
-        self.batches = found.split([len(batch) for batch in batches])
+                    save_array(file, queries.cpu().numpy())
+        self.batches = queries.split([len(batch) for batch in batches])
 
     def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
         return self.batches[number]

@@ -22,7 +22,7 @@ BYTES = 4  # per number: rows are kept in float32
 
 
 class Rows(Protocol):
-    """[n, D], indexed by [B] as a tensor is. A tensor is one kind of them."""
+    """Rows [n, D], which are looked up by an index [B], as in a tensor. A tensor is one kind of them."""
 
     def __len__(self) -> int: ...
 
@@ -30,7 +30,7 @@ class Rows(Protocol):
 
 
 class RowsInFile:
-    """Rows in a file that is open as long as they are needed. start: where the first one begins."""
+    """Rows in a file that stays open as long as they are needed. start: the byte where the first row begins."""
 
     def __init__(self, file: BinaryIO, start: int, shape: tuple[int, int], device: torch.device) -> None:
         self.file, self.start, self.shape, self.device = file, start, shape, device
@@ -45,8 +45,8 @@ class RowsInFile:
     def __getitem__(self, index: Tensor) -> Tensor:
         wanted, size = index.cpu().numpy(), self.shape[1] * BYTES
         runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)  # rows that follow each other: one read
-        found = b"".join(read_at(self.file, self.start + int(run[0]) * size, len(run) * size) for run in runs)
-        values = np.frombuffer(bytearray(found), np.float32).reshape(len(wanted), self.shape[1])
+        data = b"".join(read_at(self.file, self.start + int(run[0]) * size, len(run) * size) for run in runs)
+        values = np.frombuffer(bytearray(data), np.float32).reshape(len(wanted), self.shape[1])
         return torch.from_numpy(values).to(self.device)
 
 
@@ -59,18 +59,19 @@ class JoinedRows:
     def __getitem__(self, index: Tensor) -> Tensor | None:
         """None if some of these rows are not known. The index is on the CPU and in ascending order."""
         which = torch.bucketize(index, self.ends, right=True)
-        found = []
+        rows = []
         for number in which.unique().tolist():
             part, start = self.parts[number], int(self.ends[number - 1]) if number else 0
             if part is None:
                 return None
-            found.append(part[index[which == number] - start])
-        return torch.cat(found)
+            rows.append(part[index[which == number] - start])
+        return torch.cat(rows)
 
 
 def temporary_file(folder: Path, size: int, used: int) -> BinaryIO | None:
-    """A file without a name for `size` bytes, which the system deletes when the process ends. used: bytes in such files
-    already. None if VQPROMPT_CACHE_GB does not allow that much, or if it would take more than half of the free disk."""
+    """A file without a name for `size` bytes, which the system deletes when the process ends. used: bytes that such
+    files already take. None if VQPROMPT_CACHE_GB does not allow that much, or if it is more than half of the free disk
+    space."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if used + size <= CACHE_GB.value * 1e9 and size <= shutil.disk_usage(folder).free / 2:
@@ -79,7 +80,7 @@ def temporary_file(folder: Path, size: int, used: int) -> BinaryIO | None:
 
 
 def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> None:
-    """Raises OSError if the disk is full, but not before all pieces were computed: other processes take part in it."""
+    """Raises OSError if the disk is full, but only after all pieces are computed: other processes take part in that."""
     failed: OSError | None = None
     for piece in pieces:
         if failed is None:
@@ -93,7 +94,7 @@ def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> None:
 
 
 def save_rows(path: Path, pieces: Iterable[Tensor], shape: tuple[int, int]) -> None:
-    """What `save_array` writes, but never all of it in memory."""
+    """Writes what `save_array` writes, but never has all of it in memory."""
     with replacing(path) as partial:
         with open(partial, "wb") as file:
             np.lib.format.write_array_header_1_0(file, _header(shape))

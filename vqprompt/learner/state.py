@@ -1,6 +1,6 @@
-"""A learner on disk: which backbone, method and settings, what was learned, and a task that is half learned.
+"""A learner on disk: its backbone, method and settings, what it has learned, and a task that is half learned.
 
-`SavedState` is the checked content of a checkpoint. Learners and predictors are built from it elsewhere (build.py).
+`SavedState` is the checked content of a checkpoint. build.py makes learners and predictors from it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from vqprompt.training.settings import Training
 METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"
 
 
-Three = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]  # the numbers of a TaskInfo
 Count = Annotated[int, Field(ge=0)]
+TaskNumbers = Annotated[list[Count], Field(min_length=3, max_length=3)]  # as in a TaskInfo
 
 
 class Unfinished(BaseModel, extra="allow", strict=True):
-    """What the JSON says about a half-learned task."""
+    """The fields of a half-learned task in the JSON."""
 
-    task: Three
+    task: TaskNumbers
     classes: list[str]
     groups: list[dict[str, Any]]
     scalars: dict[str, Any]
     epoch: Count
 
 
-class Said(BaseModel, extra="allow", strict=True):
-    """What the JSON says at least; a writer may keep more in it."""
+class Required(BaseModel, extra="allow", strict=True):
+    """The fields that the JSON must have; a writer may add others."""
 
     backbone: str
     fingerprint: str
@@ -52,7 +52,7 @@ class Said(BaseModel, extra="allow", strict=True):
     seed: int
     training: Training
     classes: list[str]
-    tasks: list[Three]
+    tasks: list[TaskNumbers]
     images_seen: Count
     seconds_training: float
     unfinished: Unfinished | None
@@ -71,7 +71,7 @@ class HalfLearned:
 @dataclass
 class SavedState:
     folder: Path
-    info: dict[str, Any]  # as in `Said`
+    info: dict[str, Any]  # as in `Required`
     tensors: dict[str, Tensor]
     unfinished: HalfLearned | None = None
     history: list[TaskInfo] = field(default_factory=list)
@@ -79,10 +79,10 @@ class SavedState:
     @classmethod
     def read(cls, folder: Path) -> SavedState:
         tensors, info = read_checkpoint(folder)
-        if missing := [key for key in Said.model_fields if key not in info]:
+        if missing := [key for key in Required.model_fields if key not in info]:
             raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
         try:
-            Said(**info)
+            Required(**info)
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{folder}: the checkpoint is damaged")) from None
         if not _counts_agree(info):
@@ -103,8 +103,8 @@ class SavedState:
         return backbone or saved
 
     def check_weights(self, weights: str, resized: str) -> None:
-        """Fingerprints of the backbone that was found, as it is in its file and after resizing. Older checkpoints only
-        have the second one."""
+        """Refuse a backbone with other weights. weights, resized: its fingerprints, as it is in its file and after
+        resizing; older checkpoints have only the second one."""
         same = self.info["weights"] == weights if "weights" in self.info else self.info["fingerprint"] == resized
         if not same:
             raise CheckpointError(
@@ -205,10 +205,10 @@ def _unpack(info: dict[str, Any], tensors: dict[str, Tensor]) -> HalfLearned:
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
     """Copy saved tensors into a module. Shapes follow the checkpoint, because heads and statistics grow with the
     classes."""
-    missing, strange = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
-    if missing or strange:
+    missing, unexpected = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
+    if missing or unexpected:
         raise CheckpointError(
-            f"{where}: the checkpoint does not fit this method: missing {missing[:3]}, unexpected {strange[:3]}"
+            f"{where}: the checkpoint does not fit this method: missing {missing[:3]}, unexpected {unexpected[:3]}"
         )
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")

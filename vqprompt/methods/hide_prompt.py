@@ -29,7 +29,7 @@ class Replay(Rebalancing):
 
     centroids: int = Field(10, ge=1, description="Gaussians per class")
     centroid_weights: CentroidWeights = Field(
-        "equal", description="draw from a centroid as often as it holds images, or from all but single images equally"
+        "equal", description="draw in proportion to a centroid's images, or equally from all with more than one image"
     )
     variance: Variance = Field("population", description="squared residuals divided by n - 1, or by n (population)")
     epochs: int = Field(30, ge=0, description="epochs over freshly drawn pseudo-features")

@@ -11,7 +11,7 @@ from vqprompt.words import counted, shorten
 @dataclass(frozen=True)
 class Answer:
     """What is in one image. name: the best class, or "unknown". classes: the best ones with their probabilities.
-    familiarity: how far it is above the threshold for known images; below 0 is unknown."""
+    familiarity: how far the image is above the threshold for known images; below 0 it is unknown."""
 
     name: str
     classes: tuple[tuple[str, float], ...]

@@ -64,16 +64,16 @@ class Asking:
         return [f if isinstance(f, Exception) else next(answers) for f in features]
 
     def _answers(
-        self, shares: np.ndarray, margin: np.ndarray, top: int, unknown: bool, strictness: float
+        self, shares: np.ndarray, margins: np.ndarray, top: int, unknown: bool, strictness: float
     ) -> list[Answer]:
         classes = self.classes
-        found = []
-        for row, known_by in zip(shares, margin.tolist(), strict=True):
+        answers = []
+        for row, margin in zip(shares, margins.tolist(), strict=True):
             best = np.argsort(-row, kind="stable")[:top]
-            strange = unknown and known_by < strictness
+            is_unknown = unknown and margin < strictness
             named = tuple((classes[i], float(row[i])) for i in best)
-            found.append(Answer(UNKNOWN if strange else named[0][0], named, known_by))
-        return found
+            answers.append(Answer(UNKNOWN if is_unknown else named[0][0], named, margin))
+        return answers
 
     def embed(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
         """Features [n, D] of images under the model's backbone."""

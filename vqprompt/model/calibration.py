@@ -1,14 +1,14 @@
-"""Believable percentages, and what is like no class.
+"""Reliable percentages, and which images are like no class.
 
 - One temperature divides the scores, so that of the answers given with 80 %, about 80 % are right. It is fitted to
   images left out one at a time.
 - How familiar an image looks is a weighted sum of two numbers, each in units of its own spread over known images:
   certainty, the negative entropy of the probabilities (low between classes), and nearness, the relative Mahalanobis
-  distance (low far away from all classes: how much nearer an image is to its class than to the average of all images).
-  Either alone misses what the other finds: by certainty a bird is taken for a drawing, by nearness an unknown drawing
-  for a known one.
+  distance: how much nearer an image is to its class than to the average of all images (low far away from all classes).
+  Each misses what the other finds: with certainty alone, a bird is taken for a drawing; with nearness alone, an unknown
+  drawing is taken for a known one.
 - The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
-  docs/trust.md says how near). They are kept in a model's file, so that a file keeps meaning what it meant.
+  docs/trust.md says how near). They are kept in a model's file, so that old files give the same answers.
 - The threshold accepts 95 % of known images.
 """
 
@@ -36,7 +36,7 @@ from vqprompt.model.records import ClassRecord
 
 ACCEPTED = 0.95  # share of known images that are not called unknown
 BINS = 15
-LEAST_SPREAD = 0.05  # of certainty: where all known images are certain, 99 % must not count as far from 100 %
+LEAST_SPREAD = 0.05  # of certainty: if all known images are certain, 99 % must not be far from 100 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +70,9 @@ class Background:
 class Weighing:
     """How certainty and nearness make familiarity.
 
-    certainty: "entropy" of all probabilities, or "largest" of them. nearness: its weight beside certainty. far, steep:
-    from so many spreads away on, nearness counts that much more, and no certainty makes up for it.
+    certainty: "entropy" of all probabilities, or "largest" of them. nearness: its weight; that of certainty is 1. far,
+    steep: where nearness is more than `far` spreads below average, the part beyond gets the additional weight `steep`,
+    so that no certainty can make up for it.
     """
 
     certainty: str = "entropy"
@@ -80,13 +81,13 @@ class Weighing:
     steep: float = 5.0
 
 
-OF_OLD_FILES = Weighing("largest", 0.35, 4.0, 5.0)  # which do not say
+OF_OLD_FILES = Weighing("largest", 0.35, 4.0, 5.0)  # these do not name their weighing
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """temperature; the average and the spread over known images of the two parts of familiarity; the value that 95 % of
-    known images exceed; and how the parts are weighed."""
+    """certainty, nearness: their average and spread over known images. threshold: the familiarity that 95 % of known
+    images exceed."""
 
     temperature: float
     certainty: tuple[float, float]
@@ -96,7 +97,7 @@ class Calibration:
 
 
 def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
-    """A mixture with the unit matrix of the same average variance."""
+    """The covariance, mixed with a multiple of the unit matrix that has the same average variance."""
     level = np.trace(covariance) / len(covariance)
     if level <= 0:  # all images alike
         return np.eye(len(covariance))
@@ -106,10 +107,10 @@ def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
 def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibration) -> np.ndarray:
     """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]."""
     weighing = calibration.weighing
-    (sure, spread_sure), (near, spread_near) = calibration.certainty, calibration.nearness
-    surer = (certainty_of(shares, weighing.certainty) - sure) / spread_sure
-    nearer = (nearness - near) / spread_near
-    return surer + weighing.nearness * nearer + weighing.steep * np.minimum(nearer + weighing.far, 0)
+    (mean_certainty, spread_certainty), (mean_nearness, spread_nearness) = calibration.certainty, calibration.nearness
+    certain = (certainty_of(shares, weighing.certainty) - mean_certainty) / spread_certainty
+    near = (nearness - mean_nearness) / spread_nearness
+    return certain + weighing.nearness * near + weighing.steep * np.minimum(near + weighing.far, 0)
 
 
 def certainty_of(shares: np.ndarray, kind: str) -> np.ndarray:
@@ -151,7 +152,7 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
     temperature = best_temperature(scores, trials.classes, 20, np.float32) if len(records) > 1 else 1.0
     shares = probabilities(scores, temperature)
     rotated = trials.features @ basis.vectors
-    # how far from the average of all images, if it were not among them; then how far from its class
+    # the distance from the average of all other images; nearness then compares it with the distance from the class
     from_all = background.scores(trials.features) + (rotated**2 / basis.shrunk(shrinkage)).sum(1)
     count = groups.kept_counts.sum()
     from_all = from_all / np.maximum(1 - (1 - shrinkage) / max(count - 1, 1) * from_all, 1e-3)
@@ -174,14 +175,14 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
 
 
 def _temperature_untested(groups: Groups) -> float:
-    """Where no image can be left out: half the typical squared distance between classes is one step of certainty."""
+    """If no image can be left out: half the average squared distance between class means."""
     means = groups.sums / np.maximum(groups.counts, 1)[:, None]
     return max(float(means.var(0).sum()), 1e-6)
 
 
 def calibration_error(shares: np.ndarray, classes: np.ndarray) -> float:
     """Expected calibration error: how far the largest probability is from the share of right answers, over 15 bins."""
-    sure, right = shares.max(1), shares.argmax(1) == classes
-    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
-    gaps = [abs(sure[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
+    largest, right = shares.max(1), shares.argmax(1) == classes
+    bins = np.minimum((largest * BINS).astype(int), BINS - 1)
+    gaps = [abs(largest[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
     return float(sum(gaps))

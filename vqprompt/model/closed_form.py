@@ -1,13 +1,13 @@
 """From sums to a classifier: a linear discriminant with one covariance for all classes, solved, not trained.
 
 What is notable about this implementation:
-- Shrinkage and temperature are chosen, and accuracy is measured, by leaving out one image at a time: its class mean and
-  the common covariance without it follow from those with it by a rank-one update, so all images cost little more than
-  one solve. No image is read again, and the finished classifier learns from all of them.
-- All of it happens in the basis in which the covariance is diagonal, where any shrinkage is a division.
+- Shrinkage and temperature are chosen, and accuracy is measured, by leaving out one image at a time. The class mean and
+  the common covariance without an image follow from those with it by a rank-one update, so all images together cost
+  little more than one solve. No image is read again, and the finished classifier learns from all of them.
+- All of it is computed in the basis in which the covariance is diagonal, where any shrinkage is a division.
 - What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs little more
-  with many classes than with few. All choices depend on what is remembered alone, not on the order in which it came.
-- A class with several modes has a mean for each of them; its score is the log of the average of theirs.
+  with many classes than with few. All choices depend only on what is remembered, not on the order of teaching.
+- A class with several modes has a mean for each of them; its score is the log of the average of exp(score of a mode).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from vqprompt.model.records import STEP, ClassRecord
 # that images times classes stays below COMPARED, but on one of each class, or of TESTED classes where there are more.
 TESTED = 2000
 COMPARED = 400_000
-SEARCHED = 128  # classes that take part in choosing the shrinkage, with at most 5 images each on average
-FAIRNESS = 0.5  # towards classes of few images; all of it would let their noisy means win where they should not
+SEARCHED = 128  # classes that take part in choosing the shrinkage, with at most 5 × 128 images in all
+FAIRNESS = 0.5  # to classes of few images (see `Basis.discriminant`); at 1, their noisy means would win too often
 SHRINKAGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True, eq=False)
 class Discriminant:
-    """Scores of classes: `features @ weights.T + bias` per mode, then the log of the average over a class's modes.
+    """Scores of classes: `features @ weights.T + bias` per mode, then joined per class (see `of_classes`).
 
     weights: [M, D]. bias: [M]. owners: [M], the class of each mode, ascending.
     """
@@ -45,7 +45,7 @@ class Discriminant:
 
 
 def of_classes(scores: np.ndarray, owners: np.ndarray) -> np.ndarray:
-    """Scores of modes [n, M] to scores of classes [n, C]. owners: [M], ascending."""
+    """Scores of modes [n, M] to scores of classes [n, C]: log of the average of exp. owners: [M], ascending."""
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     if len(starts) == len(owners):
         return scores
@@ -91,11 +91,15 @@ class Groups:
 
     def covariance(self) -> np.ndarray:
         """Within the groups [D, D]; the unit matrix where no group has two images."""
-        freedom = int(np.maximum(self.kept_counts - 1, 0).sum())
-        if not freedom:
+        if not self.freedom:
             return np.eye(len(self.gram))
         roots = self.kept_sums / np.sqrt(np.maximum(self.kept_counts, 1))[:, None]
-        return (self.gram - roots.T @ roots) / freedom
+        return (self.gram - roots.T @ roots) / self.freedom
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the covariance: all images, less one per group."""
+        return int(np.maximum(self.kept_counts - 1, 0).sum())
 
     @property
     def means(self) -> np.ndarray:
@@ -104,8 +108,8 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """The directions in which the covariance within groups is diagonal, and its variances there. freedom: how many
-    differences between images it was computed from."""
+    """The directions in which the covariance within groups is diagonal, and its variances there. freedom: its degrees
+    of freedom."""
 
     vectors: np.ndarray
     variances: np.ndarray
@@ -114,8 +118,7 @@ class Basis:
     @classmethod
     def of(cls, groups: Groups) -> Basis:
         variances, vectors = np.linalg.eigh(groups.covariance())
-        freedom = int(np.maximum(groups.kept_counts - 1, 0).sum())
-        return cls(vectors, np.maximum(variances, 0), freedom)
+        return cls(vectors, np.maximum(variances, 0), groups.freedom)
 
     def shrunk(self, shrinkage: float) -> np.ndarray:
         """Variances mixed with their average [D]."""
@@ -127,8 +130,8 @@ class Basis:
     def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
         """distance: the average squared distance of images from the mean of their group.
 
-        The mean of few images is itself off by distance / count, and lies that much further from everything: a class of
-        five images would lose to one of a hundred for that reason alone. Half of it is given back (`FAIRNESS`).
+        The mean of few images has an error of distance / count, and is that much further from everything. For that
+        reason alone, a class of five images would lose to a class of a hundred. Half of it is given back (`FAIRNESS`).
         """
         means = groups.means @ self.vectors
         scaled = means / self.shrunk(shrinkage)
@@ -162,7 +165,7 @@ class Trials:
         for c in chosen:
             r = records[c]
             rows = np.flatnonzero(r.unseen) if r.unseen.any() else np.arange(len(r.kept))
-            rows = rows[:each] if r.count > 1 else rows[:0]  # modes have at least SMALLEST images
+            rows = rows[:each] if r.count > 1 else rows[:0]  # a mode always has others: at least SMALLEST images
             parts.append((r.kept[rows], r.names[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
         kept, names, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
         return cls(kept * STEP, names, classes, groups)
@@ -170,10 +173,10 @@ class Trials:
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
-    """What classifiers that have not learned an image say about it.
+    """What classifiers answer about images that they have not learned.
 
     scores: [n, groups]. distance: the average squared distance of images from the mean of their group (see
-    `Groups.discriminant`). norms: [n], xᵀ Σ⁻¹ x without x.
+    `Basis.discriminant`). norms: [n], xᵀ Σ⁻¹ x, with Σ without x.
     """
 
     scores: np.ndarray
@@ -184,9 +187,9 @@ class LeftOut:
 class LeaveOneOut:
     """Each trial image under a classifier that has not learned it, for any shrinkage.
 
-    With r = x - mean, the covariance without x is the one with it less a multiple of r rᵀ, so its inverse is known by
-    Sherman and Morrison's formula. compared: which groups are scored; all of them by default. precision: of what is
-    computed per image; single is enough to choose by.
+    With r = x - mean, the covariance without x is the covariance with x minus a multiple of r rᵀ, so the formula of
+    Sherman and Morrison gives its inverse. compared: which groups are scored; all by default. precision: of what is
+    computed per image; single is enough to choose a shrinkage.
     """
 
     def __init__(
@@ -228,11 +231,11 @@ class LeaveOneOut:
         crossed = (q.astype(np.float32) @ self.means32.T).astype(np.float64)
         scores = (self.x32 @ scaled.astype(np.float32).T).astype(np.float64) + (growth * along)[:, None] * crossed
         scores -= 0.5 * ((scaled * self.means).sum(1) + growth[:, None] * crossed**2)
-        # how far images lie from the mean of their group when it has not learned them, without the error of the mean
+        # the distance of images from the mean of their group without them, less the error of that mean
         outside = ((far + growth * far**2) * self.kept / np.maximum(self.kept - 1, 1))[self.kept > 1]
         distance = float(outside.mean()) if len(outside) else 0.0
         scores += 0.5 * FAIRNESS * distance / np.maximum(self.counts[self.compared], 1)
-        # its own group, whose mean loses it too; what it loses by having one image less is no fault of the classifier
+        # its own group, whose mean is computed without it; the credit makes up for the mean's having one image less
         count = self.counts[self.own]
         credit = 0.5 * distance * (FAIRNESS / count + 1 / np.maximum(count - 1, 1) - 1 / count)
         solved = self.without / variances + (growth * (q * self.without).sum(1))[:, None] * q
@@ -260,14 +263,15 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     left_out = LeaveOneOut(groups, basis, trials, compared, np.float32)
     losses = np.full(len(SHRINKAGES), np.inf)
 
-    def look_at(places: Sequence[int]) -> int:
+    def best_with(places: Sequence[int]) -> int:
+        """The best of all that were tried, after trying these."""
         for i in places:
             scores = of_classes(left_out.at(SHRINKAGES[i]).scores, owners)
             losses[i] = brier(scores, classes, best_temperature(scores, classes, 9, np.float32))
         return int(np.argmin(losses))
 
-    best = look_at(range(1, len(SHRINKAGES), 2))  # every other one, then the neighbours of the best
-    return SHRINKAGES[look_at([i for i in (best - 1, best + 1) if i < len(SHRINKAGES)])]
+    best = best_with(range(1, len(SHRINKAGES), 2))  # every other one, then the neighbours of the best
+    return SHRINKAGES[best_with([i for i in (best - 1, best + 1) if i < len(SHRINKAGES)])]
 
 
 def log_likelihood(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:
@@ -277,7 +281,7 @@ def log_likelihood(scores: np.ndarray, classes: np.ndarray, temperature: float) 
 
 
 def brier(scores: np.ndarray, classes: np.ndarray, temperature: float) -> float:
-    """Average squared error of the probabilities; counts what is right and how sure, and lone outliers hardly."""
+    """Average squared error of the probabilities (Brier score). A few confident mistakes do not dominate it."""
     shares = probabilities(scores, temperature)
     shares[np.arange(len(classes)), classes] -= 1
     return float((shares**2).sum(1).mean())

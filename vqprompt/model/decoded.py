@@ -1,7 +1,7 @@
 """The pictures of one teaching, decoded once: in memory if they are few, else in a temporary file.
 
-The file has no name on systems that allow that, so it disappears however the process ends. Pixels are read and written,
-not mapped: mapped pages would count as memory of the process.
+The file has no name on systems that allow that, so the system deletes it when the process ends, even if it is killed.
+Pixels are read and written, not mapped: mapped pages would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DecodedPictures:
         return 3 * self.side**2
 
     def add(self, pixels: np.ndarray, aspect: float) -> int:
-        """Returns its row."""
+        """Returns the row of the new picture."""
         with self._lock:
             self.aspects.append(aspect)
             self._pixels.append(pixels)

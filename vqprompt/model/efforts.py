@@ -16,14 +16,14 @@ EFFORTS = {
     "good": "prompts are trained",
     "best": "the network is tuned slowly",
 }
-ENOUGH = 4  # images per class, on average; with fewer, training would learn them by heart
+ENOUGH = 4  # images per class, on average; with fewer, training would only memorize them
 
 
 @dataclass(frozen=True)
 class TrainingOf:
-    """How an effort trains. method: whose loop steps these are. options: its settings where they differ from the
-    method's own. training: settings of the loop. passes: the work of one training image, in images that are only looked
-    at; with the memory of other classes to hold on to, one more."""
+    """How an effort trains. method: which method of the learner. options: its settings that differ from the defaults.
+    training: settings of the loop. passes: the work for one training image, in forward passes; one more if there are
+    other classes to remember."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -41,8 +41,8 @@ TRAINING = {
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What was trained, on top of the backbone. effort: "good" or "best". method, options: whose it is. tensors: what
-    it has learned, by the names of its state."""
+    """What was trained, on top of the backbone. effort: "good" or "best". method, options: how it was trained. tensors:
+    what was learned, by the names in the method's state."""
 
     effort: str
     method: str
@@ -77,14 +77,14 @@ def why_not_train(labels: Sequence[str]) -> str | None:
 
 
 def loop_settings(effort: str, tokens: int, width: int) -> dict[str, Any]:
-    """Settings of the training loop for a network. Where memory asks for smaller batches, the rate falls with their
-    square root."""
+    """Settings of the training loop for a network. If smaller batches are needed to save memory, the learning rate
+    falls with the square root of their size."""
     given = TRAINING[effort].training
     batch = max(1, min(BATCH, IN_MEMORY // (tokens * width)))
     return {**given, "batch_size": batch, "lr": given["lr"] * (batch / BATCH) ** 0.5}
 
 
 def seconds_of_training(effort: str, images: int, seconds_per_image: float, remembers: bool) -> float:
-    """About how long training takes."""
+    """An estimate. remembers: there are other classes, so features must stay close to where they were."""
     t = TRAINING[effort]
     return t.training["epochs"] * images * (t.passes + remembers) * seconds_per_image

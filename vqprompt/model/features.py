@@ -1,4 +1,4 @@
-"""Shows images to the frozen backbone, one at a time.
+"""Computes features of images with the frozen backbone.
 
 What is notable about this implementation:
 - On CPUs each core computes one image at a time. That is as fast as batches and needs little memory. The features of an
@@ -65,15 +65,12 @@ class Features:
     def of(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray | Exception]:
         """Features [D] of each image in order, or the exception that its `open` or its decoding raised."""
         if self.device.type == "cpu":
-            yield from parallel(self._one, pictures)
+            yield from parallel(self.of_one, pictures)
         else:
             yield from self._batched(pictures)
 
     def of_one(self, picture: Picture) -> np.ndarray | Exception:
-        """Features [D] of one image, using all cores, or the exception that opening it raised."""
-        return self._one(picture)
-
-    def _one(self, picture: Picture) -> np.ndarray | Exception:
+        """Features [D] of one image, on all cores that this thread may use, or the exception that opening it raised."""
         try:
             pixels, aspect = load(picture, self.side)
         except Exception as error:  # the caller decides whether to stop
@@ -88,8 +85,8 @@ class Features:
             self._forward(blank, [1.0] * len(blank))
             tries += 1
             if tries == 1:
-                started = time.monotonic()  # the first one warms up
-        return 1.1 * (time.monotonic() - started) / (tries - 1) / len(blank)  # opening the file takes a tenth
+                started = time.monotonic()  # the first try only warms up
+        return 1.1 * (time.monotonic() - started) / (tries - 1) / len(blank)  # a tenth more, for opening the file
 
     @torch.inference_mode()
     def _forward(self, pixels: np.ndarray, aspects: list[float]) -> np.ndarray:
@@ -108,21 +105,20 @@ class Features:
         ready = parallel(loaded, pictures)
         while part := list(islice(ready, BATCH)):
             good = [p for p in part if not isinstance(p, Exception)]
-            found: Iterator[np.ndarray] = iter(())
+            features: Iterator[np.ndarray] = iter(())
             if good:
-                filled = good + [good[-1]] * (
-                    BATCH - len(good)
-                )  # one shape, so that every row is computed in the same way
-                found = iter(self._forward(np.stack([p for p, _ in filled]), [a for _, a in filled]))
+                # one shape, so that every row is computed in the same way
+                filled = good + [good[-1]] * (BATCH - len(good))
+                features = iter(self._forward(np.stack([p for p, _ in filled]), [a for _, a in filled]))
             for p in part:
-                yield p if isinstance(p, Exception) else next(found)
+                yield p if isinstance(p, Exception) else next(features)
 
 
 def parallel(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
     """`map` over threads, in order, with few items in work at a time."""
     threads_before, waiting, todo = torch.get_num_threads(), deque[Future[Any]](), iter(items)
     workers = max(1, min(os.cpu_count() or 1, 16))
-    # one core for each worker's own computations; the number is PyTorch's per-thread setting
+    # each worker computes on one core; PyTorch has this setting per thread
     pool = ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1))
     try:
         for item in islice(todo, workers * AHEAD):
@@ -148,8 +144,8 @@ def open_features(backbone: str | Path, size: int | None, crop: float, device: s
 @lru_cache(maxsize=2)
 def _open_features(backbone: str, stamp: str, size: int | None, crop: float, device: str) -> tuple[Features, str]:
     vit = load_backbone(backbone, size)
-    print_of_weights = fingerprint(vit)
-    return Features(vit, crop, pick_device(device)), print_of_weights
+    weights = fingerprint(vit)  # while it is still on the CPU
+    return Features(vit, crop, pick_device(device)), weights
 
 
 _opening = threading.Lock()
@@ -157,12 +153,12 @@ _opening = threading.Lock()
 
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:
     """Normalized images [B, 3, S, S] to the class tokens of the last `BLOCKS` blocks, side by side [B, BLOCKS * D]."""
-    x, last, found = vit.embed(images), len(vit.blocks) - 1, []
+    x, last, tokens = vit.embed(images), len(vit.blocks) - 1, []
     for i, block in enumerate(vit.blocks):
         x = block(x, None, "after", class_token_only=i == last)
         if i > last - BLOCKS:
-            found.append(vit.norm(x[:, :1])[:, 0])
-    return torch.cat(found, dim=1)
+            tokens.append(vit.norm(x[:, :1])[:, 0])
+    return torch.cat(tokens, dim=1)
 
 
 def width_of(vit: ViT) -> int:

@@ -1,12 +1,12 @@
 """A model's file: safetensors, with its description as JSON inside.
 
 What is notable about this implementation:
-- One file holds everything: the classes, the solved classifier, the history, and older versions, for `undo`. Versions
+- One file has everything: the classes, the solved classifier, the history, and older versions, for `undo`. Versions
   share what they have in common: a version is a list of classes, each of them a row in the file's tables.
-- A new file is written beside the old one, synced, and renamed over it. So there is always a whole file, the old or the
-  new one, for readers and after a kill. A checksum covers the description and every tensor.
-- One process at a time can change a model: it holds a lock beside the file, which the system releases when the process
-  ends, for whatever reason.
+- A new file is written beside the old one, synced, and renamed over it. So there is always a complete file, old or new,
+  for readers and after a kill. A checksum covers the description and every tensor.
+- One process at a time can change a model. It locks a file beside the model, and the system releases the lock when the
+  process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ except ImportError:  # Windows
     fcntl = None
 
 FORMAT = "vqprompt-model"
-VERSION, WITH_TRAINING = 1, 2  # files with training say 2, so that older readers do not ignore it
+VERSION, WITH_TRAINING = 1, 2  # files with training have version 2, so that older readers do not ignore it
 VERSIONS_KEPT = 10  # older versions, for undo
-BYTES_KEPT = 64 << 20  # of what only older versions hold
-WAY_OUT = "restore it from a copy, or make a new one with vqprompt learn"
+BYTES_KEPT = 64 << 20  # of what only older versions have
+ADVICE = "restore it from a copy, or make a new one with vqprompt learn"
 
 
 class ModelError(UserError):
@@ -70,8 +70,8 @@ class Content:
     """What a model knows at one moment.
 
     classes: sorted by name. solved: scores of classes, in that order; None while there is no class. facts: what was
-    measured (shrinkage, temperature, thresholds, accuracy), as JSON. history: one entry per teaching, oldest
-    first. trained: what changes the network, if anything was trained; features are those of the changed network.
+    measured (shrinkage, temperature, thresholds, accuracy), as JSON. history: one entry per change, oldest first.
+    trained: what changes the network, if anything was trained; features are those of the changed network.
     """
 
     classes: dict[str, ClassRecord] = field(default_factory=dict)
@@ -153,7 +153,7 @@ def checksum(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
 
 
 def _within_limits(stored: Stored) -> list[Content]:
-    """The newest older versions that the limits leave room for, oldest first."""
+    """The newest of the older versions, as many as the limits allow, oldest first."""
     kept: list[Content] = []
     counted, total = {id(part) for part in _parts(stored.content)}, 0
     for content in reversed(stored.past[-VERSIONS_KEPT:]):
@@ -179,9 +179,9 @@ def parse(data: bytes, path: Path) -> Stored:
     try:
         tensors = parse_tensors(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: damaged ({error}); {WAY_OUT}") from None
+        raise ModelError(f"{path}: damaged ({error}); {ADVICE}") from None
     if checksum(metadata, tensors) != metadata["checksum"]:
-        raise ModelError(f"{path}: damaged, its checksum does not match its content; {WAY_OUT}")
+        raise ModelError(f"{path}: damaged, its checksum does not match its content; {ADVICE}")
     described = json.loads(metadata["model"])
     return _assemble(described, tensors)
 
@@ -193,9 +193,9 @@ def _metadata(data: bytes, path: Path) -> dict[str, str]:
         metadata = header["__metadata__"]
         form, version = metadata["format"], int(metadata["version"])
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError):
-        whole = len(data) > 8 and data[8:9] == b"{"
+        like_safetensors = len(data) > 8 and data[8:9] == b"{"
         raise ModelError(
-            f"{path}: damaged, or not a model of vqprompt; {WAY_OUT}" if whole else
+            f"{path}: damaged, or not a model of vqprompt; {ADVICE}" if like_safetensors else
             f"{path}: not a model of vqprompt; give a file that vqprompt learn made"
         ) from None  # fmt: skip
     if form != FORMAT:
@@ -206,7 +206,7 @@ def _metadata(data: bytes, path: Path) -> dict[str, str]:
             + ("install a newer vqprompt" if version > VERSION else "make a new one with vqprompt learn")
         )
     if not {"model", "checksum"} <= metadata.keys():
-        raise ModelError(f"{path}: damaged, its description is missing; {WAY_OUT}")
+        raise ModelError(f"{path}: damaged, its description is missing; {ADVICE}")
     return metadata
 
 
@@ -272,7 +272,7 @@ def checksum_inside(path: Path) -> str:
 def write(path: Path, stored: Stored) -> str:
     """Write the whole file or nothing. Returns the checksum that identifies it."""
     data = pack(stored)
-    name = _metadata(data, path)["checksum"]
+    digest = _metadata(data, path)["checksum"]
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -280,12 +280,12 @@ def write(path: Path, stored: Stored) -> str:
             str(error) if isinstance(error, UserError) else f"{path}: cannot be written ({error.strerror or error})"
         )
         raise ModelError(f"{reason}; the model is as it was") from None
-    return name
+    return digest
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one process at a time can be inside this block, for one model."""
+    """Only one process at a time can be inside this block for the same model."""
     lock = path.with_name(f".{path.name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

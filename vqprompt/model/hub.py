@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FILE, CONFIG, CARD = "model.vqp", "config.json", "README.md"
 LISTED = 200  # classes in the card's table
+ESCAPED = str.maketrans({**{sign: f"\\{sign}" for sign in "\\|`*_[]#"}, "<": "&lt;", ">": "&gt;"})  # for Markdown
 
 
 def save_pretrained(
@@ -35,7 +36,7 @@ def save_pretrained(
     push_to_hub: bool = False,
     **push_settings: Any,
 ) -> Path:
-    """Write model, config and card into a folder, as the hub has them. repo_id: its name there, for the card."""
+    """Write model, config and card into a folder, as on the hub. repo_id: the model's name there, for the card."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -246,9 +247,7 @@ model.save("mine.vqp")
 
 def _cell(text: str) -> str:
     """A name that Markdown shows as it is."""
-    for sign in "\\|`*_[]<>#":
-        text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
-    return text
+    return text.translate(ESCAPED)
 
 
 class OnTheHub:
@@ -260,7 +259,7 @@ class OnTheHub:
         return from_pretrained(name, **settings)
 
     def save_pretrained(self: Any, folder: str | Path, **settings: Any) -> Path:
-        """Write the model with a card into a folder, as the hub has it."""
+        """Write the model with a card into a folder, as on the hub."""
         return save_pretrained(self, folder, **settings)
 
     def push_to_hub(self: Any, repo_id: str, **settings: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which of a model's images are taken for which class, when they are left out one at a time."""
+"""Which class each of a model's images is taken for, when it is left out."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class LeftOutAnswers:
 def left_out_answers(model: Model) -> LeftOutAnswers:
     """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
     stored = model._stored
-    nothing = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
+    no_answers = LeftOutAnswers(model.classes, empty.astype(np.uint64), empty, empty)
     if stored is None or "shrinkage" not in stored.content.facts or len(model.classes) < 2:
-        return LeftOutAnswers(model.classes, nothing.astype(np.uint64), nothing, nothing)
+        return no_answers
     records = list(stored.content.classes.values())
     groups = Groups.of(records, stored.gram)
     trials = Trials.of(records, range(len(records)))
     if not len(trials):
-        return LeftOutAnswers(model.classes, nothing.astype(np.uint64), nothing, nothing)
+        return no_answers
     left_out = LeaveOneOut(groups, Basis.of(groups), trials).at(stored.content.facts["shrinkage"])
     answers = of_classes(left_out.scores, groups.owners).argmax(1)
     return LeftOutAnswers(model.classes, trials.names, trials.classes, answers)

@@ -1,4 +1,4 @@
-"""Pictures of shards, in any number, without holding them; and the sums of a class while it is learned."""
+"""Pictures of shards, however many, without keeping them in memory; and the sums of a class while it is learned."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Chosen(Sequence[Picture]):
 
 
 class Growing:
-    """A class while its images come in: names, the sum of all features, and the features of the smallest names. What it
-    becomes does not depend on the order in which they come."""
+    """A class while its images arrive: names, the sum of all features, and the features of the smallest names. The
+    result does not depend on the order in which they arrive."""
 
     def __init__(self) -> None:
-        self.names: list[np.ndarray] = []  # sorted parts of what is kept track of: all names
+        self.names: list[np.ndarray] = []  # of all images, in parts
         self.total: np.ndarray | None = None
         self.kept_names = np.zeros(0, np.uint64)
         self.kept: np.ndarray | None = None
@@ -102,7 +102,7 @@ class Growing:
 
     def record(self) -> ClassRecord:
         names, total, _, kept = self.parts()
-        return ClassRecord.made(np.sort(names, kind="stable"), total, kept, np.ones(len(kept), bool))
+        return ClassRecord.from_sums(np.sort(names, kind="stable"), total, kept, np.ones(len(kept), bool))
 
 
 def shard_pictures(path: str | Path) -> ShardPictures | None:

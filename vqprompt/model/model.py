@@ -157,12 +157,12 @@ class Model(Asking, OnTheHub):
         known ones get better. If anything goes wrong, the model stays as it was.
 
         effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
-        0 does not measure accuracy. At effort instant, accuracy is measured by leaving out one image at a time, and the
-        model learns from all images; at the others, this share of the images does not take part in training.
-        skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training. on_disk:
-        decoded images may be put into a temporary file if there are many; otherwise all are kept in memory. announce:
-        called with the plan before learning starts. where: a cluster that looks at the images (`on_ray.classroom`);
-        None: this machine.
+        if it is 0, accuracy is not measured. At effort instant, accuracy is measured by leaving out one image at a
+        time, and the model learns from all images; at the others, this share of the images does not take part in
+        training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
+        on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
+        announce: called with the plan before learning starts. where: a cluster that computes the features
+        (`on_ray.classroom`); None: this machine.
         """
         started = time.monotonic()
         check_effort(effort, self._content.trained)
@@ -267,9 +267,7 @@ class Model(Asking, OnTheHub):
         trained: Trained | None = None,
         moved: Iterable[str] | None = None,
     ) -> None:
-        """Make a new version. The gram matrix is a sum of whole numbers, so adding and subtracting is exact.
-
-        moved: classes whose memory was moved along when the network was trained on other classes."""
+        """Make a new version. moved: classes whose memory was moved when the network was trained on other classes."""
         ordered = {name: classes[name] for name in sorted(classes)}
         facts = {"measured": measure, "moved": sorted(ordered.keys() & set(moved or ()))}
         assert self._stored is not None
@@ -303,7 +301,7 @@ class Model(Asking, OnTheHub):
     # ------------------------------------------------------------------ backbone and file
 
     def _open_features(self) -> Any:
-        """Features as the model has them now: of its backbone, with what was trained."""
+        """Features under the model's network: its backbone, and what was trained."""
         plain, trained = self._open_backbone(), self._content.trained
         if trained is None:
             return plain
@@ -321,22 +319,22 @@ class Model(Asking, OnTheHub):
                 from vqprompt.backbones.load import backbone_path
                 from vqprompt.model.features import open_features
 
-                features, print_of_weights = open_features(self._given, self._size, self._crop, self.device)
+                features, fingerprint = open_features(self._given, self._size, self._crop, self.device)
                 if self._stored is None:
                     size, width = features.vit.config.image_size, features.width
-                    backbone = Backbone(backbone_path(self._given), print_of_weights, size, self._crop, width)
+                    backbone = Backbone(backbone_path(self._given), fingerprint, size, self._crop, width)
                     self._stored = Stored(backbone, Content(), np.zeros((width, width)))
-                elif print_of_weights != self._stored.backbone.fingerprint:
+                elif fingerprint != self._stored.backbone.fingerprint:
                     raise ModelError(
                         f"the model was taught with the backbone {self._stored.backbone.name} "
                         f"({self._stored.backbone.fingerprint[:12]}), and {self._given} has other weights "
-                        f"({print_of_weights[:12]}); give the right ones with --backbone"
+                        f"({fingerprint[:12]}); give the right ones with --backbone"
                     )
                 self._features = features
             return self._features
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:
-        """Write the model; the file is the old one or the whole new one at any moment.
+        """Write the model. At any moment, the file is the complete old one or the complete new one.
 
         path: where it was loaded from by default. locked: the caller holds the file's lock (see `file.locked`).
         """

@@ -11,9 +11,9 @@ import numpy as np
 
 MOST = 4  # modes per class
 SMALLEST = 3  # each half needs this many images in each mode
-APART = (
-    4.5  # distance of the groups over their spread; a uniform distribution cut in the middle has 3.5, a normal one 2.6
-)
+# Smallest distance of two groups, divided by their spread. The halves of a uniform distribution have 3.5, those of a
+# normal one 2.6.
+APART = 4.5
 
 
 def find_modes(features: np.ndarray) -> np.ndarray:

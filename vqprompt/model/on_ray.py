@@ -1,8 +1,9 @@
 """Learning on a Ray cluster. A model remembers sums, so learning is map and reduce.
 
 Ray Data gives pieces of the images to workers, twice. First the workers name their images by content, to find copies
-and known ones. Then they compute features and add them up. The sums arrive here and are added. They are sums of whole
-numbers, so the order does not matter, not even to the last bit. Every machine must see the images under the same path.
+and known ones. Then they compute features and add them up. This process adds the sums of all workers. They are sums of
+whole numbers, so the result is the same in any order, to the last bit. Every machine must see the images under the same
+path.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def parse_place(on: str, gpus: float | None = None, workers: int | None = None) 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What every worker gets. count, classes: of the images, to notice a worker that sees other images. backbone: its
-    name or path, size and crop; None while images are only named."""
+    """What every worker gets. count, classes: of the images, to notice a worker that sees different images. backbone:
+    its name or path, size and crop; None while images are only named."""
 
     source: str
     count: int
@@ -73,7 +74,7 @@ class Lesson:
 
 
 class RayClassroom:
-    """Looks at the images for `Model.learn`, instead of this machine."""
+    """Names images and computes features for `Model.learn` on a cluster, instead of on this machine."""
 
     def __init__(self, ray: Any, place: Place, source: str, backbone: str) -> None:
         self.ray, self.place, self.source = ray, place, source
@@ -92,8 +93,8 @@ class RayClassroom:
         names, readable = np.zeros(len(pictures), np.uint64), np.ones(len(pictures), bool)
         broken: list[str] = []
         done = 0
-        for places, (found, good, messages) in self._map(self.lesson, np.arange(len(pictures))):
-            names[places], readable[places] = found, good
+        for places, (named, good, messages) in self._map(self.lesson, np.arange(len(pictures))):
+            names[places], readable[places] = named, good
             broken += messages
             done += len(places)
             progress(Progress(Stage.STARTING, done, len(pictures), detail="looking through the files"))
@@ -176,7 +177,7 @@ class Worker:
         lesson = self.lesson
         self.pictures, _ = _opened(lesson.source)
         if len(self.pictures) != lesson.count or tuple(sorted(labels_of(self.pictures))) != lesson.classes:
-            return f"a worker sees other images at {lesson.source} than this machine; copy the same ones there"
+            return f"the images at {lesson.source} are different on a worker; copy those of this machine there"
         if lesson.backbone is not None:
             from vqprompt.model.features import open_features
 

@@ -1,8 +1,8 @@
 """Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
 metadata, or Python lists.
 
-Nothing is decoded here. Pictures are named by their content (`name_of`), so that the same picture in two classes, or
-one that was learned before, is found before any work is done.
+Nothing is decoded here. Pictures are named by their content (`name_of`). So a picture that is in two classes, or was
+learned before, is noticed before any work is done.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         and len(paths) == len(images)
         and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths)))
     ):  # several sources
-        found = [find_pictures(path, labels) for path in paths]
-        return [p for part, _ in found for p in part], [note for _, notes in found for note in notes]
+        parts = [find_pictures(path, labels) for path in paths]
+        return [p for pictures, _ in parts for p in pictures], [note for _, notes in parts for note in notes]
     if labels is None:
         raise UserError("a list of images needs labels: learn(images, labels), one name for each image or one for all")
     names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]
@@ -110,7 +110,7 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
     if path.is_file() and path.suffix.lower() in TABLES:
         return _from_table(path, path.parent), []
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
-        raise ImageError(f"{path}: which class is it? Say so with --as NAME, or put it into a folder of that name")
+        raise ImageError(f"{path}: which class is it? Give --as NAME, or put the image into a folder of that name")
     if path.is_dir():
         if tables := [path / name for name in METADATA if (path / name).is_file()]:
             return _from_table(tables[0], path), [f"classes from {tables[0].name}"]
@@ -124,7 +124,7 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
         if not any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir()):
             raise ImageError(
                 f"{path}: a folder without classes; put the images of each class into a folder of its name, "
-                f"or say which class they all are with --as NAME"
+                f"or give the name of their class with --as NAME"
             )
     source = Source(path)
     notes = []
@@ -188,13 +188,13 @@ def _from_table(table: Path, folder: Path) -> list[Picture]:
 
 def _column(table: Path, columns: Sequence[str], wanted: Sequence[str]) -> str:
     by_name = {str(c).strip().lower(): c for c in columns}
-    found = next((by_name[w] for w in wanted if w in by_name), None)
-    if found is None:
+    column = next((by_name[w] for w in wanted if w in by_name), None)
+    if column is None:
         raise ImageError(
             f"{table}: no column {' or '.join(wanted[:2])}; it has {', '.join(map(repr, columns))}. "
             "Give one line per image, with the columns path and label"
         )
-    return found
+    return column
 
 
 def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -256,9 +256,9 @@ def check_spelling(known: Iterable[str], new: Iterable[str]) -> None:
     """Refuse class names that differ only in spelling, among the new ones or from existing ones."""
     seen = {spelling(name): (name, "the model knows") for name in known}
     for name in sorted(set(new)):
-        other, who = seen.setdefault(spelling(name), (name, "there is also"))
+        other, where = seen.setdefault(spelling(name), (name, "is among the new classes"))
         if other != name:
             raise UserError(
-                f"the class {name!r} is spelled differently from {other!r}, which {who}; "
+                f"the class {name!r} is spelled differently from {other!r}, which {where}; "
                 f"rename one of them if they are the same class, or give it a name that differs in more than spelling"
             )

@@ -18,7 +18,7 @@ from vqprompt.model.pictures import Picture
 @torch.inference_mode()
 def prompts_used(features: Features, trained: Trained, pictures: Iterable[Picture]) -> list[list[PromptUse]]:
     """One list per image, with one entry per block that has a prompt."""
-    vit, found = features.vit, []
+    vit, uses_per_image = features.vit, []
     pool = torch.from_numpy(trained.tensors["pool.prompts"].copy()).to(features.device)
     prompts = {block: pool[place, 0][None] for place, block in enumerate(trained.options["blocks"])}
     blocks: Any = vit.blocks
@@ -33,8 +33,8 @@ def prompts_used(features: Features, trained: Trained, pictures: Iterable[Pictur
             if prompt is not None:
                 uses.append(PromptUse(block=number, prompt=0, attention=_attention(block, x, prompt)))
             x = block(x, prompt)
-        found.append(uses)
-    return found
+        uses_per_image.append(uses)
+    return uses_per_image
 
 
 def _attention(block: Any, x: Tensor, prompt: Tensor) -> float:

@@ -1,6 +1,6 @@
 """From pictures to what is remembered of them: read, name by content, refuse contradictions, add features.
 
-Every picture is read and decoded once, before anything is learned. So all pictures that cannot be used are named first.
+Every picture is read and decoded once, before anything is learned. So all pictures that cannot be used are known first.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def scan(
     skip_broken: bool,
     progress: Report,
 ) -> NewPictures:
-    """Read and decode every picture once, and name it by its content. Leaves out pictures that are known, refuses a
-    picture in two classes, and names all that cannot be read, before anything is learned."""
+    """Read and decode every picture once, and name it by its content. Known pictures are left out. A picture that is in
+    two classes is refused, and so are those that cannot be read (all in one message), unless `skip_broken`."""
     owner = {int(n): name for name, record in known.items() for n in record.names}
     new, seen = NewPictures(decoded), dict[int, Picture]()
 
-    def look(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
+    def read(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
         try:
             content = picture.open()
             name = name_of(content)
@@ -57,14 +57,13 @@ def scan(
         except (UserError, OSError, ValueError) as error:
             return error
 
-    looked = parallel(look, pictures)
-    for done, (picture, found) in enumerate(zip(pictures, looked, strict=True), start=1):
+    for done, (picture, result) in enumerate(zip(pictures, parallel(read, pictures), strict=True), start=1):
         progress(Progress(Stage.STARTING, done, len(pictures), detail="looking through the files"))
-        if isinstance(found, Exception):
-            named = isinstance(found, UserError)
-            new.broken.append(str(found) if named else f"{picture.where}: cannot be read ({found})")
+        if isinstance(result, Exception):
+            names_itself = isinstance(result, UserError)
+            new.broken.append(str(result) if names_itself else f"{picture.where}: cannot be read ({result})")
             continue
-        name, pixels = found
+        name, pixels = result
         if name in seen:
             if seen[name].label != picture.label:
                 raise ImageError(
@@ -94,13 +93,13 @@ def scan(
 
 def features_of(extractor: Any, new: NewPictures, progress: Report) -> list[np.ndarray]:
     """Features [D] of each new picture."""
-    found = []
+    features = []
     for done, feature in enumerate(extractor.of(new.pictures), start=1):
         if isinstance(feature, Exception):
             raise feature
         progress(Progress(Stage.LEARNING, done, len(new.pictures)))
-        found.append(feature)
-    return found
+        features.append(feature)
+    return features
 
 
 def records_with(

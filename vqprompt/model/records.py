@@ -8,8 +8,8 @@ What is notable about this implementation:
   are kept of at most `KEPT` images per class: those with the smallest names. This choice depends only on the set of
   images, not on their order. The common covariance, the accuracy and the modes of a class are computed from the kept
   features; the mean of a class is computed from all its images.
-- A trained network knows the images that it was trained on. The images that were held out are marked, and accuracy is
-  measured with these.
+- A trained network answers too well on the images that it was trained on. So the images that were held out are marked,
+  and accuracy is measured with them.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class ClassRecord:
         """Of new images: names [n] without repetition, fixed-point features [n, D], and which were held out [n]."""
         order = np.argsort(names, kind="stable")
         unseen = np.ones(len(names), bool) if unseen is None else unseen
-        return cls.made(names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT])
+        return cls.from_sums(
+            names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT]
+        )
 
     @classmethod
-    def made(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
-        """Of sorted names, the sum of all features, and the features of the first names, with whether a network has
-        not seen them."""
+    def from_sums(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
+        """A record without its modes, which are computed here. Names are sorted."""
         return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP), unseen)
 
     def merged(self, other: ClassRecord) -> ClassRecord:
@@ -65,13 +66,13 @@ class ClassRecord:
         first = [r.names[: len(r.kept)] for r in (self, other)]
         best = np.argsort(np.concatenate(first), kind="stable")[:KEPT]
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
-        return self.made(names[order], self.total + other.total, kept, unseen)
+        return self.from_sums(names[order], self.total + other.total, kept, unseen)
 
     def moved(self, where: Callable[[np.ndarray], np.ndarray]) -> ClassRecord:
         """The same class after features moved. where: maps old features [n, D] to new ones. The map is linear, so the
         mean moves like the images."""
         total = np.rint(where(self.mean[None])[0] * (self.count / STEP)).astype(np.int64)
-        return self.made(self.names, total, to_fixed_point(where(self.features)), self.unseen)
+        return self.from_sums(self.names, total, to_fixed_point(where(self.features)), self.unseen)
 
     @property
     def count(self) -> int:

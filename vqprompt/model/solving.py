@@ -1,4 +1,4 @@
-"""A model's classifier, and what is known about it: solved from what is remembered, after every change."""
+"""A model's classifier, and what was measured about it: computed from what is remembered, after every change."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from vqprompt.model.records import ClassRecord, gram_of
 
 
 def solved(content: Content, gram: np.ndarray) -> Content:
-    """The content with its classifier and what was found out about it."""
+    """The content with its classifier, and what was measured about it."""
     measure = content.facts.get("measured", True)
     moved = content.facts.get("moved")
     if not content.classes:
         return replace(content, facts={"measured": measure}, solved=None, spread=None)
     names, records = list(content.classes), list(content.classes.values())
-    found = solve(records, gram)
-    c = found.calibration
+    solution = solve(records, gram)
+    c = solution.calibration
     facts: dict[str, Any] = {
         "measured": measure,
-        "shrinkage": found.shrinkage,
+        "shrinkage": solution.shrinkage,
         "temperature": c.temperature,
         "certainty": list(c.certainty),
         "nearness": list(c.nearness),
         "threshold": c.threshold if np.isfinite(c.threshold) else None,
-        "background": found.background.constant,
+        "background": solution.background.constant,
         "weighing": vars(c.weighing),
     }
     if moved:
         facts["moved"] = moved
-    testable = (found.tested > 0) & [record.unseen.any() for record in records]
+    testable = (solution.tested > 0) & [record.unseen.any() for record in records]
     if measure and testable.any() and len(names) > 1:
-        facts["accuracy"] = float((found.right[testable] / found.tested[testable]).mean())
+        facts["accuracy"] = float((solution.right[testable] / solution.tested[testable]).mean())
         facts["per_class"] = {
-            n: [int(r), int(t)] for n, r, t in zip(names, found.right * testable, found.tested * testable, strict=True)
+            n: [int(r), int(t)]
+            for n, r, t in zip(names, solution.right * testable, solution.tested * testable, strict=True)
         }
-        facts["calibration_error"] = list(found.calibration_error)
-    spread = np.concatenate([found.background.matrix, found.background.vector[None]])
-    return replace(content, facts=facts, solved=found.discriminant, spread=spread)
+        facts["calibration_error"] = list(solution.calibration_error)
+    spread = np.concatenate([solution.background.matrix, solution.background.vector[None]])
+    return replace(content, facts=facts, solved=solution.discriminant, spread=spread)
 
 
 def calibration_of(facts: dict[str, Any]) -> Calibration:

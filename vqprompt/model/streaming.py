@@ -1,8 +1,8 @@
 """Learning from more images than fit: shards, archives and folders of any size, on this machine or on a cluster.
 
-First, images are named by their content, to find copies and known ones. Then each is decoded, shown to the backbone,
-added to the sums of its class, and dropped. In memory are a few bytes per image, and what is remembered of the classes.
-So every file is read twice: once to name it, once to learn it.
+First, images are named by their content, to find copies and known ones. Then each is decoded, its features are added to
+the sums of its class, and it is dropped. Memory holds a few bytes per image, and what is remembered of the classes. So
+every file is read twice: once to name it, once to learn it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vqprompt.words import counted
 
 
 class Classroom(Protocol):
-    """Where images are looked at: this machine, or a cluster (on_ray.py)."""
+    """Where images are named and their features computed: this machine, or a cluster (on_ray.py)."""
 
     def name_all(
         self, pictures: Sequence[Picture], skip_broken: bool, progress: Report
@@ -91,7 +91,7 @@ def learn_many(
 
 @dataclass
 class NamedPictures:
-    """Pictures that are to be learned, by content. names: uint64 [n]."""
+    """Pictures that are to be learned, named by their content. names: uint64 [n]."""
 
     pictures: Sequence[Picture]
     names: np.ndarray
@@ -122,8 +122,8 @@ def sift(
     pictures: Sequence[Picture], names: np.ndarray, readable: np.ndarray, broken: list[str],
     known: dict[str, ClassRecord],
 ) -> NamedPictures:  # fmt: skip
-    """Leave out pictures that are known or repeated; refuse a picture in two classes. Only name and position of a
-    picture are kept in memory: 16 bytes."""
+    """Leave out pictures that are known or repeated; refuse a picture in two classes. Only the name and the position of
+    each picture are in memory: 16 bytes."""
     places = np.flatnonzero(readable)
     first = refuse_two_classes(pictures, places, names[places])
     taught = refuse_other_class(pictures, places[first], names[places][first], known)
@@ -207,13 +207,13 @@ def features_of(
             waiting.append(picture)  # so that a lazy sequence makes each one only once
             yield picture
 
-    found = extractor.of(passing())
-    for done, (name, feature) in enumerate(zip(new.names, found, strict=True), start=1):
+    features = extractor.of(passing())
+    for done, (name, feature) in enumerate(zip(new.names, features, strict=True), start=1):
         picture = waiting.popleft()
         if isinstance(feature, UserError | OSError):
             message = str(feature)
             if not skip_broken:
-                found.close()
+                features.close()
                 raise ImageError(f"{message} (or leave out such images: --skip-broken)")
             broken.append(message)
         elif isinstance(feature, Exception):
@@ -228,7 +228,7 @@ def to_learn(
 ) -> tuple[Sequence[Picture], list[str]]:
     """The pictures of any source, with clean class names. Pictures of shards are made on demand."""
     if labels is None and isinstance(source, str | Path) and (many := shard_pictures(source)) is not None:
-        if any(True for _ in exclude):
+        if list(exclude):
             raise UserError(f"{source}: images in shards have no paths of their own; leave out --exclude")
         left_out = len(many.shards.labels) - len(many)
         return many, [f"{counted(left_out, 'test image')} left out"] if left_out else []

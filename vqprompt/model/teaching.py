@@ -109,9 +109,9 @@ def _expectations(counts: dict[str, int]) -> list[str]:
 
 def _suffering(before: dict[str, Any], now: dict[str, Any]) -> tuple[tuple[str, float, float], ...]:
     old, new = before.get("per_class", {}), now.get("per_class", {})
-    found = [(n, old[n][0] / old[n][1], new[n][0] / new[n][1]) for n in old if old[n][1] and new.get(n, (0, 0))[1]]
-    worse = [f for f in found if f[1] - f[2] > SUFFERS]
-    return tuple(sorted(worse, key=lambda f: f[2] - f[1]))
+    shares = [(n, old[n][0] / old[n][1], new[n][0] / new[n][1]) for n in old if old[n][1] and new.get(n, (0, 0))[1]]
+    worse = [s for s in shares if s[1] - s[2] > SUFFERS]
+    return tuple(sorted(worse, key=lambda s: s[2] - s[1]))
 
 
 def without(pictures: list[Picture], exclude: Iterable[str | Path]) -> list[Picture]:

@@ -1,8 +1,8 @@
 """Trains a model's network: prompts in every block (effort good), or a low-rank change of its weights (best).
 
 Our own two methods are trained with the learner's loop, one task per teaching. The classifier is not trained: it is
-solved from what is remembered, as at effort instant. Training moves features, so what is remembered of old classes has
-to move along. How, is estimated from the new images, whose features are computed before and after training.
+solved from what is remembered, as at effort instant. Training moves features, so what is remembered of old classes must
+move too. How far is estimated from the new images, whose features are computed before and after training.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOOKS = 2.0  # forward passes per image with a trained network: the image and it
 
 @dataclass(frozen=True, eq=False)
 class Retrained:
-    """The network after a teaching. classes: all of them, the old ones moved along. changed: those that got images."""
+    """The network after a teaching. classes: all of them, the old ones moved. changed: those that got images."""
 
     trained: Trained
     classes: dict[str, ClassRecord]
@@ -108,14 +108,14 @@ def train(
 
 
 def with_trained(plain: Features, trained: Trained) -> Features:
-    """Features under a trained network: two class tokens, each scaled to one length, averaged over an image and its
-    mirror image."""
+    """Features under a trained network: two class tokens, each scaled to the same length, averaged over an image and
+    its mirror image."""
     method, vit = build(plain.vit, trained)
     tokens = trained.options["class_tokens"]
 
     def encode(images: torch.Tensor) -> torch.Tensor:
-        found = method.features(View(vit, lambda: images))[0]
-        return found.unflatten(1, (tokens, -1)).flip(1).flatten(1)  # the last block comes last, as without training
+        features = method.features(View(vit, lambda: images))[0]
+        return features.unflatten(1, (tokens, -1)).flip(1).flatten(1)  # the last block comes last, as without training
 
     return Features(vit, plain.crop, plain.device, encode)
 

@@ -2,7 +2,7 @@
 
 One class per kind of covariance: `DiagonalGaussians` (the paper), `FullGaussians` (one matrix per class) and
 `SharedGaussians` (one matrix for all classes, kept as a sum). With several centroids per class, each has its own mean
-(and variance), found by k-means. When a method's features move, what is remembered moves along (drift.py).
+(and variance); k-means finds them. When a method's features move, what is remembered moves too (drift.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Covariance = Literal["diagonal", "full", "shared"]
 Variance = Literal["sample", "population"]
 """Divide the squared residuals by n − 1, or by n."""
 CentroidWeights = Literal["size", "equal"]
-"""How often pseudo-features come from a centroid: as often as images do, or as often as from any other one that holds
-more than one image (HiDe-Prompt and VQ-Prompt as published)."""
+"""How often pseudo-features come from a centroid: in proportion to its images, or equally often from all that have more
+than one image (HiDe-Prompt and VQ-Prompt as published)."""
 JITTER = 1e-4  # added to every variance, as in the released code
 
 
@@ -33,9 +33,9 @@ class ClassStatistics(nn.Module, ABC):
     kind: ClassVar[Covariance]
     Sums: ClassVar[type[ClassSums]]
     means: Tensor  # [C, k, D]
-    shares: Tensor  # [C, k], the fraction of the class that each centroid holds
+    shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
     spread: Tensor  # the covariance, in the form that each kind describes
-    seen: Tensor  # [1], images behind a shared scatter; other kinds do not use it
+    seen: Tensor  # [1], degrees of freedom of a shared scatter; other kinds do not use it
 
     def __init__(
         self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size"
@@ -54,21 +54,23 @@ class ClassStatistics(nn.Module, ABC):
         """Shape of `spread` before the first class."""
 
     @abstractmethod
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor | None:
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor | None:
         """Add one class: residuals from the centroids [n, D], membership [k, n], images per centroid [k]. Returns the
         class's row of `spread`, if this kind has one row per class."""
 
     @abstractmethod
     def _add_squares(self, sums: ClassSums) -> Tensor | None:
-        """Add all classes of `sums` (which are of this kind). Returns their rows of `spread`, if this kind has some."""
+        """Add all classes of `sums`. Returns their rows of `spread`, if this kind has one row per class."""
 
     @abstractmethod
     def shared_covariance(self) -> Tensor:
         """One covariance for all classes [D, D], about each centroid."""
 
-    @abstractmethod
     def _move_spread(self, drift: Drift) -> None:
-        """Move the covariance with the drift."""
+        """Move the covariance with the drift. Here: for matrices."""
+        if drift.matrix is not None:
+            matrix = drift.matrix.to(self.spread)
+            self.spread = matrix.T @ self.spread @ matrix
 
     def roots(self) -> Tensor | None:
         """Matrices that turn white noise into each class's noise [C or 1, D, D]; None for diagonal covariances."""
@@ -100,42 +102,42 @@ class ClassStatistics(nn.Module, ABC):
         for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
             member = self._assign(own)
             belongs = F.one_hot(member, self.centroids).to(own).T  # a product adds up in the same order every time
-            held = belongs.sum(1)
-            mean = belongs @ own / held.clamp(min=1)[:, None]
-            row = self._add_spread(own - mean[member], belongs, held)
+            sizes = belongs.sum(1)
+            mean = belongs @ own / sizes.clamp(min=1)[:, None]
+            row = self._add_spread(own - mean[member], belongs, sizes)
             means.append(mean[None])
-            shares.append(self._shares(held)[None])
+            shares.append(self._shares(sizes)[None])
             rows += [] if row is None else [row[None]]
         self.means, self.shares = torch.cat(means), torch.cat(shares)
         if rows:
             self.spread = torch.cat([self.spread, *rows])
 
     def new_sums(self, classes: int) -> ClassSums:
-        """To be filled batch by batch with the features of new classes, then given to `add_sums`."""
+        """Empty sums. Fill them batch by batch with the features of new classes, then give them to `add_sums`."""
         return self.Sums(len(self.means), classes, self.width, self.means.device)
 
     @torch.no_grad()
     def add_sums(self, sums: ClassSums) -> None:
-        """Add new classes by sums: what `add` gives, up to rounding. Not for several centroids, which k-means finds by
-        comparing features."""
+        """Add new classes by their sums. The result is that of `add`, up to rounding. Not for several centroids per
+        class: k-means needs the features themselves."""
         if self.centroids > 1:
-            raise ValueError("several centroids per class cannot be found from sums")
+            raise ValueError("several centroids per class cannot be computed from sums")
         rows = self._add_squares(sums)
         self.means = torch.cat([self.means, sums.means.to(self.means)[:, None]])
         self.shares = torch.cat([self.shares, torch.ones(len(sums.means), 1).to(self.shares)])
         if rows is not None:
             self.spread = torch.cat([self.spread, rows.to(self.spread)])
 
-    def _shares(self, held: Tensor) -> Tensor:
-        """Weights of a class's centroids, from the images that each holds [k]."""
+    def _shares(self, sizes: Tensor) -> Tensor:
+        """Weights of a class's centroids, from the number of images of each [k]."""
         if self.weights == "equal":
-            several = held > 1 if bool((held > 1).any()) else held > 0  # keep a class that has only single images
+            several = sizes > 1 if bool((sizes > 1).any()) else sizes > 0  # a class must keep at least one centroid
             return several / several.sum()
-        return held / held.sum()
+        return sizes / sizes.sum()
 
-    def _degrees(self, held: Tensor) -> Tensor:
+    def _degrees(self, sizes: Tensor) -> Tensor:
         """The divisor of the squared residuals."""
-        return (held - int(self.variance == "sample")).clamp(min=1)
+        return (sizes - int(self.variance == "sample")).clamp(min=1)
 
     def _assign(self, own: Tensor) -> Tensor:
         """Which centroid each feature of a class belongs to."""
@@ -143,8 +145,8 @@ class ClassStatistics(nn.Module, ABC):
             return torch.arange(len(own), device=own.device) % self.centroids
         from sklearn.cluster import KMeans
 
-        found = KMeans(self.centroids, n_init=1, random_state=0).fit_predict(own.cpu().numpy())
-        return torch.as_tensor(found, dtype=torch.long, device=own.device)
+        member = KMeans(self.centroids, n_init=1, random_state=0).fit_predict(own.cpu().numpy())
+        return torch.as_tensor(member, dtype=torch.long, device=own.device)
 
     @torch.no_grad()
     def move(self, drift: Drift) -> None:
@@ -158,11 +160,12 @@ class ClassStatistics(nn.Module, ABC):
         return (self.means * self.shares[..., None]).sum(1)
 
     def class_covariance(self) -> Tensor:
-        """One covariance for all classes [D, D]: that within centroids plus that between the centroids of a class."""
+        """One covariance for all classes [D, D]: within centroids, plus between the centroids of a class."""
         apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
         return self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
 
     def _between(self, covariance: Tensor) -> Tensor:
+        """What this kind keeps of the covariance between centroids."""
         return covariance
 
     def sample(
@@ -188,8 +191,8 @@ class ClassStatistics(nn.Module, ABC):
     def sample_some(
         self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`count` pseudo-features [count, D] of classes drawn at random, and their labels: for more classes than can
-        all have their turn. Not for one matrix per class, which would have to be copied for every feature."""
+        """`count` pseudo-features [count, D] of classes drawn at random, and their labels. For many classes, where not
+        all of them can be sampled. Not for full covariances: a matrix would be copied for every feature."""
         labels = torch.randint(len(self.means), (count,), device=self.means.device, generator=generator)
         where: tuple[Tensor, ...] = (labels,)
         if self.centroids > 1:
@@ -210,12 +213,12 @@ class DiagonalGaussians(ClassStatistics):
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (0, self.centroids, width)
 
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return belongs @ rest.square() / self._degrees(held)[:, None] + JITTER
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
+        return belongs @ residuals.square() / self._degrees(sizes)[:, None] + JITTER
 
     def _add_squares(self, sums: ClassSums) -> Tensor:
-        rest = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
-        return (rest / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
+        scatter = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
+        return (scatter / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
 
     def shared_covariance(self) -> Tensor:
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
@@ -241,27 +244,22 @@ class FullGaussians(ClassStatistics):
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (0, width, width)
 
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> Tensor:
-        return rest.T @ rest / max(len(rest) - int(self.variance == "sample"), 1)
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
+        return residuals.T @ residuals / max(len(residuals) - int(self.variance == "sample"), 1)
 
     def _add_squares(self, sums: ClassSums) -> Tensor:
-        rest = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
-        return rest / self._degrees(sums.counts)[:, None, None]
+        scatter = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
+        return scatter / self._degrees(sums.counts)[:, None, None]
 
     def shared_covariance(self) -> Tensor:
         return self.spread.mean(0)
-
-    def _move_spread(self, drift: Drift) -> None:
-        if drift.matrix is not None:
-            matrix = drift.matrix.to(self.spread)
-            self.spread = matrix.T @ self.spread @ matrix
 
     def roots(self) -> Tensor:
         return _root(self.spread)
 
 
 class SharedGaussians(ClassStatistics):
-    """One scatter matrix for all classes: spread [D, D], a sum over the images in `seen`."""
+    """One scatter matrix for all classes: spread [D, D], a sum over all images. Divided by `seen`: the covariance."""
 
     kind = "shared"
     Sums = SharedSums
@@ -269,9 +267,9 @@ class SharedGaussians(ClassStatistics):
     def _empty_spread(self, width: int) -> tuple[int, ...]:
         return (width, width)
 
-    def _add_spread(self, rest: Tensor, belongs: Tensor, held: Tensor) -> None:
-        self.spread = self.spread + rest.T @ rest
-        self.seen = self.seen + max(len(rest) - self.centroids, 0)
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> None:
+        self.spread = self.spread + residuals.T @ residuals
+        self.seen = self.seen + max(len(residuals) - self.centroids, 0)
 
     def _add_squares(self, sums: ClassSums) -> None:
         self.spread = (self.spread + (sums.squares - sums.totals.T @ sums.means)).to(self.spread)
@@ -279,11 +277,6 @@ class SharedGaussians(ClassStatistics):
 
     def shared_covariance(self) -> Tensor:
         return self.spread / self.seen.clamp(min=1)
-
-    def _move_spread(self, drift: Drift) -> None:
-        if drift.matrix is not None:
-            matrix = drift.matrix.to(self.spread)
-            self.spread = matrix.T @ self.spread @ matrix
 
     def roots(self) -> Tensor:
         return _root(self.shared_covariance()[None])
@@ -315,8 +308,10 @@ def make_statistics(
 def _root(matrix: Tensor) -> Tensor:
     """A factor A with A Aᵀ = matrix + jitter; in double, because few images give a nearly singular covariance."""
     identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
-    for jitter in (JITTER, 10 * JITTER, 100 * JITTER):  # a covariance that was moved may be more than slightly singular
+    for jitter in (JITTER, 10 * JITTER, 100 * JITTER):  # after a drift, a covariance may need more of it
         factor, failed = torch.linalg.cholesky_ex(matrix.double() + jitter * identity)
         if not failed.any():
             return factor.float()
-    raise UserError("the covariances of some classes are not finite or not positive; use more images or a lower rate")
+    raise UserError(
+        "the covariances of some classes are not finite or not positive; use more images or a lower learning rate"
+    )

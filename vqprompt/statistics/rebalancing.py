@@ -25,7 +25,7 @@ class Rebalancing(BaseModel, extra="forbid"):
     covariance: Covariance = Field("diagonal", description="diagonal as in the paper, full per class, or one shared")
     centroids: int = Field(1, ge=1, description="Gaussians per class")
     centroid_weights: CentroidWeights = Field(
-        "size", description="draw from a centroid as often as it holds images, or from all but single images equally"
+        "size", description="draw in proportion to a centroid's images, or equally from all with more than one image"
     )
     variance: Variance = Field("sample", description="squared residuals divided by n - 1, or by n (population)")
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
@@ -40,7 +40,7 @@ class Rebalancing(BaseModel, extra="forbid"):
         "old", description="one step per epoch for each old class, or for each class seen"
     )
     steps: int = Field(
-        200, ge=1, description="most steps per epoch: without a limit, time grows with the square of the classes"
+        200, ge=1, description="most steps per epoch; without a limit, twice the classes take four times as long"
     )
     logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
     norm_by_task: bool = Field(False, description="divide by the mean of the tasks' norms, not by the norm of all")
@@ -71,10 +71,12 @@ def rebalance(
     seed: int,
     task_sizes: Sequence[int] | None = None,
 ) -> None:
-    """Correct the classifier, using only the statistics. Each epoch draws `batch_size * ratio` pseudo-features per
-    class, shuffles them, and takes one step of that many for every OLD class (or every class, by `steps_for`), up to
-    `steps`. Where `steps` is the limit, only as many are drawn as these steps need, of classes drawn at random: time
-    and memory then do not grow with what would never be looked at.
+    """Correct the classifier, using only the statistics.
+
+    Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
+    class (or every class, by `steps_for`), each with that many features, but at most `steps` steps. If this limit
+    applies, only as many features are drawn as these steps need, of classes chosen at random. This saves time and
+    memory for features that no step would use.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
     """
@@ -108,7 +110,7 @@ def rebalance(
         set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
         if limited:
             features, labels = statistics.sample_some(count * steps, generator, scales, roots)
-            order = torch.arange(len(labels), device=device)  # drawn in random order
+            order = torch.arange(len(labels), device=device)  # their classes are already in random order
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
@@ -120,7 +122,7 @@ def rebalance(
 
 
 def released_rate(lr: float, step: int, steps: int) -> float:
-    """VQ-Prompt's published rate: its scheduler is set up for lr, but the first step still has ten times that."""
+    """VQ-Prompt's published rate: its scheduler starts from lr, but the first step still has ten times that."""
     return 10 * lr if step == 0 else cosine_decay(lr, 1e-6, step - 1, steps)
 
 

@@ -1,6 +1,6 @@
-"""Class statistics as sums, for features that come in batches and are not held: n, Σx and Σxxᵀ of each class.
+"""Class statistics as sums, for features that come in batches and are not kept: n, Σx and Σxxᵀ of each class.
 
-Sums are in float64 and can be added up over several processes, each of which saw other images.
+Sums are in float64. Processes that saw different images can add theirs up.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ClassSums:
         return (0,)
 
     def _add_squares(self, features: Tensor, present: Tensor, member: Tensor, belongs: Tensor) -> None:
-        """present: classes in this batch, each once. member: of these, the one of each feature; belongs: the same as a
-        matrix [classes, B]."""
+        """present: classes in this batch, each once. member: the position of each feature's class in `present` [B].
+        belongs: the same as a matrix [classes, B]."""
 
 
 class DiagonalSums(ClassSums):

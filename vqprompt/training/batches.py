@@ -17,7 +17,7 @@ from vqprompt.runtime import derive_seed
 from vqprompt.training.optim import Inputs
 from vqprompt.training.settings import Training
 
-MIXED = 2  # groups whose images are shuffled together; the reader of parquet files keeps three
+MIXED = 2  # groups whose images are shuffled together; the reader of parquet files keeps three in memory
 
 
 class KnownQueries(Protocol):
@@ -64,7 +64,7 @@ class TaskBatches:
         return epoch_batches(len(self.images), s.batch_size, s.epochs, self.seed, self.images.groups)
 
     def _order(self, epoch: int) -> list[Tensor]:
-        """The batches of an epoch. Only one epoch's are in memory; they are drawn one after the other."""
+        """The batches of an epoch. Epochs are drawn one after the other, and only one of them is in memory."""
         if epoch < self._next:
             self._orders = enumerate(self._draw_orders())
         self._next = epoch + 1
@@ -92,8 +92,8 @@ def epoch_batches(
     With fewer than four batches per epoch, many images would be left out; then the next epoch shows the rest in
     addition to all images. A single epoch, or a task smaller than a batch, leaves out nothing.
 
-    groups: of each image, where those of a group are best read together. Then the groups are shuffled, and the images
-    of `MIXED` groups at a time.
+    groups: the group of each image, if the images of a group are best read together. Then the groups are shuffled, and
+    the images of `MIXED` groups at a time.
     """
     rest = torch.empty(0, dtype=torch.long)
     for epoch in range(epochs):
@@ -119,7 +119,7 @@ def epoch_views(
 ) -> Iterator[tuple[Tensor, Inputs]]:  # fmt: skip
     """For each step of an epoch: which images, and their pixels, boxes and flips on the device.
 
-    rows: which rows of a batch are wanted, by its number and size. Batches without any are left out.
+    rows: which rows of a batch are wanted, by its number and size. A batch without wanted rows is left out.
     """
     aspect, wanted = images.aspect, [rows(number, len(batch)) for number, batch in enumerate(batches)]
 
@@ -131,7 +131,7 @@ def epoch_views(
             if settings.augment == "crop-color":
                 inputs["colors"] = random_colors(len(batch), generator)
             if len(batch[own]):
-                yield {name: drawn[own].to(device, non_blocking=True) for name, drawn in inputs.items()}
+                yield {name: values[own].to(device, non_blocking=True) for name, values in inputs.items()}
 
     read = [batch[own] for batch, own in zip(batches, wanted, strict=True) if len(batch[own])]
     for (index, pixels), inputs in zip(images.batches(read, device), drawn(), strict=True):
@@ -157,6 +157,6 @@ def draw(inputs: Inputs, vit: ViT) -> Tensor:
 
 
 def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
-    """Images without augmentation, rendered when they are asked for."""
+    """Images without augmentation, rendered when they are needed."""
     boxes = central_boxes(aspect, test_crop).to(pixels.device)
     return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)

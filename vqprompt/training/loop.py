@@ -1,7 +1,7 @@
 """The one training loop (paper, section 4.4): optimizer and schedule by settings, everything drawn from seeds.
 
 All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time. So an epoch
-can be repeated, and a run that was killed and resumed ends like one that was not.
+can be repeated, and a run that was killed and resumed gives the same result as one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class TrainingLoop:
                     self.images_seen += size
                     self.progress(Progress(Stage.LEARNING, shown, total))
             self.next_epoch = number + 1
-            together = self.ranks.add_up(torch.stack(values, dim=1))
-            per_term = together.tolist()  # the device is waited for once per epoch, here
+            summed = self.ranks.add_up(torch.stack(values, dim=1))
+            per_term = summed.tolist()  # the only place that waits for the device, once per epoch
             self.seconds += time.perf_counter() - started
             yield Epoch(number, dict(zip(losses, per_term, strict=True)))
         self.optimizer.zero_grad(set_to_none=True)

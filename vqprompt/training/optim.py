@@ -43,7 +43,7 @@ def set_rates(optimizer: torch.optim.Optimizer, rate: float | Rate) -> None:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, largest: float) -> None:
-    """Scale gradients down to a norm. Groups count together, except those that name another part by `clip`."""
+    """Scale gradients down to a norm of at most `largest`. Parameter groups with the same `clip` share one norm."""
     parts: dict[str, list[Tensor]] = {}
     for group in optimizer.param_groups:
         parts.setdefault(group.get("clip", ""), []).extend(group["params"])

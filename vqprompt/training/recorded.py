@@ -13,8 +13,8 @@ from vqprompt.training.optim import Inputs, Losses
 class Recorded:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
 
-    The first step is not recorded: compilers, allocators and the optimizer's state are set up in it. Batches of another
-    shape are not recorded either, nor is any step if the recording fails, or if it is not `wanted`.
+    The first step is not recorded, because compilers, allocators and the optimizer's state are set up in it. Batches of
+    another shape are not recorded either. If recording fails, or is not `wanted`, no step is recorded.
     """
 
     EAGER_STEPS = 1
@@ -44,7 +44,7 @@ class Recorded:
                     self.losses = self.step(self.inputs)
             except RuntimeError as error:
                 self.enabled = False
-                warnings.warn(f"training runs unrecorded, and slower: {error}", stacklevel=2)
+                warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
                 return self.step(inputs)
             self.graph = graph
         for name, tensor in inputs.items():

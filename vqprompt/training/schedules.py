@@ -1,7 +1,7 @@
 """Learning rates over a task: our own schedule, and those of published code.
 
-A schedule gives the rate of a parameter group from its `scale`, because some published ones hold all groups at one rate
-whatever their scale.
+A schedule gives the rate of a parameter group from its `scale`, because some published ones use the same rate for all
+groups in some steps, whatever their scale.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def rate_at(settings: Training, epoch: int, step: int, steps: int) -> Rate:
 
 
 def _released(settings: Training, step: int, steps: int, peak: float) -> float:
-    """The published scheduler is set up after the first rate was, so its schedule begins one step late. It counts
-    `nominal_steps` per epoch; a task with fewer does not reach the end, one with more stays at min_lr."""
+    """The published code sets the first rate before its scheduler, so the schedule begins one step late. It counts
+    `nominal_steps` per epoch: a task with fewer does not reach the end, a task with more stays at min_lr."""
     planned, late = settings.nominal_steps * settings.epochs or steps, step - 1
     if step == 0:
         return peak

@@ -28,9 +28,11 @@ class Training(BaseModel, extra="forbid"):
         description="cosine per step; constant; steps at `milestones`; cosine per epoch; VQ-Prompt's and CODA's own",
     )
     milestones: list[float] = Field([], description="steps only: shares of the epochs after which the rate drops")
-    gamma: float = Field(0.1, gt=0, le=1, description="steps only: factor of a drop")
-    hold: int = Field(0, ge=0, description="released only: steps held at min_lr, after a first one at the full rate")
-    nominal_steps: int = Field(0, ge=0, description="released only: steps per epoch it was made for; 0: the real ones")
+    gamma: float = Field(0.1, gt=0, le=1, description="steps only: factor of the rate at each milestone")
+    hold: int = Field(0, ge=0, description="released only: steps at min_lr, after a first step at the full rate")
+    nominal_steps: int = Field(
+        0, ge=0, description="released only: steps per epoch that it assumes; 0: the real number"
+    )
     clip: float = Field(0.0, ge=0, description="largest norm of the gradient; 0: not clipped")
     normalize: Normalize = Field(
         "backbone", description="as the backbone's card says; none: pixels in [0, 1] as they are; or ImageNet's"
@@ -47,6 +49,8 @@ class Training(BaseModel, extra="forbid"):
         STORED_MARGIN,
         ge=1,
         le=8,
-        description="images are kept at this multiple of the size; more: sharper crops",
+        description="images are stored at this multiple of the size; a larger one gives sharper crops",
     )
-    test_crop: float = Field(0.875, ge=0, le=1, description="side of the central test crop; 0: whole image, squashed")
+    test_crop: float = Field(
+        0.875, ge=0, le=1, description="central test crop, as a share of the short side; 0: whole image"
+    )

@@ -13,7 +13,7 @@ from vqprompt.distributed import WHOLE, Part
 
 
 class View:
-    """A batch of images as a method sees it. Nothing is computed before it is asked for."""
+    """A batch of images as a method sees it. Nothing is computed before it is needed."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class View:
 
     @cached_property
     def query(self) -> Tensor:
-        """Class-token features without prompts [B, D]; known beforehand for images that are not augmented."""
+        """Class-token features without prompts [B, D]; already known for images that are not augmented."""
         if self._query is not None:
             return self._query
         with torch.no_grad():
@@ -54,14 +54,17 @@ class View:
 
     def mirrored(self) -> View:
         """The mirrored images. They keep their query, so an image and its mirror image get the same prompts."""
-        known = self.query if "query" in self.__dict__ or self._query is not None else None
-        return View(self.vit, lambda: self.images.flip(-1), known, task=self.task)
+        return View(self.vit, lambda: self.images.flip(-1), self._known_query, task=self.task)
 
     def through(self, vit: ViT) -> View:
         """The same images, without labels, for another network. With the same network, nothing is computed twice."""
-        other = View(vit, lambda: self.images)
-        if vit is self.vit:
-            other.__dict__["tokens"] = self.tokens
-            if "query" in self.__dict__ or self._query is not None:
-                other.__dict__["query"] = self.query
+        if vit is not self.vit:
+            return View(vit, lambda: self.images)
+        other = View(vit, lambda: self.images, self._known_query)
+        other.tokens = self.tokens
         return other
+
+    @property
+    def _known_query(self) -> Tensor | None:
+        """The query, if it was given or is already computed."""
+        return self.__dict__.get("query", self._query)
