@@ -16,8 +16,10 @@ from conftest import TINY, command_environment, make_vit
 
 from vqprompt import distributed
 from vqprompt.backbones.load import save_backbone
+from vqprompt.commands import launch
 from vqprompt.distributed import Ranks, SeveralRanks, Share
 from vqprompt.errors import UserError
+from vqprompt.lifelines import LOST_STATUS
 from vqprompt.methods import METHODS
 from vqprompt.result import RunResult
 from vqprompt.runs import runner
@@ -132,6 +134,17 @@ class Storm:
             if mine and "RANK" in settings:
                 found[int(settings["RANK"])] = int(place.name)
         return found
+
+
+@pytest.mark.parametrize("other", [LOST_STATUS, 128 + signal.SIGTERM, -signal.SIGTERM])
+def test_the_launcher_reports_a_killed_process_however_the_others_ended(other, capsys):
+    assert launch._explain({0: -signal.SIGKILL, 1: other}, 2) == 1
+    assert "process 1 of 2 was killed (SIGKILL)" in capsys.readouterr().err
+
+
+def test_the_launcher_adds_nothing_to_what_a_process_has_printed(capsys):
+    assert launch._explain({0: 2, 1: 128 + signal.SIGTERM}, 2) == 2
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds its processes in /proc")

@@ -43,7 +43,8 @@ def launch(count: int) -> None:
 def _explain(statuses: dict[int, int], count: int) -> int:
     """The exit status of the run, from those of its processes. A process that ended by itself has printed why; about
     one that was killed, this prints a message. statuses: by rank; minus the signal, for a process that was killed."""
-    explained = [status for status in statuses.values() if status > 0 and status != LOST_STATUS]
+    because_of_others = (LOST_STATUS, 128 + signal.SIGTERM)  # these say nothing: the launcher knows the reason
+    explained = [status for status in statuses.values() if status > 0 and status not in because_of_others]
     if explained:
         return max(explained)
     killed = {rank: signal.Signals(-status).name for rank, status in statuses.items() if status < 0}
