@@ -1,5 +1,7 @@
 """A tiny ViT, tiny synthetic streams, and a home of its own for every test."""
 
+import atexit
+import gc
 import os
 import random
 import sys
@@ -28,6 +30,13 @@ settings.register_profile(
     "vqprompt", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("vqprompt")
+
+
+def pytest_collection_finish():
+    """What was imported stays: it need not be searched for garbage again and again, nor at the end."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.freeze)
 
 
 @pytest.fixture(autouse=True, scope="session")
