@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import multiprocessing
 import os
 import random
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from warm import warm_instead_of_spawned
 
 from vqprompt.backbones.vit import ViT, ViTConfig
 from vqprompt.commands import app as cli
@@ -32,6 +34,12 @@ settings.register_profile(
 settings.load_profile("vqprompt")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, because some tests wait: for a browser, a cluster, a server."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1 if os.environ.get("OMP_NUM_THREADS", "1") == "1" else cores
+
+
 def pytest_collection_finish():
     """What was imported stays: it need not be searched for garbage again and again, nor at the end."""
     gc.collect()
@@ -45,6 +53,7 @@ def whole_session(tmp_path_factory):
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VQPROMPT_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr(multiprocessing, "get_context", warm_instead_of_spawned())
         yield
 
 
