@@ -1,5 +1,8 @@
 """A tiny ViT, tiny synthetic streams, and a home of its own for every test."""
 
+import atexit
+import gc
+import multiprocessing
 import os
 import random
 import sys
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from warm import warm_instead_of_spawned
 
 from vqprompt.backbones.vit import ViT, ViTConfig
 from vqprompt.commands import app as cli
@@ -30,12 +34,26 @@ settings.register_profile(
 settings.load_profile("vqprompt")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, because some tests wait: for a browser, a cluster, a server."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + 1 if os.environ.get("OMP_NUM_THREADS", "1") == "1" else cores
+
+
+def pytest_collection_finish():
+    """What was imported stays: it need not be searched for garbage again and again, nor at the end."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.freeze)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def whole_session(tmp_path_factory):
     """One thread per process, unless OMP_NUM_THREADS says otherwise; and a home for fixtures that outlive a test."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VQPROMPT_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setattr(multiprocessing, "get_context", warm_instead_of_spawned())
         yield
 
 

@@ -14,6 +14,8 @@ from conftest import make_learner, make_vit, same_tensors, tensors_of
 from pydantic import BaseModel, ValidationError
 
 from vqprompt import Learner, Stream, open_dataset
+from vqprompt.backbones.load import save_backbone
+from vqprompt.backbones.vit import ViTConfig
 from vqprompt.data.images import Images
 from vqprompt.errors import PastImagesError
 from vqprompt.learner.checkpoint import read_checkpoint
@@ -22,7 +24,7 @@ from vqprompt.progress import Progress, Stage
 from vqprompt.report.pages import write_report
 from vqprompt.result import RunResult
 from vqprompt.runs import runner as runs
-from vqprompt.runs.config import resolve
+from vqprompt.runs.config import RunConfig, resolve
 from vqprompt.training.settings import Training
 
 TASKS = [["cat", "star"], ["pizza", "ladder"], ["fish", "umbrella"]]
@@ -42,12 +44,17 @@ def cheap(name: str) -> dict:
     return {key: value for key, value in CHEAP.items() if key in METHODS[name].Options.model_fields}
 
 
-def settings(name: str) -> dict:
-    return {**SETTINGS, "method": name, **cheap(name)}
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """As wide as ViT-S, so that threads share its work, but not as deep."""
+    path = tmp_path_factory.mktemp("weights") / "five-blocks.safetensors"
+    save_backbone(make_vit(ViTConfig(width=384, depth=5, heads=6, patch=14, image_size=SIZE)), path)
+    return path
 
 
 @dataclass
 class Ran:
+    config: RunConfig
     folder: Path  # of a run that was left alone
     result: RunResult
     learner: Learner  # alive, as the run left it
@@ -61,10 +68,11 @@ class Ran:
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def ran(request, tmp_path_factory) -> Ran:
+def ran(request, weights, tmp_path_factory) -> Ran:
     """One run. At each step of the training every task's images are asked for; as the last task begins, the folder is
     copied, which is what a kill would leave there."""
-    folder = tmp_path_factory.mktemp("run")
+    name, folder = request.param, tmp_path_factory.mktemp("run")
+    config = resolve({**SETTINGS, "backbone": str(weights), "method": name, **cheap(name)})
     made: dict = {"refused": 0}
     killed = folder / "killed"
 
@@ -93,8 +101,8 @@ def ran(request, tmp_path_factory) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "Learner", recorded("learner", Learner))
         patch.setattr(runs, "Stream", recorded("stream", Stream))
-        result = runs.run(resolve(settings(request.param)), folder / "whole", progress=progress, report=False)
-    yield Ran(folder / "whole", result, made["learner"], made["stream"], killed, made["refused"])
+        result = runs.run(config, folder / "whole", progress=progress, report=False)
+    yield Ran(config, folder / "whole", result, made["learner"], made["stream"], killed, made["refused"])
     shutil.rmtree(folder)  # a tuned backbone takes room
 
 
@@ -128,8 +136,7 @@ def test_prompt_use(ran):
 
 @pytest.mark.bits
 def test_resumed_it_ends_the_same_to_the_last_bit(ran):
-    config = resolve(settings(ran.result.method))
-    resumed = runs.run(config, ran.killed, resume=True, report=False)
+    resumed = runs.run(ran.config, ran.killed, resume=True, report=False)
     for key in ("accuracy", "losses", "prompt_use", "parameters", "bytes_per_class", "exemplars"):
         assert getattr(resumed, key) == getattr(ran.result, key), key
     one, other = read_checkpoint(ran.folder), read_checkpoint(ran.killed)

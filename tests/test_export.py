@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_vit
+from conftest import TINY, make_vit
 from drawings import write_drawings
 from PIL import Image
 
@@ -34,9 +34,9 @@ def images(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Model:
-    """A tiny backbone of random weights."""
+    """A tiny backbone of random weights; every block of it takes seconds to export."""
     home = tmp_path_factory.mktemp("taught")
-    save_backbone(make_vit(), home / "tiny.safetensors")
+    save_backbone(make_vit(replace(TINY, depth=3)), home / "tiny.safetensors")
     found = Model(home / "tiny.safetensors", device="cpu")
     folder = write_drawings(home / "first", NAMES, range(20))
     found.learn(folder)

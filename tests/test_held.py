@@ -46,15 +46,16 @@ def learn_and_test(learner: Learner, stream: Stream, progress=lambda event: None
 
 
 class Tensors:
-    """The most bytes of tensors that were alive at any progress event of statistics and tests."""
+    """The most bytes of new tensors that were alive at any progress event of statistics and tests."""
 
     def __init__(self) -> None:
         gc.collect()
-        self.before, self.most = self.alive(), 0
+        gc.freeze()  # what is alive now, all imported modules among it, is not looked at again: that would take long
+        self.most = 0
 
     def __call__(self, event) -> None:
         if event.stage is not Stage.LEARNING:
-            self.most = max(self.most, self.alive() - self.before)
+            self.most = max(self.most, self.alive())
 
     @staticmethod
     def alive() -> int:

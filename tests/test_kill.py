@@ -42,12 +42,14 @@ def assert_same_end(a: Path, b: Path) -> None:
 
 def start(folder: Path, home: Path, *program: str) -> subprocess.Popen:
     environment = command_environment(home) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
-    command = [sys.executable, *program, "run", "--out", str(folder), *RUN]
+    backbone = str(folder.with_name("tiny.safetensors"))
+    command = [sys.executable, *program, "run", "--out", str(folder), "--backbone", backbone, *RUN]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_killed_again_and_again(tmp_path, home):
     """One run, five real SIGKILLs, beside one that is left alone (with its own caches)."""
+    save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
     processes = [
         start(calm, tmp_path / "other home", "-m", "vqprompt"), start(stormy, home, killed.__file__, ";".join(MOMENTS))
