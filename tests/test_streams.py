@@ -240,7 +240,7 @@ def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
         return pickle.loads(Worker(lesson)(batch)["answer"][0])[1]
 
     assert "000.png: not an image" in answer(lesson, np.arange(3, dtype=np.uint64))
-    assert "other images" in answer(replace(lesson, count=7), None)
+    assert "are different on a worker" in answer(replace(lesson, count=7), None)
     other = replace(lesson.wanted, weights=((weights, "0123456789abcdef"),))
     assert "other weights" in answer(replace(lesson, wanted=other), None)
     other = replace(lesson.wanted, sources="0123456789ab")
