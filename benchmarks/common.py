@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset, Stream
+from vqprompt.core.data.store import Store
+from vqprompt.core.data.stream import Dataset, Stream
 
 
 def stored_side(size: int) -> int:

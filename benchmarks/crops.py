@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vqprompt.backbones.vit import ViTConfig
-from vqprompt.data.source import Source
-from vqprompt.data.views import random_boxes, render
+from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.data.source import Source
+from vqprompt.core.data.views import random_boxes, render
 
 STORED = (8 / 7, 1.5, 2.0, 2.5)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vqprompt import Model
-from vqprompt.export.onnx import export_onnx, open_session, prepared
+from vqprompt.product.export.onnx import export_onnx, open_session, prepared
 
 TRAIN, TEST = 80, 20  # drawings of each class
 

@@ -30,9 +30,9 @@ import torch
 from common import write_json
 from PIL import Image
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.runtime import hardware
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.runtime.device import hardware
 
 CLASSES, SIDE, PER_SHARD = 10, 32, 2_000
 CACHE_GB = "0.1"
@@ -57,15 +57,15 @@ def write_shards(folder: Path, count: int) -> None:
 
 
 def learn(shards: str, weights: str, _: str) -> None:
-    from vqprompt.model.model import Model
+    from vqprompt.product.model.model import Model
 
     model = Model(weights, device="cpu")
     model.learn(shards)
 
 
 def run(shards: str, weights: str, out: str, method: str = "linear", preset: str = "closed-form", **more: Any) -> None:
-    from vqprompt.runs import runner
-    from vqprompt.runs.config import resolve
+    from vqprompt.research.results.config import resolve
+    from vqprompt.research.runs import runner
 
     settings = {"data": shards, "method": method, "backbone": weights, "size": 28, "tasks": 5, "device": "cpu", **more}
     runner.run(resolve(settings, preset=preset), Path(out) / method, report=False)
@@ -79,8 +79,8 @@ def on_ray(shards: str, weights: str, workers: str) -> None:
     """Prints the seconds of the work alone, without the start of Ray and of its processes."""
     import ray
 
-    from vqprompt.model.model import Model
-    from vqprompt.model.on_ray import Place, classroom
+    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.on_ray import Place, classroom
 
     ray.init("local", num_cpus=int(workers), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for name in ("warm", shards):

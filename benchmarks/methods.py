@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from common import make_parser, noise_stream, stored_side, write_json
 
-from vqprompt.backbones.load import load_backbone
-from vqprompt.data.stream import Stream
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.runtime import hardware
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.load import load_backbone
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.runtime.device import hardware
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
+from vqprompt.research.training.settings import Training
 
 REFERENCE = "vq-prompt"
 

@@ -37,8 +37,8 @@ def photographs(folder: Path, count: int) -> None:
 def measure_predict(count: int, size: int) -> dict[str, float]:
     """In a child process, so that its peak is its own: the whole command, with Python, torch and the ViT."""
     from vqprompt import Learner, Stream
-    from vqprompt.datasets import open_dataset
-    from vqprompt.training.settings import Training
+    from vqprompt.research.datasets import open_dataset
+    from vqprompt.research.training.settings import Training
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -64,7 +64,7 @@ def measure_predict(count: int, size: int) -> dict[str, float]:
 
 def measure_cache(count: int, side: int) -> dict[str, float]:
     """Opening a store from the cache, with and without its check. The file is in the system's memory."""
-    from vqprompt import files
+    from vqprompt.core import files
 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "store.npy"

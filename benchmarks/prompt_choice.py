@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vqprompt.prompts import PromptPool
+from vqprompt.research.methods.prompts import PromptPool
 
 
 def drawings() -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from vqprompt.model.calibration import Solved, Weighing, calibration_error, certainty_of, familiarity, solve
-from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
-from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+from vqprompt.product.model.calibration import Solved, Weighing, calibration_error, certainty_of, familiarity, solve
+from vqprompt.product.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
+from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
 HELD_OUT = 1 / 3  # of the training images of a class, where something is chosen
 WEIGHTS, FARS, STEEPS = (0.1, 0.2, 0.25, 0.35, 0.5, 0.7), (1.0, 2.0, 3.0, 4.0, 5.0), (0.5, 1.0, 2.0, 5.0, 10.0)

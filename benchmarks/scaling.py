@@ -30,16 +30,16 @@ import numpy as np
 import torch
 from common import make_parser, noise_stream, seconds_of, stored_side, write_json
 
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.data.stream import Stream, Task
-from vqprompt.learner.learner import Learner
-from vqprompt.methods.base import CLOSED_FORM, Head
-from vqprompt.model.calibration import solve
-from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
-from vqprompt.runtime import hardware
-from vqprompt.statistics.gaussians import make_statistics
-from vqprompt.statistics.rebalancing import Rebalancing, rebalance
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.data.stream import Stream, Task
+from vqprompt.core.runtime.device import hardware
+from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.product.model.calibration import solve
+from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods.base import CLOSED_FORM, Head
+from vqprompt.research.training.rebalancing import Rebalancing, rebalance
+from vqprompt.research.training.settings import Training
 
 AXES = ("classes", "images", "tasks", "pool", "image_size", "many_classes", "many_tasks")
 FITTED, LAST = 1.15, 1.3  # exponents clearly above 1: of the line through all points, of the last two alone

@@ -60,7 +60,7 @@ def timed(command: list[str]) -> tuple[float, int]:
 BARE = """
 import sys, time, torch
 from concurrent.futures import ThreadPoolExecutor
-from vqprompt.backbones.load import load_backbone
+from vqprompt.core.backbones.load import load_backbone
 vit = load_backbone("vit-s14", int(sys.argv[1]))
 batch = torch.randn(20, 3, int(sys.argv[1]), int(sys.argv[1]))
 started = time.monotonic()
@@ -121,11 +121,11 @@ def warm(size: int, home: Path) -> dict[str, float]:
 
 def one_more_class(home: Path) -> dict[str, float]:
     """The whole command, and everything but start-up and forward passes: records, solving, measuring, writing."""
-    from vqprompt.model import file as files
-    from vqprompt.model.file import Backbone, Content, Stored
-    from vqprompt.model.model import Model
-    from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
-    from vqprompt.model.solving import solved
+    from vqprompt.product.model import file as files
+    from vqprompt.product.model.file import Backbone, Content, Stored
+    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
+    from vqprompt.product.model.solving import solved
 
     rng = np.random.default_rng(0)
     width = 768

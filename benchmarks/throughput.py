@@ -28,15 +28,15 @@ from common import make_parser, seconds_of, stored_side, wait, write_json
 from PIL import Image
 from torch import Tensor, nn
 
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.data.images import Images
-from vqprompt.data.store import Store
-from vqprompt.learner.learner import Learner
-from vqprompt.methods.task import TaskInfo
-from vqprompt.runtime import hardware
-from vqprompt.training.batches import TaskBatches
-from vqprompt.training.loop import TrainingLoop
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.store import Store
+from vqprompt.core.runtime.device import hardware
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.batches import TaskBatches
+from vqprompt.research.training.loop import TrainingLoop
+from vqprompt.research.training.settings import Training
 
 CLASSES = 20
 MODELS = {

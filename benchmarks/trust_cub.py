@@ -33,9 +33,9 @@ from PIL import Image
 from quality import Images, Unknown, half_known
 
 from vqprompt import Model
-from vqprompt.check import copies, doubts
-from vqprompt.data.decode import decode
-from vqprompt.model.calibration import Weighing
+from vqprompt.core.data.decode import decode
+from vqprompt.product.check import copies, doubts
+from vqprompt.product.model.calibration import Weighing
 
 SIZE = 224
 TRAINING = 80  # drawings per class

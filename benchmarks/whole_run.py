@@ -16,8 +16,8 @@ from typing import Any
 
 from common import make_parser, write_json
 
-from vqprompt.runs import runner
-from vqprompt.runs.config import parse_assignment, resolve
+from vqprompt.research.results.config import parse_assignment, resolve
+from vqprompt.research.runs import runner
 
 
 def main() -> None:

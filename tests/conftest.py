@@ -18,12 +18,12 @@ import torch
 from hypothesis import HealthCheck, settings
 from warm import warm_instead_of_spawned
 
-from vqprompt.backbones.vit import ViT, ViTConfig
 from vqprompt.commands import app as cli
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset, Stream
-from vqprompt.learner.learner import Learner
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.data.store import Store
+from vqprompt.core.data.stream import Dataset, Stream
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.training.settings import Training
 
 TINY = ViTConfig(width=32, depth=6, heads=2, patch=14, image_size=28)
 QUICK = Training(epochs=2, batch_size=8, lr=0.01, augment="none", test_crop=0.0)

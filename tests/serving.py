@@ -17,9 +17,9 @@ import requests
 from conftest import command_environment
 from drawings import write_drawings
 
-from vqprompt.serve.limits import Limits
-from vqprompt.serve.models import New
-from vqprompt.serve.server import Settings, open_server
+from vqprompt.product.serve.limits import Limits
+from vqprompt.product.serve.models import New
+from vqprompt.product.serve.server import Settings, open_server
 
 SIZE = 28
 

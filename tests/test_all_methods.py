@@ -14,18 +14,18 @@ from conftest import make_learner, make_vit, same_tensors, tensors_of
 from pydantic import BaseModel, ValidationError
 
 from vqprompt import Learner, Stream, open_dataset
-from vqprompt.backbones.load import save_backbone
-from vqprompt.backbones.vit import ViTConfig
-from vqprompt.data.images import Images
-from vqprompt.errors import PastImagesError
-from vqprompt.learner.checkpoint import read_checkpoint
-from vqprompt.methods import METHODS
-from vqprompt.progress import Progress, Stage
-from vqprompt.report.pages import write_report
-from vqprompt.result import RunResult
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import RunConfig, resolve
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.data.images import Images
+from vqprompt.core.errors import PastImagesError
+from vqprompt.core.progress import Progress, Stage
+from vqprompt.research.learner.checkpoint import read_checkpoint
+from vqprompt.research.methods import METHODS
+from vqprompt.research.report.pages import write_report
+from vqprompt.research.results.config import RunConfig, resolve
+from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs import runner as runs
+from vqprompt.research.training.settings import Training
 
 TASKS = [["cat", "star"], ["pizza", "ladder"], ["fish", "umbrella"]]
 CLASSES = [name for task in TASKS for name in task]

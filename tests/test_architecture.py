@@ -1,51 +1,21 @@
-"""The architecture that docs/architecture.md shows is the one in the code."""
+"""The architecture that docs/architecture.md shows is the one in the code, and the folders are that architecture."""
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "vqprompt"
+ROOMS = ["core", "research", "product", "commands"]  # each imports only from itself and from those before it
+EVERYBODY = {"_version", "assets"}  # may be imported from anywhere
 MOST_LINES = 400
-
-# From bottom to top. A module imports only from layers below its own, or from its own package. A module of a package is
-# named by itself where it belongs to another layer than the rest: settings of runs are below the report, which shows
-# them, and the report is below runs, which write one. Imports inside functions count as well.
-LAYERS = [
-    {"_version", "errors", "metrics", "progress", "words", "assets"},
-    {"files"},
-    {"lifelines"},
-    {"distributed"},
-    {"downloads"},
-    {"backbones"},
-    {"runtime"},
-    {"data"},
-    {"datasets"},
-    {"training"},
-    {"statistics"},
-    {"prompts"},
-    {"recipes"},
-    {"methods"},
-    {"learner"},
-    {"cluster"},
-    {"model"},
-    {"estimators"},
-    {"result"},
-    {"runs.config"},
-    {"report"},
-    {"check", "testing", "export"},
-    {"serve"},
-    {"runs"},
-    {"paper"},
-    {"commands"},
-    {"vqprompt", "__main__", "vit"},  # names that users import, `python -m vqprompt`, and the old home of the ViT
-]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """`learner.predictor`; a package's own file is `learner`, that of the whole package `vqprompt`."""
+    """`research.learner.predictor`; a package's own file is named as the package, that of the whole one `vqprompt`."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts).removesuffix("__init__").removesuffix(".") or "vqprompt"
 
@@ -53,55 +23,66 @@ def name_of(path: Path) -> str:
 NAMES = {name_of(path) for path in MODULES}
 
 
-def unit_of(name: str) -> str:
-    """The entry of LAYERS that a module belongs to: its own, or else its package's."""
-    named = {unit for layer in LAYERS for unit in layer}
-    return name if name in named else name.partition(".")[0]
+def room_of(name: str) -> int:
+    """Which room a module is in, counted from the ground. The few modules of the root are above all rooms."""
+    first = name.partition(".")[0]
+    return -1 if first in EVERYBODY else ROOMS.index(first) if first in ROOMS else len(ROOMS)
 
 
-def layer_of(name: str) -> int:
-    found = [number for number, layer in enumerate(LAYERS) if unit_of(name) in layer]
-    assert found, f"{name} has no place in LAYERS; say where it belongs, and show it in docs/architecture.md"
-    return found[0]
+def part_of(name: str) -> str:
+    """The part of its room that a module belongs to: a package (`core.data`) or a single module (`core.errors`)."""
+    return ".".join(name.split(".")[:2])
 
 
 def imports(path: Path) -> set[str]:
-    """The modules of this package that a module imports, anywhere in it."""
-    found = set()
+    """The modules of this package that a module imports, anywhere in it, also inside functions."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: imports are absolute here"
-            base = str(node.module)
-            found |= {f"{base}.{alias.name}" for alias in node.names}
-    inside = {name.removeprefix("vqprompt.") for name in found if name.startswith("vqprompt.")}
-    # `from vqprompt.learner import Learner` names an attribute of a package, `… import predictor` a module
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    inside = {name.removeprefix("vqprompt.") for name in names if name.startswith("vqprompt.")}
+    # `from vqprompt.research.learner import Learner` names an attribute of a package, `… import predictor` a module
     return {name if name in NAMES else name.rpartition(".")[0] or "vqprompt" for name in inside}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_import_goes_against_the_arrows(path):
+def test_no_import_goes_up_to_another_room(path):
     own = name_of(path)
     for other in imports(path):
-        same = unit_of(own) == unit_of(other)
-        assert same or layer_of(other) < layer_of(own), f"{own} imports {other}, which is not in a layer below"
+        assert room_of(other) <= room_of(own), f"{own} imports {other}, which is in a room above"
+
+
+def test_the_parts_of_a_room_do_not_import_each_other_in_a_circle():
+    graph: dict[str, set[str]] = {}
+    for path in MODULES:
+        own = part_of(name_of(path))
+        graph.setdefault(own, set()).update(part for other in imports(path) if (part := part_of(other)) != own)
+    try:
+        TopologicalSorter({part: others for part, others in graph.items() if part != "vqprompt"}).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports in a circle: {' → '.join(error.args[1])}")
 
 
 def test_the_check_sees_what_it_has_to_see():
     """A check that finds no imports would pass as well."""
-    learner = imports(PACKAGE / "learner" / "learner.py")
-    assert {"learner.predictor", "training.loop", "methods", "errors"} <= learner
-    assert "report.pages" in imports(PACKAGE / "runs" / "runner.py"), "inside a function"
-    assert layer_of("report.pages") < layer_of("runs.runner") and layer_of("runs.config") < layer_of("report.pages")
+    learner = imports(PACKAGE / "research" / "learner" / "learner.py")
+    assert {"research.learner.predictor", "research.training.loop", "research.methods", "core.errors"} <= learner
+    assert "research.report.pages" in imports(PACKAGE / "research" / "runs" / "runner.py"), "inside a function"
+    assert room_of("core.errors") < room_of("research.methods") < room_of("product.model.model") < room_of("vqprompt")
+
+
+def test_the_root_holds_next_to_nothing():
+    inside = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert inside == {*ROOMS, "assets", "__init__.py", "__main__.py", "_version.py"}
 
 
 def test_the_page_names_every_module():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    packages = [f"{path.parent.relative_to(PACKAGE)}/" for path in MODULES if path.name == "__init__.py"]
-    names = [package for package in packages if package != "./"]
-    names += [path.name for path in MODULES if path.name not in ("__init__.py", "__main__.py", "_version.py")]
-    assert [name for name in names if name not in page] == []
+    paths = [path.relative_to(PACKAGE).as_posix() for path in MODULES if path.name != "__init__.py"]
+    assert [path for path in paths if "/" in path and f"`{path}`" not in page] == []
 
 
 def test_no_module_is_long():

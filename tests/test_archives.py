@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from test_images import encoded, fill, picture, zip_of
 
-from vqprompt.data.archives import open_files
-from vqprompt.data.source import Source
-from vqprompt.data.store import build_store
-from vqprompt.datasets import open_dataset
-from vqprompt.errors import ImageError
+from vqprompt.core.data.archives import open_files
+from vqprompt.core.data.source import Source
+from vqprompt.core.data.store import build_store
+from vqprompt.core.errors import ImageError
+from vqprompt.research.datasets import open_dataset
 
 SIDE = 16
 
@@ -194,7 +194,7 @@ class TestContent:
         assert not np.array_equal(before[0].pixels, before[1].pixels)
 
     def test_a_hash_is_remembered_while_nothing_changes(self, tmp_path, home, monkeypatch):
-        from vqprompt.data import content
+        from vqprompt.core.data import content
 
         folder = fill(tmp_path / "files", count=2)
         monkeypatch.setattr(content, "TICK", -1.0)
@@ -203,7 +203,7 @@ class TestContent:
         assert Source(folder).entries == first.entries
 
     def test_a_damaged_memory_of_hashes_is_not_believed(self, tmp_path, home, monkeypatch):
-        from vqprompt.data import content
+        from vqprompt.core.data import content
 
         folder = fill(tmp_path / "files", count=2)
         monkeypatch.setattr(content, "TICK", -1.0)

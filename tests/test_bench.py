@@ -16,21 +16,21 @@ from xml.etree import ElementTree
 import pytest
 from conftest import TINY, make_vit
 
-from vqprompt.backbones.load import save_backbone
 from vqprompt.commands import bench as bench_cli
 from vqprompt.commands.bench import read_settings
-from vqprompt.errors import UserError
-from vqprompt.methods import METHODS
-from vqprompt.paper import pool as runner
-from vqprompt.paper.charts import make_charts
-from vqprompt.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
-from vqprompt.paper.numbers import NUMBERS, Quoted
-from vqprompt.paper.parameters import prompt_configurations
-from vqprompt.paper.pool import Advanced, adopt, run_all, split_done
-from vqprompt.paper.results import differences, make_rows, read_runs
-from vqprompt.paper.tables import Table
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import flatten
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.errors import UserError
+from vqprompt.research.methods import METHODS
+from vqprompt.research.paper import pool as runner
+from vqprompt.research.paper.charts import make_charts
+from vqprompt.research.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
+from vqprompt.research.paper.numbers import NUMBERS, Quoted
+from vqprompt.research.paper.parameters import prompt_configurations
+from vqprompt.research.paper.pool import Advanced, adopt, run_all, split_done
+from vqprompt.research.paper.results import differences, make_rows, read_runs
+from vqprompt.research.paper.tables import Table
+from vqprompt.research.results.config import flatten
+from vqprompt.research.runs import runner as runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 CUB = GRIDS["cub200"]

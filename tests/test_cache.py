@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 from test_images import fill
 
-from vqprompt import files
-from vqprompt.data.source import Source
-from vqprompt.data.store import build_store
-from vqprompt.errors import UserError, WriteError
-from vqprompt.files import keep_array, load_array, lock_folder, replacing, save_array, save_tensors, write_atomically
+from vqprompt.core import files
+from vqprompt.core.data.source import Source
+from vqprompt.core.data.store import build_store
+from vqprompt.core.errors import UserError, WriteError
+from vqprompt.core.files import (
+    keep_array,
+    load_array,
+    lock_folder,
+    replacing,
+    save_array,
+    save_tensors,
+    write_atomically,
+)
 
 SIDE = 16
 ARRAY = np.arange(600, dtype=np.float32).reshape(20, 30)

@@ -14,11 +14,11 @@ from drawings import write_drawings
 from PIL import Image, ImageOps
 
 from vqprompt import Model
-from vqprompt.check.check import Kind, check, near_pairs
-from vqprompt.check.copies import ALIKE, likeness, small_grey
-from vqprompt.check.doubts import find_doubts
-from vqprompt.check.neighbours import nearest
-from vqprompt.check.quick import noticed
+from vqprompt.product.check.check import Kind, check, near_pairs
+from vqprompt.product.check.copies import ALIKE, likeness, small_grey
+from vqprompt.product.check.doubts import find_doubts
+from vqprompt.product.check.neighbours import nearest
+from vqprompt.product.check.quick import noticed
 
 NAMES = ["apple", "bicycle", "cactus"]
 TINY = {"size": 56, "device": "cpu"}
@@ -197,7 +197,7 @@ def test_nothing_is_moved_and_the_list_is_what_learn_takes(folder, tmp_path, com
 
 
 def test_the_page_is_safe_and_whole(folder, found, tmp_path):
-    from vqprompt.check.page import write_page
+    from vqprompt.product.check.page import write_page
 
     page = write_page(found, tmp_path / "check.html", "a <b>folder</b>", tmp_path / "exclude.txt").read_text()
     assert "<script" not in page and "a <b>" not in page and "&lt;b&gt;odd" in page
@@ -244,7 +244,7 @@ def test_a_model_helps_to_judge_few_images(tmp_path):
 
 
 def test_what_learn_notices_is_one_line():
-    from vqprompt.model.records import ClassRecord, to_fixed_point
+    from vqprompt.product.model.records import ClassRecord, to_fixed_point
 
     x, y = clusters(5, 30)
     names = np.arange(len(x), dtype=np.uint64)
@@ -258,8 +258,8 @@ def test_what_learn_notices_is_one_line():
 
 
 def test_what_learn_notices_does_not_take_all_classes_of_a_large_model(monkeypatch):
-    from vqprompt.check import quick
-    from vqprompt.model.records import ClassRecord, to_fixed_point
+    from vqprompt.product.check import quick
+    from vqprompt.product.model.records import ClassRecord, to_fixed_point
 
     x, y = clusters(60, 10)
     y[10 * 45] = 3  # of class 45, whose mean is not among those that class 3 is nearest to

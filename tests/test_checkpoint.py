@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from vqprompt.data.images import Images
-from vqprompt.errors import CheckpointError, UserError
-from vqprompt.files import write_atomically
-from vqprompt.learner import checkpoint
-from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
-from vqprompt.learner.learner import Learner
-from vqprompt.learner.state import load_tensors
-from vqprompt.methods import lwf
-from vqprompt.methods.base import Method
+from vqprompt.core.data.images import Images
+from vqprompt.core.errors import CheckpointError, UserError
+from vqprompt.core.files import write_atomically
+from vqprompt.research.learner import checkpoint
+from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.learner.state import load_tensors
+from vqprompt.research.methods import lwf
+from vqprompt.research.methods.base import Method
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
 

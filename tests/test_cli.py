@@ -18,26 +18,28 @@ from PIL import Image
 from rich.console import Console
 
 from vqprompt import __version__
-from vqprompt.backbones.registry import BACKBONES
 from vqprompt.commands import app as cli
 from vqprompt.commands.progress_bar import progress_bar
-from vqprompt.datasets import DATASETS
-from vqprompt.files import lock_folder
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.progress import Progress, Stage
-from vqprompt.result import RunResult
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import resolve
-from vqprompt.runs.runner import Run
+from vqprompt.core.backbones.registry import BACKBONES
+from vqprompt.core.files import lock_folder
+from vqprompt.core.progress import Progress, Stage
+from vqprompt.research.datasets import DATASETS
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
+from vqprompt.research.results.config import resolve
+from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs import runner as runs
+from vqprompt.research.runs.runner import Run
 
 SMALL = ["--size", "28", "--epochs", "1", "--set", "train_per_class=6", "--set", "test_per_class=4"]
+
+TRAINING_LOOP = "vqprompt.research.learner.learner.TrainingLoop"
 
 
 @pytest.fixture
 def no_training(monkeypatch):
     """Nothing may be learned before a refusal."""
-    monkeypatch.setattr("vqprompt.learner.learner.TrainingLoop", lambda *given: pytest.fail("training began"))
+    monkeypatch.setattr(TRAINING_LOOP, lambda *given: pytest.fail("training began"))
 
 
 def write_images(folder: Path, classes=3, count=4) -> Path:
@@ -286,7 +288,7 @@ class TestRun:
         out = ["run", "--data", data, "--tasks", 3, "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
         assert command(*out)[0] == 0
         (data / "class 1").rename(data / "class one")
-        monkeypatch.setattr("vqprompt.learner.learner.TrainingLoop", lambda *given: pytest.fail("training began"))
+        monkeypatch.setattr(TRAINING_LOOP, lambda *given: pytest.fail("training began"))
         status, _, err = command(*out, "--resume")
         assert status == 2 and "has other classes now" in err
 
@@ -303,7 +305,7 @@ class TestRun:
         assert began["average_accuracy"] and not began["done"]
         learned = data / began["tasks"][0][0]
         spared = (learned / "0.png").rename(tmp_path / "0.png")
-        monkeypatch.setattr("vqprompt.learner.learner.TrainingLoop", lambda *given: pytest.fail("training began"))
+        monkeypatch.setattr(TRAINING_LOOP, lambda *given: pytest.fail("training began"))
         status, _, err = command(*out, "--data", data, "--resume")
         assert status == 2 and "has other images for task 1 now" in err
         spared.rename(learned / "0.png")
@@ -566,7 +568,7 @@ def test_public_names_are_there_when_asked_for():
 
 
 def test_the_old_place_of_the_vit_still_works():
-    from vqprompt.backbones.vit import ViT
+    from vqprompt.core.backbones.vit import ViT
 
     with pytest.warns(DeprecationWarning, match=r"is now vqprompt\.backbones\.vit\.ViT"):
         assert __import__("vqprompt.vit", fromlist=["ViT"]).ViT is ViT

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given as any_of
 from hypothesis import strategies as st
 
-from vqprompt.errors import UserError
-from vqprompt.methods import METHODS
-from vqprompt.runs.config import RunConfig, completed, parse_assignment, read_config_file, resolve
-from vqprompt.runs.limits import refuse_what_cannot_fit
+from vqprompt.core.errors import UserError
+from vqprompt.research.methods import METHODS
+from vqprompt.research.results.config import RunConfig, completed, parse_assignment, read_config_file, resolve
+from vqprompt.research.runs.limits import refuse_what_cannot_fit
 
 
 class TestPrecedence:

@@ -20,16 +20,26 @@ import torch
 from conftest import make_vit
 from PIL import Image
 
-from vqprompt.data.decode import decode, to_pixels
-from vqprompt.data.stream import Stream
-from vqprompt.datasets import DATASETS, cifar100, common, cub200, imagenet_a, imagenet_r, open_dataset, parse_data, vtab
-from vqprompt.datasets.common import Expected, Origin, Remote
-from vqprompt.errors import ImageError, UserError
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.methods.base import StatisticsOptions
-from vqprompt.progress import Stage
-from vqprompt.runs.config import resolve
+from vqprompt.core.data.decode import decode, to_pixels
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.progress import Stage
+from vqprompt.research.datasets import (
+    DATASETS,
+    cifar100,
+    common,
+    cub200,
+    imagenet_a,
+    imagenet_r,
+    open_dataset,
+    parse_data,
+    vtab,
+)
+from vqprompt.research.datasets.common import Expected, Origin, Remote
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.base import StatisticsOptions
+from vqprompt.research.results.config import resolve
 
 SIZE = 28
 SHARED_CUB = Path(__file__).parents[2] / "shared" / "data" / "cub200.zip"

@@ -10,11 +10,11 @@ import typer
 
 from vqprompt import Learner, Stream
 from vqprompt.commands.app import app
-from vqprompt.methods import METHODS
-from vqprompt.paper.grids import find_grid
-from vqprompt.paper.tables import make_table
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import resolve
+from vqprompt.research.methods import METHODS
+from vqprompt.research.paper.grids import find_grid
+from vqprompt.research.paper.tables import make_table
+from vqprompt.research.results.config import resolve
+from vqprompt.research.runs import runner as runs
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")

@@ -5,14 +5,14 @@ import pytest
 import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 
-from vqprompt.learner.checkpoint import read_checkpoint
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.methods.task import TaskInfo
-from vqprompt.statistics.drift import Drift, Moving, fit_drift
-from vqprompt.statistics.gaussians import JITTER, make_statistics
-from vqprompt.training.settings import Training
-from vqprompt.training.view import View
+from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
+from vqprompt.core.statistics.gaussians import JITTER, make_statistics
+from vqprompt.research.learner.checkpoint import read_checkpoint
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.settings import Training
+from vqprompt.research.training.view import View
 
 WIDTH = 6
 KINDS = ["diagonal", "full", "shared"]

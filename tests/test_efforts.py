@@ -14,10 +14,10 @@ from drawings import write_drawings
 from safetensors import safe_open
 
 from vqprompt import Model
-from vqprompt.backbones.load import save_backbone
-from vqprompt.errors import UserError
-from vqprompt.model import decoded, efforts
-from vqprompt.model.records import STEP, ClassRecord, to_fixed_point
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.errors import UserError
+from vqprompt.product.model import decoded, efforts
+from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
 FIRST, SECOND = ["apple", "bicycle"], ["cactus", "car"]
 IMAGES = 8  # per class; a fifth of them is held out
@@ -218,7 +218,7 @@ def test_which_prompts_an_image_meets(fresh, folders, taught):
 def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
     import torch
 
-    from vqprompt.model.prompt_use import _attention
+    from vqprompt.product.model.prompt_use import _attention
 
     block = Model.load(taught)._open_backbone().vit.blocks[0]
     with torch.inference_mode():
@@ -235,7 +235,7 @@ def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
 
 def test_the_exported_graph_has_what_was_trained(fresh, folders, taught, tmp_path):
     pytest.importorskip("onnxruntime")
-    from vqprompt.export.onnx import export_onnx, open_session, prepared
+    from vqprompt.product.export.onnx import export_onnx, open_session, prepared
 
     model = Model.load(taught, device="cpu")
     session = open_session(export_onnx(model, tmp_path / "model.onnx"))

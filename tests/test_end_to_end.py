@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from vqprompt import Learner, Stream, Training, open_dataset
-from vqprompt.data.images import Images
-from vqprompt.metrics import final_average_accuracy, forgetting
+from vqprompt.core.data.images import Images
+from vqprompt.core.metrics import final_average_accuracy, forgetting
 
 TASKS, CLASSES, SEED, SIZE = 3, 5, 1, 56
 

@@ -21,7 +21,7 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vqprompt import ClosedFormClassifier, Model, VQPromptClassifier
-from vqprompt.estimators import images as on_images
+from vqprompt.product.estimators import images as on_images
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 28, "device": "cpu"}

@@ -14,13 +14,13 @@ from drawings import write_drawings
 from PIL import Image
 
 from vqprompt import Model
-from vqprompt.backbones.load import save_backbone
-from vqprompt.model.closed_form import Discriminant
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.product.model.closed_form import Discriminant
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from vqprompt.export.onnx import Whole, export_onnx, open_session, prepared
+from vqprompt.product.export.onnx import Whole, export_onnx, open_session, prepared
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 

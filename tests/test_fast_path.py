@@ -7,15 +7,15 @@ import pytest
 import torch
 from conftest import TINY, make_stream, make_vit
 
-from vqprompt.backbones.vit import ViT, ViTConfig, gelu
-from vqprompt.data.images import Images
-from vqprompt.data.store import Store
-from vqprompt.data.views import random_boxes, render
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.runtime import repeatable_kernels
-from vqprompt.training.recorded import Recorded
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.vit import ViT, ViTConfig, gelu
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.store import Store
+from vqprompt.core.data.views import random_boxes, render
+from vqprompt.core.runtime.device import repeatable_kernels
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
+from vqprompt.research.training.recorded import Recorded
+from vqprompt.research.training.settings import Training
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -16,8 +16,8 @@ from drawings import write_drawings
 from safetensors import safe_open
 
 from vqprompt import Model
-from vqprompt.model import calibration
-from vqprompt.model import file as files
+from vqprompt.product.model import calibration
+from vqprompt.product.model import file as files
 
 NAMES = ["apple", "bicycle", "cactus"]
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"

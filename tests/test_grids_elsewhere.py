@@ -12,20 +12,20 @@ import torch
 from conftest import TINY, make_vit
 
 import vqprompt
-from vqprompt.backbones.load import save_backbone
-from vqprompt.cluster import rays
-from vqprompt.cluster.parcels import pack, unpack
-from vqprompt.errors import UserError
-from vqprompt.paper import on_ray, on_slurm
-from vqprompt.paper.grids import find_grid, plan
-from vqprompt.paper.on_ray import RayExecutor
-from vqprompt.paper.on_slurm import SlurmExecutor
-from vqprompt.paper.pool import run_all
-from vqprompt.paper.results import make_rows, read_runs
-from vqprompt.paper.tables import Table
-from vqprompt.paper.work import Advanced, Finished, Lost, Started
-from vqprompt.result import RunResult
-from vqprompt.runs import runner
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.errors import UserError
+from vqprompt.research.cluster import rays
+from vqprompt.research.cluster.parcels import pack, unpack
+from vqprompt.research.paper import on_ray, on_slurm
+from vqprompt.research.paper.grids import find_grid, plan
+from vqprompt.research.paper.on_ray import RayExecutor
+from vqprompt.research.paper.on_slurm import SlurmExecutor
+from vqprompt.research.paper.pool import run_all
+from vqprompt.research.paper.results import make_rows, read_runs
+from vqprompt.research.paper.tables import Table
+from vqprompt.research.paper.work import Advanced, Finished, Lost, Started
+from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs import runner
 
 SMALL = find_grid("cub200", small=True)
 MEASURED = ("images/s",)  # the one column that depends on where a run is done

@@ -8,16 +8,16 @@ import torch
 from conftest import QUICK, make_dataset, make_learner, make_vit, same_tensors, tensors_of
 from torch import Tensor
 
-from vqprompt.backbones.vit import ViTConfig
-from vqprompt.data.stream import Stream
-from vqprompt.distributed import InTurns, Ranks
-from vqprompt.learner import queries as queries_module
-from vqprompt.learner.learner import Learner
-from vqprompt.learner.rows import JoinedRows, RowsInFile, open_rows, save_rows
-from vqprompt.methods import task as task_module
-from vqprompt.progress import Stage
-from vqprompt.statistics.gaussians import make_statistics
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.progress import Stage
+from vqprompt.core.runtime.distributed import InTurns, Ranks
+from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.research.learner import queries as queries_module
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.learner.rows import JoinedRows, RowsInFile, open_rows, save_rows
+from vqprompt.research.methods import task as task_module
+from vqprompt.research.training.settings import Training
 
 WIDE = ViTConfig(width=256, depth=1, heads=2, patch=14, image_size=28)  # a kilobyte of features per image
 FEATURES = 4 * WIDE.width

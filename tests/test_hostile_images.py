@@ -16,12 +16,20 @@ from conftest import command_environment
 from PIL import Image, ImageFile
 from test_images import encoded, fill, picture, png
 
-from vqprompt.data import decode as decoding
-from vqprompt.data.decode import accepted_formats, decode, decode_pixels, load_pixels, open_image, to_pixels, to_rgb
-from vqprompt.data.source import Source
-from vqprompt.data.store import build_store, stored_side
-from vqprompt.datasets import open_dataset
-from vqprompt.errors import ImageError, UserError, printable
+from vqprompt.core.data import decode as decoding
+from vqprompt.core.data.decode import (
+    accepted_formats,
+    decode,
+    decode_pixels,
+    load_pixels,
+    open_image,
+    to_pixels,
+    to_rgb,
+)
+from vqprompt.core.data.source import Source
+from vqprompt.core.data.store import build_store, stored_side
+from vqprompt.core.errors import ImageError, UserError, printable
+from vqprompt.research.datasets import open_dataset
 
 SIDE = 64
 RNG = np.random.default_rng(0)
@@ -118,7 +126,7 @@ class TestShrinking:
         Image.new("RGB", (12000, 9000), (90, 120, 30)).save(tmp_path / "phone.jpg", quality=80)
         code = f"""
 import resource
-from vqprompt.data.decode import load_pixels
+from vqprompt.core.data.decode import load_pixels
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 pixels, aspect = load_pixels({str(tmp_path / "phone.jpg")!r}, 256)
 assert pixels.shape == (3, 256, 256) and aspect == 4 / 3
@@ -162,7 +170,7 @@ class TestBombs:
         assert (tmp_path / "deep.png").stat().st_size < 2_000_000
         code = f"""
 import resource
-from vqprompt.data.decode import load_pixels
+from vqprompt.core.data.decode import load_pixels
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 load_pixels({str(tmp_path / "deep.png")!r}, 256)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -294,7 +302,7 @@ class TestNames:
     def test_classes_need_names_of_their_own(self):
         from conftest import make_dataset
 
-        from vqprompt.data.stream import Dataset
+        from vqprompt.core.data.stream import Dataset
 
         whole = make_dataset()
         for classes, words in [

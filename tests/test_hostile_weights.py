@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from test_weights import FOUR_HEADS, HEADS, WIDTH, google_checkpoint, refusal, small_ibot, timm_checkpoint
 
-from vqprompt.backbones.load import load_backbone
-from vqprompt.backbones.registry import BACKBONES, WeightsError
-from vqprompt.backbones.vit import ViTConfig
-from vqprompt.errors import UserError
+from vqprompt.core.backbones.load import load_backbone
+from vqprompt.core.backbones.registry import BACKBONES, WeightsError
+from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
 

@@ -13,7 +13,7 @@ from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.repocard import metadata_load
 
 from vqprompt import Model
-from vqprompt.backbones.load import save_backbone
+from vqprompt.core.backbones.load import save_backbone
 
 NAMES = ["apple", "bicycle", "cactus"]
 

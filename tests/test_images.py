@@ -20,17 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vqprompt import files
-from vqprompt.backbones.registry import backbones_folder
-from vqprompt.data import store as images_module
-from vqprompt.data.decode import decode, decode_pixels, to_pixels
-from vqprompt.data.images import Images
-from vqprompt.data.source import Source
-from vqprompt.data.store import Store, build_store
-from vqprompt.datasets import open_dataset
-from vqprompt.errors import ImageError, PastImagesError, UserError
-from vqprompt.files import A_DAY
-from vqprompt.progress import Progress, Stage
+from vqprompt.core import files
+from vqprompt.core.backbones.registry import backbones_folder
+from vqprompt.core.data import store as images_module
+from vqprompt.core.data.decode import decode, decode_pixels, to_pixels
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.source import Source
+from vqprompt.core.data.store import Store, build_store
+from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.core.files import A_DAY
+from vqprompt.core.progress import Progress, Stage
+from vqprompt.research.datasets import open_dataset
 
 SIDE = 16
 RNG = np.random.default_rng(0)
@@ -585,7 +585,7 @@ class TestStore:
         folder = fill(tmp_path)
         code = """
             import os, signal, sys
-            from vqprompt.data import decode, source, store
+            from vqprompt.core.data import decode, source, store
             plain, count = decode.to_pixels, iter(range(6))
             def die(image, side):
                 if next(count, None) is None:

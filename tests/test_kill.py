@@ -12,12 +12,12 @@ import pytest
 from conftest import TINY, command_environment, make_vit, same_tensors
 from killed import MOMENTS, checkpoint_of
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.learner import checkpoint
-from vqprompt.learner.checkpoint import read_checkpoint
-from vqprompt.progress import Stage, ignore
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import resolve
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.progress import Stage, ignore
+from vqprompt.research.learner import checkpoint
+from vqprompt.research.learner.checkpoint import read_checkpoint
+from vqprompt.research.results.config import resolve
+from vqprompt.research.runs import runner as runs
 
 TIMES = {"seconds", "task_seconds", "images_per_second"}
 RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12",

@@ -8,13 +8,13 @@ import torch
 from conftest import QUICK, TINY, make_learner, make_stream, make_vit, same_tensors, tensors_of
 from PIL import Image
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.data.images import Images
-from vqprompt.data.store import Store
-from vqprompt.errors import ImageError, PastImagesError, UserError
-from vqprompt.learner.learner import Learner
-from vqprompt.progress import Stage
-from vqprompt.runtime import pick_device, pick_precision
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.store import Store
+from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.core.progress import Stage
+from vqprompt.core.runtime.device import pick_device, pick_precision
+from vqprompt.research.learner.learner import Learner
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import torch
 from conftest import TINY, make_stream, make_vit
 from torch import nn
 
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.errors import UserError
-from vqprompt.learner.learner import Learner
-from vqprompt.methods.evoprompt import EvoOptions, EvoPrompt, PromptMemory, compose, match
-from vqprompt.methods.hide_prompt import HideOptions, HidePrompt, contrastive
-from vqprompt.methods.task import TaskInfo
-from vqprompt.training.settings import Training
-from vqprompt.training.view import View
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.errors import UserError
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods.evoprompt import EvoOptions, EvoPrompt, PromptMemory, compose, match
+from vqprompt.research.methods.hide_prompt import HideOptions, HidePrompt, contrastive
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.settings import Training
+from vqprompt.research.training.view import View
 
 WIDTH, DEPTH = TINY.width, TINY.depth
 TRAINING = Training(epochs=2, batch_size=8, augment="none", test_crop=0.0, weight_decay=0.1)

@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from vqprompt import Learner
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset, Stream
-from vqprompt.errors import UserError
-from vqprompt.methods import METHODS
-from vqprompt.methods.coda import nonorthogonality, orthogonal_rows
-from vqprompt.methods.task import TaskInfo
-from vqprompt.training.settings import Training
-from vqprompt.training.view import View
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.data.store import Store
+from vqprompt.core.data.stream import Dataset, Stream
+from vqprompt.core.errors import UserError
+from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.coda import nonorthogonality, orthogonal_rows
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.settings import Training
+from vqprompt.research.training.view import View
 
 WIDTH, BATCH = 32, 6
 NAMES = ["l2p++", "deep-l2p++", "l2p++-v2", "dualprompt", "coda-p"]

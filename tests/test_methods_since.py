@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
 
 from vqprompt import Learner
-from vqprompt.backbones.low_rank import add_low_rank, linear_layers, low_rank_changes
-from vqprompt.methods.ease import EASE
-from vqprompt.methods.ranpac import solve_ridge
-from vqprompt.methods.sldc import blended_map, symmetric_cross_entropy
-from vqprompt.methods.task import TaskInfo
-from vqprompt.training.view import View
+from vqprompt.core.backbones.low_rank import add_low_rank, linear_layers, low_rank_changes
+from vqprompt.research.methods.ease import EASE
+from vqprompt.research.methods.ranpac import solve_ridge
+from vqprompt.research.methods.sldc import blended_map, symmetric_cross_entropy
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.view import View
 
 SLOW = QUICK.model_copy(update={"lr": 1e-12, "min_lr": 0.0})
 

@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from conftest import make_learner, make_stream
 
 from vqprompt import Learner, Stream, Training
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.data.images import Images
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset
-from vqprompt.errors import PastImagesError, UserError
-from vqprompt.methods import find_method
-from vqprompt.methods.bic import Exemplars, fit_correction, herd, split
-from vqprompt.methods.lwf import distillation
-from vqprompt.methods.task import TaskData, TaskInfo
-from vqprompt.statistics.gaussians import ClassStatistics, make_statistics
-from vqprompt.statistics.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
-from vqprompt.training.optim import make_optimizer
-from vqprompt.training.view import View
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.store import Store
+from vqprompt.core.data.stream import Dataset
+from vqprompt.core.errors import PastImagesError, UserError
+from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.research.methods import find_method
+from vqprompt.research.methods.bic import Exemplars, fit_correction, herd, split
+from vqprompt.research.methods.lwf import distillation
+from vqprompt.research.methods.task import TaskData, TaskInfo
+from vqprompt.research.training.optim import make_optimizer
+from vqprompt.research.training.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.research.training.view import View
 
 CONFIG = ViTConfig(width=32, depth=3, heads=2, patch=14, image_size=28)
 CLASSES, TASKS, PER_CLASS, TEST = 6, 3, 10, 3

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vqprompt import metrics as m
-from vqprompt.errors import UserError
-from vqprompt.result import EpochLosses, ParameterCounts, RunResult
+from vqprompt.core import metrics as m
+from vqprompt.core.errors import UserError
+from vqprompt.research.results.result import EpochLosses, ParameterCounts, RunResult
 
 THREE = [
     [90.0, 60.0, 30.0],

@@ -13,8 +13,8 @@ from drawings import drawings, write_drawings
 from PIL import Image
 
 from vqprompt import Model
-from vqprompt.errors import UserError
-from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+from vqprompt.core.errors import UserError
+from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 28, "device": "cpu"}  # four patches: enough for everything but accuracy
@@ -161,7 +161,7 @@ def test_renaming_changes_the_name_alone(folders, taught):
 
 
 def test_versions_are_kept_within_limits(taught, monkeypatch, tmp_path):
-    from vqprompt.model import file as files
+    from vqprompt.product.model import file as files
 
     model = Model.load(taught)
     for i in range(14):

@@ -9,9 +9,9 @@ import pytest
 from drawings import drawings
 
 from vqprompt import Model
-from vqprompt.model.calibration import calibration_error, solve
-from vqprompt.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
-from vqprompt.model.records import ClassRecord, gram_of, to_fixed_point
+from vqprompt.product.model.calibration import calibration_error, solve
+from vqprompt.product.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
+from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
 SIZE = 42
 CLASSES = 16
@@ -21,8 +21,8 @@ HALF = CLASSES // 2
 @pytest.fixture(scope="module")
 def features() -> tuple[np.ndarray, np.ndarray]:
     """Of some classes: 20 drawings to learn and 20 to test [CLASSES, 20, D] each."""
-    from vqprompt.backbones.load import load_backbone
-    from vqprompt.model.features import Features
+    from vqprompt.core.backbones.load import load_backbone
+    from vqprompt.product.model.features import Features
 
     images, _ = drawings()
     extractor = Features(load_backbone("vit-s14", SIZE), 0.875)
@@ -41,8 +41,8 @@ def records_of(features: np.ndarray) -> list[ClassRecord]:
 
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
-    from vqprompt.model.file import Backbone, Content, Stored
-    from vqprompt.model.solving import solved
+    from vqprompt.product.model.file import Backbone, Content, Stored
+    from vqprompt.product.model.solving import solved
 
     ordered = {name: records[name] for name in sorted(records)}
     gram = sum(gram_of(r) for r in ordered.values())

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from vqprompt import Model
-from vqprompt.errors import UserError
-from vqprompt.model import file as files
+from vqprompt.core.errors import UserError
+from vqprompt.product.model import file as files
 
 TINY = {"size": 28, "device": "cpu"}
 
@@ -95,7 +95,7 @@ def test_foreign_files_and_versions_get_a_clear_word(path, tmp_path):
 def test_another_backbone_is_refused(path, drawn, tmp_path):
     from conftest import make_vit
 
-    from vqprompt.backbones.load import save_backbone
+    from vqprompt.core.backbones.load import save_backbone
 
     save_backbone(make_vit(), tmp_path / "other.safetensors")
     before = path.read_bytes()
@@ -142,7 +142,7 @@ def test_a_write_that_fails_leaves_the_old_model(path, monkeypatch):
 KILLED = """
 import sys, os, signal
 from pathlib import Path
-from vqprompt.model import file as files
+from vqprompt.product.model import file as files
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses
@@ -163,8 +163,8 @@ if moment == "half":
 elif moment == "before":
     os.replace = die
 elif moment == "after":
-    import vqprompt.files
-    vqprompt.files._sync_folder = die
+    import vqprompt.core.files
+    vqprompt.core.files._sync_folder = die
 with files.locked(path):
     files.write(path, new)
 """
@@ -185,7 +185,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_model(path, moment, even
 def test_a_kill_in_the_middle_of_teaching_leaves_the_old_model(path, drawn, home):
     before = path.read_bytes()
     slow = (
-        "import sys, time; from vqprompt.model.features import Features\n"
+        "import sys, time; from vqprompt.product.model.features import Features\n"
         "old = Features._forward\n"
         "Features._forward = lambda self, *a: (old(self, *a), print('at work', flush=True), time.sleep(600))[0]\n"
         "sys.argv = ['vqprompt', 'learn', *sys.argv[1:]]\n"

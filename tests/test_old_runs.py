@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vqprompt.data.stream import Stream
-from vqprompt.datasets import open_dataset
-from vqprompt.learner.checkpoint import read_checkpoint
-from vqprompt.learner.learner import Learner
-from vqprompt.learner.predictor import Predictor
-from vqprompt.result import RunResult
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import resolve
-from vqprompt.runtime import rounding
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.runtime.device import rounding
+from vqprompt.research.datasets import open_dataset
+from vqprompt.research.learner.checkpoint import read_checkpoint
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.learner.predictor import Predictor
+from vqprompt.research.results.config import resolve
+from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs import runner as runs
 
 pytestmark = pytest.mark.bits
 DATA = Path(__file__).parent / "data"

@@ -17,9 +17,9 @@ from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, precision_score
 
 from vqprompt import Model
-from vqprompt.testing.measure import Asked, Share, Tested, _count, _reliability, test_model
-from vqprompt.testing.page import _headline, _matrix, write_page
-from vqprompt.testing.tables import as_dict, classes_csv, images_csv
+from vqprompt.product.evaluation.measure import Asked, Share, Tested, _count, _reliability, test_model
+from vqprompt.product.evaluation.page import _headline, _matrix, write_page
+from vqprompt.product.evaluation.tables import as_dict, classes_csv, images_csv
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 56, "device": "cpu"}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
 
-from vqprompt.learner import Learner, Predictor
+from vqprompt.research.learner import Learner, Predictor
 
 pytestmark = pytest.mark.bits
 METHODS = ["vq-prompt", "hide-prompt", "ft", "bic"]  # frozen backbones, tuned ones, and one that keeps images

@@ -9,13 +9,13 @@ from conftest import TINY, make_learner, make_stream, make_vit, same_tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vqprompt.errors import UserError
-from vqprompt.learner.learner import Learner
-from vqprompt.methods.task import TaskInfo
-from vqprompt.methods.vq_prompt import SoftPrompt, VQOptions, VQPrompt, VQPromptS
-from vqprompt.prompts import PromptPool, Spread
-from vqprompt.runs.config import resolve
-from vqprompt.training.view import View
+from vqprompt.core.errors import UserError
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods.prompts import PromptPool, Spread
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.methods.vq_prompt import SoftPrompt, VQOptions, VQPrompt, VQPromptS
+from vqprompt.research.results.config import resolve
+from vqprompt.research.training.view import View
 
 BLOCKS, SIZE, LENGTH, WIDTH, BATCH = 3, 5, 4, 8, 6
 

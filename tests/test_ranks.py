@@ -14,16 +14,16 @@ import torch
 import two_ranks
 from conftest import TINY, command_environment, make_vit
 
-from vqprompt import distributed
-from vqprompt.backbones.load import save_backbone
 from vqprompt.commands import launch
-from vqprompt.distributed import Ranks, SeveralRanks, Share
-from vqprompt.errors import UserError
-from vqprompt.lifelines import LOST_STATUS
-from vqprompt.methods import METHODS
-from vqprompt.result import RunResult
-from vqprompt.runs import runner
-from vqprompt.runs.config import read_config_file, resolve
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime import distributed
+from vqprompt.core.runtime.distributed import Ranks, SeveralRanks, Share
+from vqprompt.core.runtime.lifelines import LOST_STATUS
+from vqprompt.research.methods import METHODS
+from vqprompt.research.results.config import read_config_file, resolve
+from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs import runner
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 

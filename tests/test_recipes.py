@@ -10,26 +10,26 @@ from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, t
 from PIL import Image
 
 from vqprompt import Learner
-from vqprompt.data.views import change_colors, random_boxes, random_colors, render, window_boxes
-from vqprompt.datasets import open_dataset
-from vqprompt.learner.build import rebuild_method
-from vqprompt.learner.predictor import Predictor
-from vqprompt.learner.state import SavedState
-from vqprompt.methods import METHODS
-from vqprompt.methods.l2p import pull_to_batch
-from vqprompt.paper.grids import GRIDS, plan
-from vqprompt.paper.results import make_rows, read_runs
-from vqprompt.recipes import PAPER_DATA, describe_recipe, find_recipe, in_use, recipe_settings
-from vqprompt.report import prompt_use
-from vqprompt.result import PromptUse, RunResult
-from vqprompt.runs.config import completed, resolve
-from vqprompt.runs.runner import run
-from vqprompt.statistics import make_statistics
-from vqprompt.statistics import rebalancing as rebalancing_module
-from vqprompt.statistics.rebalancing import Rebalancing, rebalance, released_rate
-from vqprompt.training.optim import clip_gradients, make_optimizer
-from vqprompt.training.schedules import rate_at
-from vqprompt.training.settings import Training
+from vqprompt.core.data.views import change_colors, random_boxes, random_colors, render, window_boxes
+from vqprompt.core.statistics import make_statistics
+from vqprompt.research.datasets import open_dataset
+from vqprompt.research.learner.build import rebuild_method
+from vqprompt.research.learner.predictor import Predictor
+from vqprompt.research.learner.state import SavedState
+from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.l2p import pull_to_batch
+from vqprompt.research.methods.recipes import PAPER_DATA, describe_recipe, find_recipe, in_use, recipe_settings
+from vqprompt.research.paper.grids import GRIDS, plan
+from vqprompt.research.paper.results import make_rows, read_runs
+from vqprompt.research.report import prompt_use
+from vqprompt.research.results.config import completed, resolve
+from vqprompt.research.results.result import PromptUse, RunResult
+from vqprompt.research.runs.runner import run
+from vqprompt.research.training import rebalancing as rebalancing_module
+from vqprompt.research.training.optim import clip_gradients, make_optimizer
+from vqprompt.research.training.rebalancing import Rebalancing, rebalance, released_rate
+from vqprompt.research.training.schedules import rate_at
+from vqprompt.research.training.settings import Training
 
 R10 = {"data": "imagenet-r", "tasks": 10, "backbone": "vit-b16-in1k"}
 CUB = {"data": "cub200", "backbone": "vit-b16-in21k"}

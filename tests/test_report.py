@@ -12,10 +12,10 @@ from urllib.parse import unquote
 import matplotlib
 import pytest
 
-from vqprompt import metrics as measure
-from vqprompt.errors import UserError
-from vqprompt.report.figures import cell_colors, loss_chart
-from vqprompt.report.pages import write_comparison, write_report
+from vqprompt.core import metrics as measure
+from vqprompt.core.errors import UserError
+from vqprompt.research.report.figures import cell_colors, loss_chart
+from vqprompt.research.report.pages import write_comparison, write_report
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 NASTY = ["<script>alert(1)</script>", "a&b \"c\" 'd'", "日本語 ☃", "long" * 80, "{{ 7 * 7 }}", "$x_1$"]

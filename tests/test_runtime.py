@@ -6,12 +6,12 @@ import pytest
 import torch
 from conftest import TINY, make_vit
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.progress import Stage
-from vqprompt.result import RunResult
-from vqprompt.runs import runner as runs
-from vqprompt.runs.config import resolve
-from vqprompt.runtime import rounding, seeded
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.progress import Stage
+from vqprompt.core.runtime.device import rounding, seeded
+from vqprompt.research.results.config import resolve
+from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs import runner as runs
 
 pytestmark = [pytest.mark.bits, pytest.mark.filterwarnings("ignore:.*mean and std are guessed")]
 CPU = torch.device("cpu")

@@ -13,13 +13,13 @@ import pytest
 from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
-from vqprompt.errors import UserError
-from vqprompt.files import write_atomically
-from vqprompt.model.answers import PromptUse
-from vqprompt.model.left_out import left_out_answers
-from vqprompt.serve.batching import Batcher
-from vqprompt.serve.limits import Limits
-from vqprompt.serve.versions import Versions
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import write_atomically
+from vqprompt.product.model.answers import PromptUse
+from vqprompt.product.model.left_out import left_out_answers
+from vqprompt.product.serve.batching import Batcher
+from vqprompt.product.serve.limits import Limits
+from vqprompt.product.serve.versions import Versions
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from serving import SIZE, drawn, served_by_command, until
 
 from vqprompt import Model
-from vqprompt.serve import example
+from vqprompt.product.serve import example
 
 
 def test_killed_at_any_moment_it_starts_again_with_the_last_whole_model(tmp_path, home, monkeypatch):

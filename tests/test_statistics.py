@@ -8,10 +8,10 @@ import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from vqprompt.learner.learner import Learner
-from vqprompt.methods.base import Head
-from vqprompt.statistics.gaussians import JITTER, ClassStatistics, make_statistics
-from vqprompt.statistics.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.core.statistics.gaussians import JITTER, ClassStatistics, make_statistics
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods.base import Head
+from vqprompt.research.training.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
 
 WIDTH = 6
 KINDS = ["diagonal", "full", "shared"]
@@ -227,7 +227,7 @@ class TestRebalancing:
         head.grow(4)
         entropy = normalized_cross_entropy
         monkeypatch.setattr(
-            "vqprompt.statistics.rebalancing.normalized_cross_entropy",
+            "vqprompt.research.training.rebalancing.normalized_cross_entropy",
             lambda logits, labels, *rest: (
                 seen.append(torch.bincount(labels, minlength=4)),
                 entropy(logits, labels, *rest),

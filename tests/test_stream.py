@@ -9,13 +9,13 @@ from conftest import QUICK, make_dataset, make_learner, make_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vqprompt import methods
-from vqprompt.data.images import Images
-from vqprompt.data.store import Store
-from vqprompt.data.stream import Dataset, Stream, split_rows
-from vqprompt.errors import ImageError, PastImagesError, UserError
-from vqprompt.methods.bic import Exemplars
-from vqprompt.methods.finetuning import LinearProbe
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.store import Store
+from vqprompt.core.data.stream import Dataset, Stream, split_rows
+from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.research import methods
+from vqprompt.research.methods.bic import Exemplars
+from vqprompt.research.methods.finetuning import LinearProbe
 
 CPU = torch.device("cpu")
 

@@ -13,17 +13,17 @@ import torch
 from conftest import TINY, make_vit
 from PIL import Image
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.data.decode import aspect_of, decode_pixels
-from vqprompt.data.shards import TarShards, find_shards
-from vqprompt.data.stream import Stream
-from vqprompt.data.streamed import StreamedStore
-from vqprompt.datasets import open_dataset
-from vqprompt.errors import ImageError, UserError
-from vqprompt.model.model import Model
-from vqprompt.runs import runner
-from vqprompt.runs.config import resolve
-from vqprompt.training.batches import epoch_batches
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.data.decode import aspect_of, decode_pixels
+from vqprompt.core.data.shards import TarShards, find_shards
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.data.streamed import StreamedStore
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.product.model.model import Model
+from vqprompt.research.datasets import open_dataset
+from vqprompt.research.results.config import resolve
+from vqprompt.research.runs import runner
+from vqprompt.research.training.batches import epoch_batches
 
 CLASSES, EACH = 4, 10
 
@@ -204,7 +204,7 @@ def test_a_limit_that_is_no_number_is_refused(sources, monkeypatch):
 def test_a_cluster_learns_what_one_process_learns(sources, weights):
     """Ray Data on two workers: the same model to the bit, with images among them that are known."""
     ray = pytest.importorskip("ray")
-    from vqprompt.model.on_ray import Place, classroom
+    from vqprompt.product.model.on_ray import Place, classroom
 
     here, there = Model(weights, device="cpu"), Model(weights, device="cpu")
     part = sources / "tars" / "shard-{000000..000001}.tar"
@@ -225,8 +225,8 @@ def test_a_cluster_learns_what_one_process_learns(sources, weights):
 
 
 def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
-    from vqprompt.cluster.wanted import Wanted
-    from vqprompt.model.on_ray import Lesson, Worker
+    from vqprompt.product.model.on_ray import Lesson, Worker
+    from vqprompt.research.cluster.wanted import Wanted
 
     shutil.copytree(sources / "folder", tmp_path / "folder")
     (tmp_path / "folder" / "kind 0" / "000.png").write_bytes(b"no image")

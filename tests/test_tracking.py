@@ -17,12 +17,12 @@ from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.learner.learner import Learner
-from vqprompt.progress import ignore
-from vqprompt.runs import runner as runs
-from vqprompt.runs import tracking
-from vqprompt.runs.config import flatten, resolve
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.progress import ignore
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.results.config import flatten, resolve
+from vqprompt.research.runs import runner as runs
+from vqprompt.research.runs import tracking
 
 BOTH = ("mlflow", "tensorboard")
 TASKS, EPOCHS, IMAGES, BATCH = 3, 2, 12, 4
@@ -168,7 +168,7 @@ class TestWhatIsSent:
 
     def test_an_experiment_of_one_s_own_and_very_long_settings(self, track, store, monkeypatch):
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "birds")
-        monkeypatch.setattr("vqprompt.runs.tracking.flatten", lambda config: {"tasks": "x" * 9000})
+        monkeypatch.setattr("vqprompt.research.runs.tracking.flatten", lambda config: {"tasks": "x" * 9000})
         run = mlflow_run(track(trackers=["mlflow"], method="linear", tasks=[2]))
         assert store.get_experiment(run.info.experiment_id).name == "birds"
         assert run.data.params == {"tasks": "x" * 6000}

@@ -10,20 +10,20 @@ from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, s
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vqprompt.data.stream import Stream
-from vqprompt.errors import CheckpointError, UserError
-from vqprompt.learner import queries as queries_module
-from vqprompt.learner.learner import Learner
-from vqprompt.methods.task import TaskInfo
-from vqprompt.progress import Stage
-from vqprompt.runtime import derive_seed
-from vqprompt.training import batches as batches_module
-from vqprompt.training import loop as training_module
-from vqprompt.training.batches import TaskBatches, draw, epoch_batches
-from vqprompt.training.loop import TrainingLoop
-from vqprompt.training.optim import cosine_decay
-from vqprompt.training.recorded import Recorded
-from vqprompt.training.settings import Training
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.errors import CheckpointError, UserError
+from vqprompt.core.progress import Stage
+from vqprompt.core.runtime.device import derive_seed
+from vqprompt.research.learner import queries as queries_module
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training import batches as batches_module
+from vqprompt.research.training import loop as training_module
+from vqprompt.research.training.batches import TaskBatches, draw, epoch_batches
+from vqprompt.research.training.loop import TrainingLoop
+from vqprompt.research.training.optim import cosine_decay
+from vqprompt.research.training.recorded import Recorded
+from vqprompt.research.training.settings import Training
 
 
 class TestBatches:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vqprompt.backbones.vit import ViTConfig
-from vqprompt.data.decode import to_pixels
-from vqprompt.data.views import central_boxes, random_boxes, render
+from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.data.decode import to_pixels
+from vqprompt.core.data.views import central_boxes, random_boxes, render
 
 WHOLE = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import torch
 from conftest import TINY, make_vit
 from PIL import Image
 
-from vqprompt.backbones.vit import ViT, ViTConfig
-from vqprompt.errors import UserError
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.errors import UserError
 
 SHAPES = [TINY, ViTConfig(width=48, depth=3, heads=4, patch=7, image_size=35), ViTConfig(30, 2, 5, 8, 8, mlp_ratio=2.5)]
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}

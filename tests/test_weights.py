@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from vqprompt.backbones import registry
-from vqprompt.backbones.load import fingerprint, load_backbone, save_backbone
-from vqprompt.backbones.registry import BACKBONES, WeightsError
-from vqprompt.backbones.vit import ViT, ViTConfig
+from vqprompt.core.backbones import registry
+from vqprompt.core.backbones.load import fingerprint, load_backbone, save_backbone
+from vqprompt.core.backbones.registry import BACKBONES, WeightsError
+from vqprompt.core.backbones.vit import ViT, ViTConfig
 
 WIDTH, DEPTH, HEADS, PATCH, SIZE, HIDDEN, EPS = 32, 2, 4, 4, 12, 80, 1e-6
 ROWS = (SIZE // PATCH) ** 2 + 1
@@ -610,7 +610,7 @@ def test_backbones_are_described():
 def test_core_imports_without_the_hub():
     code = (
         "import sys; sys.modules['huggingface_hub'] = None; "
-        "import vqprompt.backbones.load; assert 'timm' not in sys.modules"
+        "import vqprompt.core.backbones.load; assert 'timm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
 

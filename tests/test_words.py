@@ -1,6 +1,6 @@
 """Counts and lists of names in messages."""
 
-from vqprompt.words import counted, shorten
+from vqprompt.core.words import counted, shorten
 
 
 def test_one_is_singular_and_everything_else_is_plural():

@@ -11,21 +11,21 @@ import torch
 from conftest import make_dataset, make_learner, make_vit, tensors_of
 from torch import Tensor
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.data.images import Images
-from vqprompt.data.stream import Stream
-from vqprompt.distributed import join
-from vqprompt.errors import UserError
-from vqprompt.learner import queries
-from vqprompt.learner.state import saved_names
-from vqprompt.methods import METHODS
-from vqprompt.methods.base import CLOSED_FORM
-from vqprompt.methods.task import TaskFeatures
-from vqprompt.runs import runner
-from vqprompt.runs.config import resolve
-from vqprompt.statistics.gaussians import KINDS, make_statistics
-from vqprompt.training.loop import Epoch
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.stream import Stream
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.distributed import join
+from vqprompt.core.statistics.gaussians import KINDS, make_statistics
+from vqprompt.research.learner import queries
+from vqprompt.research.learner.state import saved_names
+from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.base import CLOSED_FORM
+from vqprompt.research.methods.task import TaskFeatures
+from vqprompt.research.results.config import resolve
+from vqprompt.research.runs import runner
+from vqprompt.research.training.loop import Epoch
+from vqprompt.research.training.settings import Training
 
 SETTINGS = {"epochs": 1, "batch_size": 7, "test_crop": 0.0}  # shares of 3 and 4; the last batch has a single image
 TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]

@@ -12,7 +12,12 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from typing import Any
 
-IMPORTED = ["torch._dynamo", "vqprompt.paper.pool", "vqprompt.serve.teacher", "vqprompt.model.model"]
+IMPORTED = [
+    "torch._dynamo",
+    "vqprompt.research.paper.pool",
+    "vqprompt.product.serve.teacher",
+    "vqprompt.product.model.model",
+]
 
 
 class WarmProcess(ForkServerProcess):

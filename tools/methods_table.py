@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from vqprompt.backbones.vit import Block, ViT, ViTConfig
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS, after_all_tasks
-from vqprompt.progress import Progress, Stage
-from vqprompt.training.settings import Training
+from vqprompt.core.backbones.vit import Block, ViT, ViTConfig
+from vqprompt.core.progress import Progress, Stage
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS, after_all_tasks
+from vqprompt.research.training.settings import Training
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from common import noise_stream

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vqprompt.paper.charts import make_charts
-from vqprompt.paper.grids import find_grid
-from vqprompt.paper.tables import make_table
-from vqprompt.report.figures import standalone
+from vqprompt.research.paper.charts import make_charts
+from vqprompt.research.paper.grids import find_grid
+from vqprompt.research.paper.tables import make_table
+from vqprompt.research.report.figures import standalone
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproducing.md"

@@ -24,7 +24,7 @@ from drawings import drawings  # noqa: E402
 from serving import Client, drawn, serving  # noqa: E402
 
 from vqprompt import Model  # noqa: E402
-from vqprompt.serve import example  # noqa: E402
+from vqprompt.product.serve import example  # noqa: E402
 
 OUT = ROOT / "docs" / "serving"
 NEW = ("snail", "umbrella")

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from vqprompt._version import __version__
 
 if TYPE_CHECKING:
-    from vqprompt.backbones.load import load_backbone
-    from vqprompt.data.stream import Stream
-    from vqprompt.datasets import open_dataset
-    from vqprompt.estimators.features import ClosedFormClassifier
-    from vqprompt.estimators.images import VQPromptClassifier
-    from vqprompt.learner.learner import Learner
-    from vqprompt.learner.predictor import Predictor
-    from vqprompt.methods import METHODS
-    from vqprompt.model.model import Model
-    from vqprompt.training.settings import Training
+    from vqprompt.core.backbones.load import load_backbone
+    from vqprompt.core.data.stream import Stream
+    from vqprompt.product.estimators.features import ClosedFormClassifier
+    from vqprompt.product.estimators.images import VQPromptClassifier
+    from vqprompt.product.model.model import Model
+    from vqprompt.research.datasets import open_dataset
+    from vqprompt.research.learner.learner import Learner
+    from vqprompt.research.learner.predictor import Predictor
+    from vqprompt.research.methods import METHODS
+    from vqprompt.research.training.settings import Training
 
 __all__ = [
     "METHODS", "ClosedFormClassifier", "Learner", "Model", "Predictor", "Stream", "Training", "VQPromptClassifier",
@@ -29,16 +29,16 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    "METHODS": "vqprompt.methods",
-    "ClosedFormClassifier": "vqprompt.estimators.features",
-    "VQPromptClassifier": "vqprompt.estimators.images",
-    "Learner": "vqprompt.learner.learner",
-    "Model": "vqprompt.model.model",
-    "Predictor": "vqprompt.learner.predictor",
-    "Stream": "vqprompt.data.stream",
-    "Training": "vqprompt.training.settings",
-    "load_backbone": "vqprompt.backbones.load",
-    "open_dataset": "vqprompt.datasets",
+    "METHODS": "vqprompt.research.methods",
+    "ClosedFormClassifier": "vqprompt.product.estimators.features",
+    "VQPromptClassifier": "vqprompt.product.estimators.images",
+    "Learner": "vqprompt.research.learner.learner",
+    "Model": "vqprompt.product.model.model",
+    "Predictor": "vqprompt.research.learner.predictor",
+    "Stream": "vqprompt.core.data.stream",
+    "Training": "vqprompt.research.training.settings",
+    "load_backbone": "vqprompt.core.backbones.load",
+    "open_dataset": "vqprompt.research.datasets",
 }
 
 

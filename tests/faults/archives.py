@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from faults.damage import damaged
-from vqprompt.datasets import open_dataset
+from vqprompt.research.datasets import open_dataset
 
 SIZE = 14
 KINDS = [

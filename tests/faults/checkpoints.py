@@ -21,11 +21,11 @@ import torch
 
 from faults.damage import damaged
 from faults.tiny import METHODS, config, run, scene
-from vqprompt.learner.checkpoint import checksum, read_checkpoint
-from vqprompt.learner.learner import Learner
-from vqprompt.learner.predictor import Predictor
-from vqprompt.learner.state import SavedState
-from vqprompt.runs import runner
+from vqprompt.research.learner.checkpoint import checksum, read_checkpoint
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.learner.predictor import Predictor
+from vqprompt.research.learner.state import SavedState
+from vqprompt.research.runs import runner
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 10**9, 10**30, -(10**30), 0.1, -0.5, 1e308, float("nan"), float("inf"), "", "0",

@@ -17,12 +17,19 @@ from conftest import make_dataset, make_vit
 from faults.damage import damaged
 from faults.tiny import forked
 from vqprompt.commands import app
-from vqprompt.data.stream import Stream
-from vqprompt.learner.learner import Learner
-from vqprompt.methods import METHODS
-from vqprompt.runs import runner
-from vqprompt.runs.config import RunConfig, completed, parse_assignment, read_config_file, read_saved_config, resolve
-from vqprompt.runs.limits import refuse_what_cannot_fit
+from vqprompt.core.data.stream import Stream
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
+from vqprompt.research.results.config import (
+    RunConfig,
+    completed,
+    parse_assignment,
+    read_config_file,
+    read_saved_config,
+    resolve,
+)
+from vqprompt.research.runs import runner
+from vqprompt.research.runs.limits import refuse_what_cannot_fit
 
 HUGE = int("9" * 5000, 16)  # Python neither prints nor parses it in decimal digits
 NUMBERS = (0, 1, -1, 2, 3, 10, 127, 1000, 14_000, 10**6, 10**9, 2**31, 2**63, 2**64, 10**18, 10**30, HUGE, 0.5, -0.1,

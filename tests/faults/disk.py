@@ -15,7 +15,7 @@ from pathlib import Path
 
 from faults.tiny import METHODS, Steps, config, difference, forked, outcome, reference, run, scene
 from vqprompt.commands import app
-from vqprompt.runs import runner
+from vqprompt.research.runs import runner
 
 ERRORS = (errno.ENOSPC, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 NOBODY = 65534

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image, features
 
 from faults.damage import damaged
-from vqprompt.data.decode import load_pixels
-from vqprompt.errors import ImageError
+from vqprompt.core.data.decode import load_pixels
+from vqprompt.core.errors import ImageError
 
 SIDE = 16
 MODES = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from faults.tiny import start, wait
-from vqprompt.learner.checkpoint import read_checkpoint, write_checkpoint
+from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
 
 
 def _slowly(rng: random.Random, work: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from faults import KINDS
-from vqprompt.errors import UserError
+from vqprompt.core.errors import UserError
 
 HANG = 60.0  # seconds
 MEMORY = 1000  # MB that one try may take above what the child began with

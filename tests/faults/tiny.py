@@ -23,10 +23,10 @@ import torch
 from conftest import TINY, make_vit
 from PIL import Image
 
-from vqprompt.backbones.load import save_backbone
-from vqprompt.errors import UserError
-from vqprompt.runs import runner
-from vqprompt.runs.config import RunConfig, resolve
+from vqprompt.core.backbones.load import save_backbone
+from vqprompt.core.errors import UserError
+from vqprompt.research.results.config import RunConfig, resolve
+from vqprompt.research.runs import runner
 
 METHODS = ("vq-prompt", "lwf", "slca", "moving-prompts")
 FILES = {"config.json", "metrics.json", "classes.json", "checkpoint.json"}  # and one state-N.safetensors

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import save
 
 from faults.damage import damaged
-from vqprompt.backbones.load import load_backbone
+from vqprompt.core.backbones.load import load_backbone
 
 WIDTH, DEPTH, HEADS, PATCH, SIZE = 16, 2, 2, 4, 8
 HEADS_GIVEN = {"heads": HEADS}
 
 
 def checkpoint() -> dict[str, torch.Tensor]:
-    from vqprompt.backbones.vit import ViT, ViTConfig
+    from vqprompt.core.backbones.vit import ViT, ViTConfig
 
     torch.manual_seed(0)
     return dict(ViT(ViTConfig(WIDTH, DEPTH, HEADS, PATCH, SIZE)).state_dict())

@@ -21,8 +21,8 @@ from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.serve import serve
-from vqprompt.errors import UserError
-from vqprompt.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
 app = typer.Typer(
     help="Teach a vision model new classes, again and again. It remembers the old ones without keeping their images."

@@ -16,13 +16,13 @@ from vqprompt.commands.console import console, print_plain, printable
 from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
-from vqprompt.errors import UserError
-from vqprompt.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.paper.grids import Run
-    from vqprompt.paper.tables import Table
-    from vqprompt.paper.work import Event, Executor
+    from vqprompt.research.paper.grids import Run
+    from vqprompt.research.paper.tables import Table
+    from vqprompt.research.paper.work import Event, Executor
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
@@ -37,9 +37,9 @@ Draw = Annotated[bool, typer.Option("--figure", help="Also draw the figure, into
 @explains_interruption
 def list_grids() -> None:
     """List the tables."""
-    from vqprompt.paper import parameters
-    from vqprompt.paper.grids import GRIDS, plan
-    from vqprompt.paper.results import NONE
+    from vqprompt.research.paper import parameters
+    from vqprompt.research.paper.grids import GRIDS, plan
+    from vqprompt.research.paper.results import NONE
 
     table = RichTable(show_edge=False, header_style="bold")
     for heading in ("name", "paper", "runs", "backbone", "what it is"):
@@ -119,12 +119,12 @@ def run(
 
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """
-    from vqprompt.methods import METHODS
-    from vqprompt.paper.executors import find_executor
-    from vqprompt.paper.grids import find_grid, plan
-    from vqprompt.paper.pool import adopt, split_done
-    from vqprompt.paper.results import make_rows, read_runs
-    from vqprompt.paper.tables import Table
+    from vqprompt.research.methods import METHODS
+    from vqprompt.research.paper.executors import find_executor
+    from vqprompt.research.paper.grids import find_grid, plan
+    from vqprompt.research.paper.pool import adopt, split_done
+    from vqprompt.research.paper.results import make_rows, read_runs
+    from vqprompt.research.paper.tables import Table
 
     chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else []
     if name == PARAMETERS:
@@ -158,7 +158,7 @@ def read_changes(
     assignments: Sequence[str], data: str | None, backbone: str | None, file: Path | None
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The settings that a user changed: for every run, and by method."""
-    from vqprompt.runs.config import parse_assignment
+    from vqprompt.research.results.config import parse_assignment
 
     changes: dict[str, Any] = dict(parse_assignment(text) for text in assignments)
     changes |= {key: value for key, value in {"data": data, "backbone": backbone}.items() if value is not None}
@@ -171,10 +171,10 @@ def read_changes(
 
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     """Raise UserError now for what would otherwise fail in every run."""
-    from vqprompt.datasets import check_data
-    from vqprompt.runs.limits import refuse_what_cannot_fit
-    from vqprompt.runs.runner import check_out
-    from vqprompt.runs.tracking import Tracking
+    from vqprompt.research.datasets import check_data
+    from vqprompt.research.runs.limits import refuse_what_cannot_fit
+    from vqprompt.research.runs.runner import check_out
+    from vqprompt.research.runs.tracking import Tracking
 
     check_out(out)
     Tracking(track, out)
@@ -186,7 +186,7 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequence[str]) -> dict[str, str]:
     """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text."""
-    from vqprompt.paper.work import Advanced, Failed, Finished, Lost, Started
+    from vqprompt.research.paper.work import Advanced, Failed, Finished, Lost, Started
 
     together = counted(len(todo), "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
@@ -271,9 +271,9 @@ def print_table(
 
     [bold]vqprompt bench table parameters[/bold] needs no runs.
     """
-    from vqprompt.paper.grids import find_grid
-    from vqprompt.paper.results import save_runs
-    from vqprompt.paper.tables import make_table
+    from vqprompt.research.paper.grids import find_grid
+    from vqprompt.research.paper.results import save_runs
+    from vqprompt.research.paper.tables import make_table
 
     if name == PARAMETERS:
         write_parameters(out)
@@ -300,7 +300,7 @@ def print_table(
 
 def write_parameters(out: Path | None, methods: Sequence[str] = (), backbone: str | None = None) -> None:
     """Print Table 6, and write it into a folder if one is given."""
-    from vqprompt.paper.parameters import BACKBONE, prompt_configurations
+    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations
 
     table = prompt_configurations(methods, backbone or BACKBONE)
     print(table.markdown())
@@ -311,8 +311,8 @@ def write_parameters(out: Path | None, methods: Sequence[str] = (), backbone: st
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """Settings by method, from a file with one section per method."""
-    from vqprompt.methods import find_method
-    from vqprompt.runs.config import read_config_file
+    from vqprompt.research.methods import find_method
+    from vqprompt.research.results.config import read_config_file
 
     found = read_config_file(path, "--settings")
     for name, own in found.items():

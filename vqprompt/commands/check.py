@@ -12,7 +12,7 @@ import typer
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import Device, Json
 from vqprompt.commands.teaching_words import progress_shown
-from vqprompt.words import counted
+from vqprompt.core.words import counted
 
 
 def check(
@@ -43,9 +43,9 @@ def check(
     [bold]vqprompt check birds/[/bold], look at check.html, then [bold]vqprompt learn garden.vqp birds/ --exclude
     exclude.txt[/bold]
     """
-    from vqprompt.check.check import check as look_through
-    from vqprompt.check.page import write_list, write_page
-    from vqprompt.model.model import Model
+    from vqprompt.product.check.check import check as look_through
+    from vqprompt.product.check.page import write_list, write_page
+    from vqprompt.product.model.model import Model
 
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
     with progress_shown() as progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from vqprompt.errors import printable
+from vqprompt.core.errors import printable
 
 console = Console()
 

@@ -9,7 +9,7 @@ import typer
 
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import ModelPath
-from vqprompt.errors import UserError
+from vqprompt.core.errors import UserError
 
 
 def export(
@@ -27,7 +27,7 @@ def export(
 
     [bold]vqprompt export garden.vqp --onnx garden.onnx[/bold]
     """
-    from vqprompt.model.model import Model
+    from vqprompt.product.model.model import Model
 
     if onnx is None and hub_folder is None:
         raise UserError("what to write? Give --onnx FILE or --hub-folder FOLDER")
@@ -35,13 +35,13 @@ def export(
         raise UserError("--int8 is for ONNX; give --onnx FILE as well")
     taken = Model.load(model, device="cpu", backbone=backbone)
     if onnx is not None:
-        from vqprompt.export.onnx import export_onnx
+        from vqprompt.product.export.onnx import export_onnx
 
         print_plain(f"writing {onnx}: the network is traced, which takes some seconds …")
         written = export_onnx(taken, onnx, int8=int8)
         print_plain(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")
     if hub_folder is not None:
-        from vqprompt.model.hub import save_pretrained
+        from vqprompt.product.model.hub import save_pretrained
 
         save_pretrained(taken, hub_folder)
         print_plain(f"wrote {hub_folder}: look at its README.md, the model's card")

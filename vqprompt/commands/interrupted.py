@@ -13,8 +13,8 @@ from rich.console import Console
 
 from vqprompt.commands.console import printable
 from vqprompt.commands.options import option_value
-from vqprompt.errors import UserError
-from vqprompt.lifelines import end_run
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.lifelines import end_run
 
 RESUMABLE_COMMANDS = ("run", "demo")
 CHECKPOINT = "checkpoint.json"
@@ -57,7 +57,7 @@ def _kept(out: Path) -> list[str]:
 
 
 def _kept_tasks(folder: Path) -> str:
-    from vqprompt.result import FILE, RunResult  # slow to import, and needed for this alone
+    from vqprompt.research.results.result import FILE, RunResult  # slow to import, and needed for this alone
 
     try:
         result = RunResult.read(folder)

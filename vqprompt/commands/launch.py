@@ -11,7 +11,7 @@ import uuid
 import typer
 
 from vqprompt.commands.interrupted import report_interruption
-from vqprompt.lifelines import LAUNCHED, LOST_STATUS
+from vqprompt.core.runtime.lifelines import LAUNCHED, LOST_STATUS
 
 
 def launch(count: int) -> None:

@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from vqprompt.commands.console import console, print_plain
-from vqprompt.errors import UserError
-from vqprompt.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.methods.base import Method
+    from vqprompt.research.methods.base import Method
 
 
 def methods(
@@ -28,7 +28,7 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods. With a name, show its settings."""
-    from vqprompt.methods import METHODS, find_method
+    from vqprompt.research.methods import METHODS, find_method
 
     if name is not None:
         method = find_method(name)
@@ -51,9 +51,9 @@ def methods(
 
 def count_parameters(methods: dict[str, type[Method]], backbone: str, tasks: int) -> dict[str, int]:
     """How many parameters each method has for prompts or adapters, after all tasks."""
-    from vqprompt.backbones.load import load_backbone
-    from vqprompt.backbones.registry import BACKBONES
-    from vqprompt.methods import after_all_tasks
+    from vqprompt.core.backbones.load import load_backbone
+    from vqprompt.core.backbones.registry import BACKBONES
+    from vqprompt.research.methods import after_all_tasks
 
     config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
     made = {key: after_all_tasks(method, config, tasks) for key, method in methods.items()}
@@ -73,8 +73,8 @@ def show_method(method: type[Method]) -> None:
 
 def show_recipe(name: str, data: str, backbone: str | None, tasks: int | None) -> None:
     """Without a backbone or a number of tasks: those of the paper."""
-    from vqprompt.datasets import DATASETS, parse_data
-    from vqprompt.recipes import describe_recipe
+    from vqprompt.research.datasets import DATASETS, parse_data
+    from vqprompt.research.methods.recipes import describe_recipe
 
     known = parse_data(data)[0]
     if known is None:
@@ -94,7 +94,7 @@ def add_settings(table: Table, options: Any, prefix: str = "") -> None:
 
 def backbones() -> None:
     """List the backbones."""
-    from vqprompt.backbones.registry import BACKBONES
+    from vqprompt.core.backbones.registry import BACKBONES
 
     print_table(("name", "what it is", "licence"), [(b.name, b.summary, b.licence) for b in BACKBONES.values()])
     print_plain("\nA weights file works too: --backbone FILE (safetensors, .pth, .npz)")
@@ -102,8 +102,8 @@ def backbones() -> None:
 
 def datasets() -> None:
     """List the data sets, and where they are looked for."""
-    from vqprompt.datasets import DATASETS
-    from vqprompt.datasets.common import data_folder
+    from vqprompt.research.datasets import DATASETS
+    from vqprompt.research.datasets.common import data_folder
 
     rows = [(name, str(entry.defaults.get("tasks", 10)), entry.summary) for name, entry in DATASETS.items()]
     print_table(("name", "tasks", "what it is"), rows)

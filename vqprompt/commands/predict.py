@@ -10,8 +10,8 @@ import typer
 
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import Device
-from vqprompt.errors import UserError
-from vqprompt.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted
 
 
 def predict(
@@ -42,7 +42,7 @@ def predict(
     if not learned.is_dir():
         _predict_with_model(learned, images, top, as_json, backbone, device, unknown, strictness)
         return
-    from vqprompt.learner.predictor import Predictor
+    from vqprompt.research.learner.predictor import Predictor
 
     files = [file for path in images for file in image_files(path)]
     predictor = Predictor.load(learned, device, backbone=backbone)
@@ -65,7 +65,7 @@ def _predict_with_model(
     unknown: bool = True, strictness: float = 0.0,
 ) -> None:  # fmt: skip
     """Predict with a model file, which can also answer "unknown"."""
-    from vqprompt.model.model import Model
+    from vqprompt.product.model.model import Model
 
     asked = Model.load(model, device=device, backbone=backbone)
     files = [file for path in images for file in image_files(path)]
@@ -98,6 +98,6 @@ def _refuse(bad: list[str], count: int) -> None:
 
 def image_files(path: Path) -> list[Path]:
     """The path itself if it is a file, else the images in the folder."""
-    from vqprompt.data.source import images_in
+    from vqprompt.core.data.source import images_in
 
     return images_in(path) if path.is_dir() else [path]

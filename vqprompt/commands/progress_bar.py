@@ -16,7 +16,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as LiveBars
 
 from vqprompt.commands.console import printable
-from vqprompt.progress import Progress, Report
+from vqprompt.core.progress import Progress, Report
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -15,12 +15,12 @@ from vqprompt.commands.console import console, print_plain
 from vqprompt.commands.interrupted import report_interruption
 from vqprompt.commands.options import Device, Track
 from vqprompt.commands.progress_bar import progress_bar
-from vqprompt.errors import UserError
-from vqprompt.lifelines import started_together
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.lifelines import started_together
 
 if TYPE_CHECKING:
-    from vqprompt.result import RunResult
-    from vqprompt.runs.config import RunConfig
+    from vqprompt.research.results.config import RunConfig
+    from vqprompt.research.results.result import RunResult
 
 DEMO: dict[str, Any] = {"train_per_class": 30, "test_per_class": 10, "tasks": 10, "data": "quickdraw50"}
 DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"epochs": 1, "lr": 1e-5}}
@@ -39,10 +39,10 @@ def demo(
     Learns 50 classes of Quick Draw drawings in 10 tasks of 5, with the embedded ViT-S/14: once with VQ-Prompt, once
     with plain fine-tuning (FT), which forgets. Prints a table and writes OUT/report.html.
     """
-    from vqprompt.methods import METHODS
-    from vqprompt.report.pages import write_comparison
-    from vqprompt.runs import runner
-    from vqprompt.runs.config import resolve
+    from vqprompt.research.methods import METHODS
+    from vqprompt.research.report.pages import write_comparison
+    from vqprompt.research.results.config import resolve
+    from vqprompt.research.runs import runner
 
     results = {}
     for method, settings in DEMO_METHODS.items():
@@ -122,9 +122,9 @@ def run(
     [bold]vqprompt run --data birds/ --tasks 10 --out runs/birds[/bold]
     """
     from vqprompt.commands.launch import launch
-    from vqprompt.distributed import join
-    from vqprompt.runs import runner
-    from vqprompt.runs.config import FILE, parse_assignment, read_config_file, resolve
+    from vqprompt.core.runtime.distributed import join
+    from vqprompt.research.results.config import FILE, parse_assignment, read_config_file, resolve
+    from vqprompt.research.runs import runner
 
     file = config or (out / FILE if resume and (out / FILE).exists() else None)
     given = dict(parse_assignment(text) for text in assignments or [])

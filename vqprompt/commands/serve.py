@@ -10,7 +10,7 @@ import typer
 
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import Device, NewBackbone, NewSize
-from vqprompt.errors import UserError
+from vqprompt.core.errors import UserError
 
 
 def serve(
@@ -58,10 +58,10 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
-    from vqprompt.serve.limits import Limits
-    from vqprompt.serve.models import New
-    from vqprompt.serve.server import Settings
-    from vqprompt.serve.server import serve as run
+    from vqprompt.product.serve.limits import Limits
+    from vqprompt.product.serve.models import New
+    from vqprompt.product.serve.server import Settings
+    from vqprompt.product.serve.server import serve as run
 
     def ready(url: str) -> None:
         print_plain(f"ready after {time.monotonic() - started:.0f} s: {url}", style="bold")

@@ -16,11 +16,11 @@ import typer
 from vqprompt.commands.console import console, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
 from vqprompt.commands.teaching_words import announce, as_dict, percent, progress_shown, tell
-from vqprompt.errors import UserError
-from vqprompt.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.model.model import Model
+    from vqprompt.product.model.model import Model
 
 
 def learn(
@@ -82,11 +82,11 @@ def learn(
 
     [bold]vqprompt learn garden.vqp birds/[/bold]
     """
-    from vqprompt.check.quick import noticed
-    from vqprompt.model import file as files
-    from vqprompt.model.efforts import check_effort
-    from vqprompt.model.model import Model
-    from vqprompt.model.on_ray import classroom, parse_place
+    from vqprompt.product.check.quick import noticed
+    from vqprompt.product.model import file as files
+    from vqprompt.product.model.efforts import check_effort
+    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.on_ray import classroom, parse_place
 
     check_effort(effort)
     place, source = parse_place(on, gpus, workers), images if len(images) > 1 else images[0]
@@ -118,7 +118,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
 
     [bold]vqprompt show garden.vqp[/bold]
     """
-    from vqprompt.model.model import Model
+    from vqprompt.product.model.model import Model
 
     found = Model.load(model).show()
     if as_json:
@@ -220,7 +220,7 @@ def cache(
     """
     import shutil
 
-    from vqprompt.files import cache_folder
+    from vqprompt.core.files import cache_folder
 
     folder = cache_folder()
     total = 0
@@ -242,8 +242,8 @@ def cache(
 
 @contextmanager
 def _changing(path: Path) -> Iterator[Model]:
-    from vqprompt.model import file as files
-    from vqprompt.model.model import Model
+    from vqprompt.product.model import file as files
+    from vqprompt.product.model.model import Model
 
     with files.locked(path):
         model = Model.load(path)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vqprompt.commands.console import print_plain
-from vqprompt.words import counted
+from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.model.model import Model, Plan, Taught
-    from vqprompt.progress import Progress, Report
+    from vqprompt.core.progress import Progress, Report
+    from vqprompt.product.model.model import Model, Plan, Taught
 
 SECONDS_BETWEEN_LINES = 5.0  # of progress, into a file or pipe
 

@@ -11,8 +11,8 @@ import typer
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import Device, Json, ModelPath
 from vqprompt.commands.teaching_words import percent, progress_shown
-from vqprompt.errors import UserError
-from vqprompt.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted
 
 
 def test(
@@ -36,11 +36,11 @@ def test(
 
     [bold]vqprompt test garden.vqp new-photos/[/bold]
     """
-    from vqprompt.files import write_atomically
-    from vqprompt.model.model import Model
-    from vqprompt.testing.measure import test_model
-    from vqprompt.testing.page import write_page
-    from vqprompt.testing.tables import as_dict, classes_csv, images_csv
+    from vqprompt.core.files import write_atomically
+    from vqprompt.product.evaluation.measure import test_model
+    from vqprompt.product.evaluation.page import write_page
+    from vqprompt.product.evaluation.tables import as_dict, classes_csv, images_csv
+    from vqprompt.product.model.model import Model
 
     asked = Model.load(model, device=device, backbone=backbone)
     earlier = None

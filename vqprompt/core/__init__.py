@@ -1,0 +1,1 @@
+"""What everything stands on: backbones, images, statistics, files, devices and processes."""

@@ -1,0 +1,264 @@
+"""Converts checkpoints of every common layout to the names of our ViT.
+
+What is notable about this implementation:
+- a file is read without running any code in it (read.py), then renamed key by key to timm's names, which vit.py uses
+- the shapes say what the model is; a key that is missing, left over or misshapen is an error that names it
+- LayerScale is folded into the projections it follows, so the ViT stays plain and loses nothing
+- the default backbone is in the package as int8; the others come from the Hugging Face hub or from your own disk
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vqprompt.core.backbones.registry import HALVES, IMAGENET, WeightsError
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+
+State = dict[str, Tensor]
+LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384}  # far above any in use
+
+
+def dequantize(tensors: State) -> State:
+    """Int8 rows times their scales."""
+    for key in [key for key, value in tensors.items() if value.dtype == torch.int8]:
+        scale, rows = tensors.pop(f"{key}.scale", None), tensors[key]
+        if scale is None or scale.shape != rows.shape[:1]:
+            raise WeightsError(f"int8 {key} needs {key}.scale, one number per row; pack the weights again")
+        tensors[key] = rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
+    return tensors
+
+
+MARKS = {"google": "Transformer/", "transformers": "encoder.layer.", "timm": "blocks."}
+PREFIXES = ("module.", "backbone.", "vit.", "dinov2.")
+REFUSED = {  # parts that change the features and that the plain ViT does not have
+    r"(^|\.)(register_tokens|reg_token)$": "register tokens; take the variant without registers",
+    r"(^|\.)fc_norm\.": "a norm of averaged patches (fc_norm); take a variant that reads the class token",
+    r"(^|\.)(dist_token|distillation_token)$": "a distillation token; take the variant without",
+    r"\.mlp\.(w12|w3|weights_in|weights_out)\.": "SwiGLU layers; take a variant with a plain MLP",
+}
+
+
+IGNORED = {  # parts that use the features or hide patches in training, but do not compute features
+    "timm": r"(head|pre_logits|dino_head|ibot_head)\.|(mask_token|masked_embed)$",
+    "transformers": r"(pooler|classifier)\.|embeddings\.mask_token$",
+    "google": r"(head|pre_logits)/",
+}
+
+
+RENAMED = {
+    "timm": [(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")],  # DINOv2 in chunks: the second number counts through
+    "transformers": [
+        (r"^embeddings\.cls_token$", "cls_token"),
+        (r"^embeddings\.position_embeddings$", "pos_embed"),
+        (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+        (r"^layernorm\.", "norm."),
+        (r"^encoder\.layer\.(\d+)\.", r"blocks.\1."),
+        (r"\.attention\.attention\.(query|key|value)\.", r".attn.\1."),
+        (r"\.attention\.output\.dense\.", ".attn.proj."),
+        (r"\.intermediate\.dense\.", ".mlp.fc1."),
+        (r"\.output\.dense\.", ".mlp.fc2."),
+        (r"\.layernorm_before\.", ".norm1."),
+        (r"\.layernorm_after\.", ".norm2."),
+        (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+    ],
+    "google": [
+        (r"^cls$", "cls_token"),
+        (r"^Transformer/posembed_input/pos_embedding$", "pos_embed"),
+        (r"^embedding/", "patch_embed.proj/"),
+        (r"^Transformer/encoder_norm/", "norm/"),
+        (r"^Transformer/encoderblock_(\d+)/", r"blocks.\1/"),
+        (r"/MultiHeadDotProductAttention_1/out/", ".attn.proj/"),
+        (r"/MultiHeadDotProductAttention_1/(query|key|value)/", r".attn.\1/"),
+        (r"/LayerNorm_0/", ".norm1/"),
+        (r"/LayerNorm_2/", ".norm2/"),
+        (r"/MlpBlock_3/Dense_0/", ".mlp.fc1/"),
+        (r"/MlpBlock_3/Dense_1/", ".mlp.fc2/"),
+        (r"/(kernel|scale)$", ".weight"),
+        (r"/bias$", ".bias"),
+    ],
+}
+
+
+def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dict[str, Any]]:
+    """Tensors under timm's names, the file's own name of each, and the ViTConfig fields that the layout implies."""
+    layout = next((name for name, mark in MARKS.items() if any(mark in key for key in tensors)), None)
+    if layout is None:
+        raise WeightsError(f"{name_keys(tensors)}: not a ViT in timm's, DINO's, transformers' or google's .npz names")
+    state: State = {}
+    origin: dict[str, str] = {}
+    for own, value in tensors.items():
+        key = own
+        for prefix in PREFIXES:
+            key = key.removeprefix(prefix)
+        if what := next((what for pattern, what in REFUSED.items() if re.search(pattern, key)), None):
+            raise WeightsError(f"{own} belongs to {what}")
+        if re.match(IGNORED[layout], key):
+            continue
+        for pattern, new in RENAMED[layout]:
+            key = re.sub(pattern, new, key)
+        if key in state:
+            raise WeightsError(f"{own} and {origin[key]} are the same weights twice; save one model alone")
+        state[key], origin[key] = value, own
+    if integers := [origin[key] for key, value in state.items() if not value.is_floating_point()]:
+        raise WeightsError(f"{name_keys(integers)} should be floating point; save the weights as float32")
+    hints = normalization(layout, tensors, stem)
+    if layout == "transformers" and not any(key.endswith(".gamma") for key in state):
+        hints["eps"] = 1e-12  # ViTModel's own; Dinov2Model has the usual 1e-6
+    if layout == "google":
+        query = state.get("blocks.0.attn.query.weight")
+        hints |= {"heads": query.shape[1]} if query is not None and query.ndim == 3 else {}
+        state = {key: from_flax(key, value) for key, value in state.items()}
+    return fold_layer_scale(join_qkv(state)), origin, hints
+
+
+def from_flax(key: str, value: Tensor) -> Tensor:
+    """Flax has inputs first and one axis per head; torch has outputs first and the heads side by side."""
+    if key == "patch_embed.proj.weight" and value.ndim == 4:
+        return value.permute(3, 2, 0, 1)
+    if key.endswith(".weight") and value.ndim > 1:
+        return value.flatten(0, -2).T if ".attn.proj." in key else value.flatten(1).T
+    return value.flatten() if key.endswith(".bias") else value
+
+
+def join_qkv(state: State) -> State:
+    """Join query, key and value to the one matrix of timm. An incomplete triple stays, to be reported later."""
+    for key in [key for key in state if ".attn.query." in key]:
+        parts = [key.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
+        if all(part in state and state[part].shape == state[key].shape for part in parts):
+            state[key.replace(".query.", ".qkv.")] = torch.cat([state.pop(part) for part in parts])
+    return state
+
+
+def fold_layer_scale(state: State) -> State:
+    """x + gamma * (W h + b) is x + (gamma W) h + (gamma b)."""
+    gammas = [key for key in state if re.fullmatch(r"blocks\.\d+\.ls[12]\.gamma", key)]
+    every = [f"blocks.{i}.ls{n}.gamma" for i in range(depth_of(state)) for n in (1, 2)]
+    if gammas and (missing := sorted(set(every) - set(gammas))):
+        raise WeightsError(f"LayerScale in some blocks only, missing {name_keys(missing)}; fetch it again")
+    for key in gammas:
+        if state[key].ndim != 1:
+            raise WeightsError(f"{key} has the shape {tuple(state[key].shape)}, not one dimension; fetch it again")
+        layer = key.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")
+        gamma = state.pop(key).float()
+        for part in {f"{layer}.weight", f"{layer}.bias"} & set(state):  # a missing one is reported with the others
+            if gamma.shape != state[part].shape[:1]:
+                raise WeightsError(f"{key} {tuple(gamma.shape)} does not fit {part} {tuple(state[part].shape)}")
+            state[part] = state[part].float() * gamma.view(-1, *[1] * (state[part].ndim - 1))
+    return state
+
+
+def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]:
+    """The mean and std of pixels: known by the file's name or by the names of its keys, else guessed."""
+    if re.search("dino|ibot", stem.lower()) or any(
+        re.search(r"\.gamma$|lambda1$|^(module\.)?backbone\.", k) for k in keys
+    ):
+        return {**IMAGENET, "guessed": False}
+    if layout == "google" or re.search("augreg|in21k", stem.lower()):
+        return {**HALVES, "guessed": False}
+    classifies = layout == "transformers" or any(key.endswith("head.weight") for key in keys)
+    return {**(HALVES if classifies else IMAGENET), "guessed": True}
+
+
+def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:
+    """A config from the shapes; what the layout implies overrides them, and stated values override both."""
+    names = [field.name for field in fields(ViTConfig)]
+    if unknown := sorted(str(name) for name in set(stated) - set(names)):
+        raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
+    found: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
+    if "heads" not in found:
+        if found["width"] % 64:
+            raise WeightsError(
+                f"width {found['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
+            )
+        found["heads"] = found["width"] // 64
+    try:
+        found |= {"mean": tuple(found["mean"]), "std": tuple(found["std"])}  # JSON has lists
+        check_values(found)
+        return ViTConfig(**found)
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise WeightsError(f"{error}; state the right values in config_overrides") from error
+
+
+def check_values(config: dict[str, Any]) -> None:
+    """Refuse values that no ViT has, before one is built with them."""
+    for name, most in LARGEST.items():
+        value = config.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{name}={short(value)}: must be a whole number from 1 to {most:,}")
+    for name in ("mlp_ratio", "eps"):
+        value = config.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
+            raise ValueError(f"{name}={short(value)}: must be a number above 0 and below 1,000")
+    for name in ("mean", "std"):
+        values = config[name]
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+        if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
+            raise ValueError(f"{name}={short(values)}: must be three numbers, one per colour")
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def config_from_shapes(state: State) -> dict[str, Any]:
+    for key, ndim in {"patch_embed.proj.weight": 4, "pos_embed": 3, "blocks.0.mlp.fc1.weight": 2}.items():
+        if key not in state:
+            raise WeightsError(f"missing {key} (timm's name), so it is not a whole ViT; fetch it again")
+        if state[key].ndim != ndim:
+            raise WeightsError(
+                f"{key} has shape {tuple(state[key].shape)} instead of {ndim} dimensions; fetch it again"
+            )
+    if empty := [key for key, value in state.items() if not value.numel()]:
+        raise WeightsError(f"{name_keys(empty)}: no numbers in it; fetch it again")
+    width, _, _, patch = state["patch_embed.proj.weight"].shape
+    rows = state["pos_embed"].shape[1]
+    side = math.isqrt(max(rows - 1, 0))
+    if side == 0 or side * side + 1 != rows:
+        raise WeightsError(
+            f"pos_embed has {rows} rows, not a class token and a square of patches; take another variant"
+        )
+    ratio = state["blocks.0.mlp.fc1.weight"].shape[0] / width
+    return {"width": width, "depth": depth_of(state), "patch": patch, "image_size": side * patch, "mlp_ratio": ratio}
+
+
+def depth_of(keys: Iterable[str]) -> int:
+    """How many blocks the names count."""
+    numbers = {found[1] for key in keys if (found := re.match(r"blocks\.(\d+)\.", key))}
+    if absurd := [number for number in numbers if len(number) > 5 or int(number) >= LARGEST["depth"]]:
+        raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {LARGEST['depth']} blocks; fetch it again")
+    return 1 + max(map(int, numbers), default=-1)
+
+
+def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
+    with torch.device("meta"):
+        expected = {key: tuple(value.shape) for key, value in ViT(config).state_dict().items()}
+    given = {key: tuple(value.shape) for key, value in state.items()}
+    wrong = [key for key in expected if key in given and given[key] != expected[key]]
+    problems = {
+        "missing (timm's names)": [key for key in expected if key not in given],
+        "unexpected": [origin.get(key, key) for key in given if key not in expected],
+        "wrong shape": [f"{origin.get(key, key)} {given[key]} instead of {expected[key]}" for key in wrong],
+        "NaN or infinity": [origin.get(key, key) for key in not_finite(state)],
+    }
+    if lines := [f"\n  {what}: {name_keys(keys)}" for what, keys in problems.items() if keys]:
+        raise WeightsError(
+            f"does not fit {config}{''.join(lines)}\n"
+            "Fetch it again, take a plain ViT's checkpoint, or correct the config with config_overrides"
+        )
+
+
+def not_finite(state: State) -> list[str]:
+    return [key for key, value in state.items() if not value.isfinite().all()]
+
+
+def name_keys(keys: Iterable[str], most: int = 4) -> str:
+    listed = list(keys)
+    return ", ".join(listed[:most]) + (f", ... ({len(listed)} altogether)" if len(listed) > most else "")

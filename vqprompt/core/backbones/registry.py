@@ -1,0 +1,121 @@
+"""The backbones that have a name, and where their files are."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.downloads import download
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import cache_folder, is_file
+from vqprompt.core.progress import Report, ignore
+
+WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
+EMBEDDED = Path(__file__).parents[2] / "assets" / "vit_s14.safetensors"
+
+
+class WeightsError(UserError):
+    """Weights that cannot be found or downloaded, or that are not those of a plain ViT."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    name: str
+    summary: str
+    config: ViTConfig
+    repo: str | None = None  # on the Hugging Face hub; None: in the package, or to be downloaded from `url`
+    file: str = "model.safetensors"
+    url: str = ""
+    checksum: str = ""  # of the file at `url`, as `sha256:…` or `md5:…`; "": its makers state none
+    licence: str = "Apache-2.0"
+
+
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+HALVES: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_B16 = ViTConfig(width=768, heads=12, patch=16, **IMAGENET)
+_B16_HALVES = ViTConfig(width=768, heads=12, patch=16, **HALVES)
+_S14_518 = ViTConfig(width=384, heads=6, patch=14, image_size=518, **IMAGENET)
+_B14_518 = ViTConfig(width=768, heads=12, patch=14, image_size=518, **IMAGENET)
+_IBOT = "https://lf3-nlp-opensource.bytetos.com/obj/nlp-opensource/archive/2022/ibot/vitb_16/checkpoint_teacher.pth"
+
+
+# fmt: off
+_LISTED = [
+    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT"),
+    Backbone("vit-b16-in1k", "ViT-B/16, supervised on ImageNet-21K, then -1K (AugReg)", _B16_HALVES,
+             "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"),
+    Backbone("vit-b16-in21k", "ViT-B/16, supervised on ImageNet-21K (AugReg)", _B16_HALVES,
+             "timm/vit_base_patch16_224.augreg_in21k"),
+    Backbone("dino-b16", "ViT-B/16, self-supervised on ImageNet-1K (DINO)", _B16, "timm/vit_base_patch16_224.dino"),
+    Backbone("ibot-b16", "ViT-B/16, self-supervised on ImageNet-1K (iBOT's teacher)", _B16,
+             file="checkpoint_teacher.pth", url=_IBOT),
+    Backbone("dinov2-s14", "ViT-S/14, self-supervised on LVD-142M (DINOv2)", _S14_518,
+             "timm/vit_small_patch14_dinov2.lvd142m"),
+    Backbone("dinov2-b14", "ViT-B/14, self-supervised on LVD-142M (DINOv2)", _B14_518,
+             "timm/vit_base_patch14_dinov2.lvd142m"),
+]
+
+
+# fmt: on
+BACKBONES: dict[str, Backbone] = {backbone.name: backbone for backbone in _LISTED}
+
+
+def backbones_folder() -> Path:
+    return cache_folder() / "backbones"
+
+
+def locate(backbone: Backbone, progress: Report = ignore) -> Path:
+    """The weights file: from the backbones folder, else from the package, the hub or the makers' own server."""
+    own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in WEIGHTS_SUFFIXES]
+    if found := next((path for path in own if is_file(path)), None):
+        return found
+    if backbone.name == "vit-s14":
+        if not EMBEDDED.is_file():
+            raise WeightsError(f"{EMBEDDED} should be part of the package: reinstall vqprompt")
+        return EMBEDDED
+    if backbone.repo is None:
+        target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+        try:
+            return download(backbone.url, target, backbone.checksum, progress)
+        except (OSError, HTTPException, ValueError) as error:
+            raise WeightsError(how_to_get(backbone, _first_line(error))) from error
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise WeightsError(how_to_get(backbone, "that takes `pip install huggingface_hub`")) from error
+    try:
+        path = Path(hf_hub_download(backbone.repo, backbone.file))
+    except Exception as error:  # any error of the transport has the same way out
+        raise WeightsError(how_to_get(backbone, _first_line(error))) from error
+    check_hub_digest(path)
+    return path
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def how_to_get(backbone: Backbone, reason: str) -> str:
+    url = backbone.url or f"https://huggingface.co/{backbone.repo}/resolve/main/{backbone.file}"
+    source = f"{backbone.file} of {backbone.repo}" if backbone.repo else backbone.file
+    target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+    return (
+        f"{backbone.name} is not on this machine and could not be downloaded ({reason}).\n"
+        f"Fetch {source}\n  from {url}\n  to   {target}"
+    )
+
+
+def check_hub_digest(path: Path) -> None:
+    """Check a file of the hub's cache, where a large file is named by its sha256."""
+    blob = path.resolve()
+    if re.fullmatch("[0-9a-f]{64}", blob.name):
+        found = hashlib.sha256(np.memmap(blob, mode="r").data).hexdigest()
+        if found != blob.name:
+            raise WeightsError(f"{path}: damaged, its sha256 is {found}; delete {blob} and load again")

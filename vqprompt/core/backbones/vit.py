@@ -1,0 +1,268 @@
+"""The one Vision Transformer: plain, pre-norm, and able to take prompts at every block.
+
+What is notable about this implementation:
+- any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
+- the last block computes only the class token, because its other outputs are not used (exact, and 1/12 less work)
+- one fused attention call with or without prompts, one matrix product for q, k and v
+- parameters carry timm's names, so the common checkpoints need little translation (see layouts.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vqprompt.core.errors import UserError
+
+Placement = Literal["after", "before", "tokens"]
+"""Where a prompt of length L_p meets the attention:
+
+after   first half of the rows are extra keys, second half extra values, AFTER the projections (released code)
+before  the same halves, sent through W_K and W_V first (the paper's equation)
+tokens  all rows become tokens of the sequence at that block, and stay (prompt tuning)
+"""
+
+
+Prompts = Mapping[int, Tensor]
+"""Prompts by block: [B or 1, L_p, D] each."""
+
+Adapter = tuple[Tensor, Tensor, Tensor, Tensor]
+"""A bottleneck beside a block's MLP: down [r, D], its bias [r], up [D, r], its bias [D]."""
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+    patch: int = 14
+    image_size: int = 224
+    mlp_ratio: float = 4.0
+    eps: float = 1e-6
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible into {self.heads} heads")
+        check_size(self.image_size, self.patch)
+
+    @property
+    def tokens(self) -> int:
+        return (self.image_size // self.patch) ** 2 + 1
+
+
+MAX_PATCHES = 65_536  # per image: 3,584 px in patches of 14
+
+
+def check_size(size: int, patch: int) -> None:
+    """Refuse an image size that does not divide into patches, or into far too many to compute with."""
+    if patch > 0 and (size // patch) ** 2 > MAX_PATCHES:
+        raise UserError(
+            f"image size {size} makes {(size // patch) ** 2:,} patches of {patch} px; "
+            f"at most {MAX_PATCHES:,} are accepted, so choose {int(MAX_PATCHES**0.5) * patch} or less"
+        )
+    if size < patch or size % patch:
+        near = max(patch, round(size / patch) * patch)
+        raise UserError(
+            f"image size {size} does not divide into patches of {patch} px; the nearest that does is {near}"
+        )
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(
+        self, x: Tensor, prompt: Tensor | None = None, placement: Placement = "after", class_token_only: bool = False
+    ) -> Tensor:
+        width = x.shape[-1]
+        if class_token_only:
+            q = F.linear(x[:, :1], self.qkv.weight[:width], self.qkv.bias[:width])
+            k, v = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]).chunk(2, dim=-1)
+        else:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if prompt is not None:
+            prefix_k, prefix_v = self.prefix(prompt.to(x.dtype), placement)
+            k = torch.cat([prefix_k.expand(x.shape[0], -1, -1), k], dim=1)
+            v = torch.cat([prefix_v.expand(x.shape[0], -1, -1), v], dim=1)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def prefix(self, prompt: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
+        """The rows that join the keys and those that join the values."""
+        rows_k, rows_v = prompt.chunk(2, dim=1)
+        if placement == "after":
+            return rows_k, rows_v
+        width = prompt.shape[-1]
+        weight, bias = self.qkv.weight[width:], self.qkv.bias[width:]
+        return F.linear(rows_k, weight[:width], bias[:width]), F.linear(rows_v, weight[width:], bias[width:])
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(gelu(self.fc1(x)))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU. In bf16 the tanh form, written with a sigmoid: within two bf16 steps of the exact one, and once fused it
+    runs at memory speed, where erf does not."""
+    if x.dtype != torch.bfloat16:
+        return F.gelu(x)
+    return x * torch.sigmoid(1.5957691216 * x * (1 + 0.044715 * x * x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, eps=config.eps)
+        self.attn = Attention(config.width, config.heads)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.eps)
+        self.mlp = Mlp(config.width, int(config.width * config.mlp_ratio))
+
+    def forward(
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        placement: Placement = "after",
+        class_token_only: bool = False,
+        adapter: Adapter | None = None,
+    ) -> Tensor:
+        attended = self.attn(self.norm1(x), prompt, placement, class_token_only)
+        x = (x[:, :1] if class_token_only else x) + attended
+        out = x + self.mlp(self.norm2(x))
+        return out if adapter is None else out + bottleneck(x, adapter)
+
+
+def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
+    """A small two-layer network beside the MLP (AdaptFormer, Chen et al. 2022)."""
+    down, down_bias, up, up_bias = (t.to(x.dtype) for t in adapter)
+    return F.linear(F.linear(x, down, down_bias).relu(), up, up_bias)
+
+
+class PatchEmbed(nn.Module):
+    """Non-overlapping patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
+
+    def __init__(self, patch: int, width: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.proj = nn.Conv2d(3, width, patch, stride=patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        p = self.patch
+        b, c, h, w = images.shape
+        patches = images.view(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * p * p)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+class ViT(nn.Module):
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config, self.compiled = config, False
+        self.raw_queries = False  # a method may ask for queries from before the final norm
+        self.patch_embed = PatchEmbed(config.patch, config.width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        positions = torch.empty(1, config.tokens, config.width)
+        if not positions.is_meta:  # drawing shapes without values would import the compiler, which takes seconds
+            positions = torch.randn(1, config.tokens, config.width) * 0.02
+        self.pos_embed = nn.Parameter(positions)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, eps=config.eps)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.cls_token.dtype
+
+    def forward(self, images: Tensor, prompts: Prompts | None = None, placement: Placement = "after") -> Tensor:
+        """Normalized images [B, 3, S, S] to class-token features [B, D]."""
+        return self.encode(self.embed(images), prompts, placement)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images to the tokens [B, L, D] that enter block 0: shared by the query and the prompted pass."""
+        patches = self.patch_embed(images.to(self.dtype)) + self.pos_embed[:, 1:]
+        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(images.shape[0], -1, -1)
+        return torch.cat([first, patches], dim=1)
+
+    def encode(
+        self,
+        tokens: Tensor,
+        prompts: Prompts | None = None,
+        placement: Placement = "after",
+        adapters: Sequence[Adapter] | None = None,
+        class_tokens: int = 1,
+        normalize: bool = True,
+    ) -> Tensor:
+        """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the number of last blocks whose
+        class tokens are joined, the last block first [B, class_tokens · D]. normalize: with the final norm."""
+        x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
+        for i, block in enumerate(self.blocks):
+            prompt = prompts.get(i) if prompts else None
+            if prompt is not None and placement == "tokens":  # at the end: the class token stays first
+                x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
+            x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
+            if last - class_tokens < i < last:
+                earlier.insert(0, x[:, :1])
+        x = torch.cat([x, *earlier], dim=1) if earlier else x
+        return (self.norm(x) if normalize else x)[:, :class_tokens].flatten(1)
+
+    def query(self, tokens: Tensor) -> Tensor:
+        """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
+        return self.encode(tokens, normalize=not self.raw_queries)
+
+    @torch.no_grad()
+    def resize(self, size: int) -> ViT:
+        """Change, in place, the size of the square images it takes: the learned positions are resampled."""
+        config = self.config
+        check_size(size, config.patch)
+        if size != config.image_size:
+            old, new = config.image_size // config.patch, size // config.patch
+            grid = self.pos_embed[:, 1:].float().unflatten(1, (old, old)).permute(0, 3, 1, 2)
+            grid = F.interpolate(grid, size=(new, new), mode="bicubic", align_corners=False, antialias=new < old)
+            grid = grid.permute(0, 2, 3, 1).flatten(1, 2).to(self.dtype)
+            self.pos_embed = nn.Parameter(
+                torch.cat([self.pos_embed[:, :1], grid], dim=1), requires_grad=self.pos_embed.requires_grad
+            )
+            self.config = ViTConfig(**{**config.__dict__, "image_size": size})
+        return self
+
+    def layers(self) -> list[list[nn.Parameter]]:
+        """Parameters from the last layer down: final norm, blocks, embedding."""
+        embedding = [self.cls_token, self.pos_embed, *self.patch_embed.parameters()]
+        return [list(self.norm.parameters()), *(list(b.parameters()) for b in reversed(self.blocks)), embedding]
+
+    def frozen_copy(self) -> ViT:
+        """A copy of the network as it is now that will not be trained: a teacher. (A deep copy is not compiled.)"""
+        with torch.device("meta"):
+            copy = ViT(self.config)
+        values = {name: attrgetter(name)(self).detach().clone() for name in copy.state_dict()}
+        copy.raw_queries = self.raw_queries
+        copy.load_state_dict(values, assign=True)
+        if self.compiled:
+            copy.compile_blocks()
+        return copy.requires_grad_(False)
+
+    def compile_blocks(self, any_length: bool = False) -> ViT:
+        """Fuse norms, GELU and residual adds. All blocks have the same code, so one compilation serves all of them.
+
+        any_length: for prompts that stay in the sequence, which then gets longer from block to block.
+        """
+        # one variant per combination of: prompted or not, learning or not, last block or not, batch size
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        for block in self.blocks:
+            block.compile(dynamic=any_length)
+        self.compiled = True
+        return self

@@ -1,0 +1,272 @@
+"""The files of a folder, a zip or a tar, by relative path.
+
+- Nothing is unpacked into the file system, so nothing can escape from an archive.
+- A compressed tar, which cannot be read at random, is decompressed once into the cache.
+- An archive that is damaged is refused as a whole: what its directory lists must agree with what is there.
+- Folders: regular files only, no links that lead out of the folder, and every directory once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+import threading
+import zipfile
+from collections.abc import KeysView, Sequence
+from pathlib import Path
+
+from vqprompt.core.data.content import ContentHashes
+from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_file_size, check_ratio
+from vqprompt.core.errors import ImageError
+from vqprompt.core.files import open_regular
+
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+FOLLOW_LINKS = "VQPROMPT_FOLLOW_LINKS"
+
+
+class Files:
+    """The files of one folder or archive.
+
+    sizes: bytes of each file, by path, in a fixed order. folders: paths of the folders (an archive may not name them).
+    skipped: what is not read, such as a second link to the same folder. key: SHA-256 of an archive's content.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.key = path, ""
+        self.sizes: dict[str, int] = {}
+        self.folders: list[str] = []
+        self.skipped: list[str] = []
+
+    @property
+    def names(self) -> KeysView[str]:
+        return self.sizes.keys()
+
+    def stamps(self, names: Sequence[str]) -> dict[str, str]:
+        """For each file a text that changes when its content does (together with `key`)."""
+        return {name: str(self.sizes[name]) for name in names}
+
+    def read(self, name: str) -> bytes:
+        """The content of one file. Raises OSError if it cannot be read, ImageError if it is too large."""
+        check_file_size(name, self.sizes[name])
+        try:
+            return self._read(name)
+        except (ImageError, OSError):
+            raise
+        except Exception as error:  # zip, zlib, LZMA and their own kinds; encrypted or unknown methods
+            raise OSError(str(error) or type(error).__name__) from None
+
+    def _read(self, name: str) -> bytes:
+        raise NotImplementedError
+
+
+def hidden(path: str) -> bool:
+    """Whether a path is one that operating systems create, not people (such as .DS_Store)."""
+    return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle
+        return False
+
+
+def _reading_order(path: str) -> list[tuple[int, str]]:
+    """Sorts the files of a folder before its subfolders, both by name."""
+    *folders, name = path.split("/")
+    return [*((1, folder) for folder in folders), (0, name)]
+
+
+def open_files(path: Path) -> Files:
+    """The files of a folder, a zip or a tar."""
+    from vqprompt.core.data.tars import TarFiles, is_tar
+
+    if path.is_dir():
+        return FolderFiles(path)
+    try:
+        with open_regular(path) as file:
+            zipped = zipfile.is_zipfile(file)
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be opened ({error}); give a folder, a zip or a tar file") from None
+    if zipped:
+        return ZipFiles(path)
+    if is_tar(path):
+        return TarFiles(path)
+    raise ImageError(
+        f"{path}: neither a folder nor a zip or tar file that is whole; copy it again, or give the folder that "
+        "holds the class folders"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- folders
+
+
+class FolderFiles(Files):
+    """A folder. Stamps are the SHA-256 of each file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.root = path.resolve()
+        self.follow = os.environ.get(FOLLOW_LINKS, "").lower() in ("1", "true", "yes")
+        self._visited: set[tuple[int, int]] = set()
+        self._hashes: dict[str, str] = {}
+        self._links: list[str] = []
+        try:
+            self._walk("")
+            while self._links:  # after the real folders, so that a link never takes the place of one
+                self._walk_link(self._links.pop(0))
+        except OSError as error:
+            raise ImageError(f"{path}: cannot be listed ({error}); check that you may read it") from None
+        self.sizes = dict(sorted(self.sizes.items(), key=lambda item: _reading_order(item[0])))
+        self.folders.sort()
+
+    def stamps(self, names: Sequence[str]) -> dict[str, str]:
+        self._hashes = ContentHashes(self.path).of(names)
+        return dict(self._hashes)
+
+    def _read(self, name: str) -> bytes:
+        with open_regular(self.path / name) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_file_size(name, size)
+            data = file.read(size)  # an endless file of size 0, as /proc has them, gives nothing
+        expected = self._hashes.get(name)
+        if expected and hashlib.sha256(data).hexdigest() != expected:
+            raise OSError("it changed while it was being read; run again when it is complete")
+        return data
+
+    def _walk(self, folder: str) -> None:
+        pending, most = [folder], ENTRIES.value
+        while pending and len(self.sizes) <= most:
+            inside = pending.pop()
+            status = (self.path / inside).stat()
+            if (status.st_dev, status.st_ino) in self._visited:
+                self.skipped.append(inside)
+                continue
+            self._visited.add((status.st_dev, status.st_ino))
+            if inside:
+                self.folders.append(inside)
+            with os.scandir(self.path / inside) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+            for entry in entries:
+                name = f"{inside}/{entry.name}" if inside else entry.name
+                if hidden(name):
+                    continue
+                if entry.is_symlink() and not self._may_follow(name):
+                    continue
+                if _is_folder(entry):
+                    (self._links if entry.is_symlink() else pending).append(name)
+                else:
+                    self.sizes[name] = self._size(name)
+        if len(self.sizes) > most:
+            raise ENTRIES.refuse(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", 2 * len(self.sizes))
+
+    def _walk_link(self, name: str) -> None:
+        status = (self.path / name).stat()
+        if (status.st_dev, status.st_ino) in self._visited:
+            self.skipped.append(name)
+        else:
+            self._walk(name)
+
+    def _size(self, name: str) -> int:
+        """0 for what is not a regular file or is not there: reading it says so, if it is read at all."""
+        try:
+            status = (self.path / name).stat()
+        except OSError:
+            return 0
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+    def _may_follow(self, name: str) -> bool:
+        """Whether a link stays inside the folder; one that leads out of it is refused."""
+        try:
+            target = Path(os.path.realpath(self.path / name, strict=True))
+        except OSError:  # a link to nowhere or in a circle: refused when it is read, if it is an image
+            return True
+        if self.follow or target.is_relative_to(self.root):
+            return True
+        raise ImageError(
+            f"{self.path}: the link {name!r} leads out of the folder, to {str(target)!r}; copy what you need into "
+            f"the folder, or set {FOLLOW_LINKS}=1 if you trust it"
+        )
+
+
+# ---------------------------------------------------------------------------------------------- zips
+
+
+class ZipFiles(Files):
+    """A zip file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lock = threading.Lock()  # one file handle, many decoding threads
+        try:
+            self._file = open_regular(path)
+            listed = count_listed(self._file)
+            if listed > ENTRIES.value:
+                raise ENTRIES.refuse(str(path), f"a zip file of {listed:,} files", listed)
+            self._zip = zipfile.ZipFile(self._file)
+            self._list(listed)
+            self.key = ContentHashes(path).of_open(self._file)
+        except ImageError:
+            raise
+        except Exception as error:  # a damaged directory may raise anything
+            raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
+
+    def stamps(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: f"{self._infos[name].file_size}:{self._infos[name].CRC}" for name in names}
+
+    def _list(self, listed: int) -> None:
+        infos = sorted(self._zip.infolist(), key=lambda info: info.filename)
+        self._infos = {info.filename: info for info in infos}
+        if not len(infos) == len(self._infos) == listed:
+            raise ImageError(
+                f"{self.path}: damaged archive (its directory lists {listed:,} files, {len(infos):,} were found, "
+                f"{len(self._infos):,} of them with different names); get it again"
+            )
+        total = sum(info.file_size for info in infos)
+        if total > UNPACKED_GB.value * 1e9:
+            raise UNPACKED_GB.refuse(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
+        check_ratio(str(self.path), total, os.fstat(self._file.fileno()).st_size)
+        for info in infos:
+            self._check_header(info)
+            if info.is_dir():
+                self.folders.append(info.filename.rstrip("/"))
+            else:
+                self.sizes[info.filename] = info.file_size
+
+    def _check_header(self, info: zipfile.ZipInfo) -> None:
+        """The name before a file's data must be the one that the directory gives."""
+        self._file.seek(info.header_offset)
+        head = self._file.read(30)
+        if len(head) < 30 or head[:4] != b"PK\x03\x04":
+            raise ImageError(f"{self.path}: damaged archive (no {info.filename!r} where it should be); get it again")
+        flags, length = struct.unpack_from("<H", head, 6)[0], struct.unpack_from("<H", head, 26)[0]
+        name = self._file.read(length)
+        unicode = 0x800
+        listed = info.orig_filename.encode("utf-8" if info.flag_bits & unicode else "cp437", "replace")
+        same_coding = name.isascii() or (flags & unicode) == (info.flag_bits & unicode)
+        if name != listed or not same_coding or (info.is_dir() and info.file_size):
+            raise ImageError(f"{self.path}: damaged archive ({info.filename!r} has two names); get it again")
+
+    def _read(self, name: str) -> bytes:
+        info = self._infos[name]
+        check_ratio(name, info.file_size, info.compress_size)
+        with self._lock, self._zip.open(info) as member:
+            data = member.read(info.file_size + 1)
+        if len(data) != info.file_size:
+            raise OSError(f"it has {len(data)} bytes, but the directory says {info.file_size}")
+        return data
+
+
+def count_listed(file) -> int:  # type: ignore[no-untyped-def]
+    """How many files the end record of a zip says there are; the directory must have room for just these."""
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if not end:
+        raise ImageError(f"{file.name}: not a zip file; get it again")
+    count, size = end[zipfile._ECD_ENTRIES_TOTAL], end[zipfile._ECD_SIZE]  # type: ignore[attr-defined]
+    if end[zipfile._ECD_DISK_NUMBER] or end[zipfile._ECD_DISK_START]:  # type: ignore[attr-defined]
+        raise zipfile.BadZipFile("it is one part of several")
+    if size < 46 * count or size > count * (46 + 3 * 65535):
+        raise zipfile.BadZipFile(f"its directory of {size} bytes cannot list {count} files")
+    return int(count)

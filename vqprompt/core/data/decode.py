@@ -1,0 +1,275 @@
+"""One image: from a file, a Pillow image or an array to 8-bit RGB pixels.
+
+- Only formats on a list are decoded. Pillow knows many more, and some of them start other programs (PostScript).
+- A large image shrinks while it is opened, so that 100 megapixels need little more memory than a thumbnail. Images
+  with a short side below four times the stored side are not touched by this: their pixels are exactly Pillow's.
+- What is too large is refused by its header, before pixels are allocated (see limits.py).
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import threading
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.files import open_regular
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+    | {".heic", ".heif", ".avif"}
+)
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
+LARGE = 8_000_000  # pixels from which an image is worked on in strips
+ONE_AT_A_TIME = 25_000_000  # pixels from which only one image is decoded at a time, for any number of threads
+STRIP = 2_000_000  # pixels per strip
+
+_large_images = threading.Lock()
+
+ImageLike = str | Path | Image.Image | np.ndarray
+
+
+@cache
+def accepted_formats() -> tuple[str, ...]:
+    """Names of the formats that are decoded on this machine."""
+    Image.init()
+    found = list(FORMATS)
+    if "AVIF" in Image.OPEN:
+        found.append("AVIF")
+    with suppress(Exception):  # not installed, or without its library
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        found.append("HEIF")
+    return tuple(name for name in found if name in Image.OPEN)
+
+
+def decode(data: bytes, name: str, side: int | None = None) -> Image.Image:
+    """An image file to an upright RGB image.
+
+    side: the image will be squashed to a square of this side. Then it may come back smaller than it is in the file,
+    but never with a side below twice this.
+    """
+    return _decode(data, name, side)[0]
+
+
+def decode_pixels(data: bytes, name: str, side: int) -> tuple[np.ndarray, float]:
+    """An image file to uint8 pixels [3, side, side], squashed, and its true width / height."""
+    image, aspect = _decode(data, name, side)
+    return to_pixels(image, side), aspect
+
+
+def _decode(data: bytes, name: str, side: int | None) -> tuple[Image.Image, float]:
+    try:
+        return _shrunk(_identify(data), name, side)
+    except ImageError:
+        raise
+    except MemoryError:
+        raise ImageError(f"{name}: there is not enough memory to decode it; shrink it or take it out") from None
+    except Exception as error:  # decoders fail on damaged files in every possible way
+        raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
+
+
+def aspect_of(data: bytes, name: str) -> float:
+    """The true width / height of an image file, from its header: as `decode_pixels` gives it, without decoding."""
+    try:
+        image = _identify(data)
+        _check_size(image, name, squashed=True)
+        width, height = image.size
+        return height / width if _is_on_its_side(image) else width / height
+    except ImageError:
+        raise
+    except Exception as error:  # decoders fail on damaged files in every possible way
+        raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
+
+
+def _is_on_its_side(image: Image.Image) -> bool:
+    with suppress(Exception):  # damaged EXIF: the image stays as it is
+        return image.getexif().get(0x0112) in (5, 6, 7, 8)
+    return False
+
+
+def _identify(data: bytes) -> Image.Image:
+    """An image by its header, in one of the accepted formats.
+
+    `Image.open(..., formats=...)` without Pillow's own limit on pixels, which is one for all formats and global to the
+    process; ours follows as soon as the size is known.
+    """
+    for name in accepted_formats():
+        factory, accepts = Image.OPEN[name]
+        with suppress(SyntaxError, IndexError, TypeError, KeyError, EOFError, struct.error):
+            answer = True if accepts is None else accepts(data[:16])
+            if answer and not isinstance(answer, str):  # a text says what Pillow lacks for this format
+                return factory(io.BytesIO(data), "")
+    raise UnidentifiedImageError("no accepted format")
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    if not isinstance(error, UnidentifiedImageError):
+        return f"damaged image ({error})"
+    brand = data[8:12] if data[4:8] == b"ftyp" else b""
+    if brand in (b"avif", b"avis") and "AVIF" not in accepted_formats():
+        return "an AVIF image, which this Pillow cannot decode (pip install --upgrade pillow)"
+    if brand and brand not in (b"avif", b"avis") and "HEIF" not in accepted_formats():
+        return "a HEIC/HEIF image, which takes a plug-in (pip install 'vqprompt[heif]')"
+    if kind := _other_format(data):
+        return f"an image of the kind {kind}, which is not read here (JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are)"
+    return "not an image"
+
+
+def _other_format(data: bytes) -> str | None:
+    """The name of a format that is not accepted, by the first bytes; nothing is decoded."""
+    for name in Image.OPEN.keys() - set(accepted_formats()):
+        with suppress(Exception):
+            accepts = Image.OPEN[name][1]
+            if accepts is not None and accepts(data[:16]):
+                return name
+    return None
+
+
+def _check_size(image: Image.Image, name: str, squashed: bool) -> bool:
+    """Refuse what is too large, or has no pixels. Returns whether it is a JPEG that will shrink while it is opened."""
+    width, height = image.size
+    jpeg = image.format in ("JPEG", "MPO") and squashed  # MPO: a JPEG with a second picture in it
+    if min(width, height) < 1:
+        raise ImageError(f"{name}: it has no pixels ({width}×{height}); replace the file or take it out")
+    progressive = bool(image.info.get("progressive") or image.info.get("progression"))  # holds all coefficients
+    check_pixels(name, width, height, (JPEG_FACTOR / 2 if progressive else JPEG_FACTOR) if jpeg else 1.0)
+    return jpeg
+
+
+def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Image, float]:
+    """An opened image as RGB and its true aspect ratio; it shrinks while its pixels are read where `side` allows."""
+    jpeg = _check_size(image, name, squashed=side is not None)
+    width, height = image.size
+    one_at_a_time: AbstractContextManager[object] = _large_images if width * height > ONE_AT_A_TIME else nullcontext()
+    with one_at_a_time:
+        if jpeg and side is not None and min(width, height) >= 4 * side:
+            image.draft(image.mode, (2 * side, 2 * side))
+        small = _in_strips(image, side) if side is not None else image
+        before = small.size
+        found = to_rgb(small)
+    aspect = height / width if found.size != before else width / height
+    return found, aspect
+
+
+def _in_strips(image: Image.Image, side: int) -> Image.Image:
+    """A large image reduced strip by strip, so that conversions never copy all of it."""
+    width, height = image.size
+    factor = min(width, height) // (2 * side)
+    if factor < 2 or width * height < LARGE:
+        return image
+    exif = _exif(image)
+    small = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    top = _brightest(image)
+    rows = max(1, STRIP // width // factor) * factor
+    for start in range(0, height, rows):
+        strip = image.crop((0, start, width, min(start + rows, height)))
+        small.paste(_flatten(strip, top).reduce(factor), (0, start // factor))
+    if exif is not None:
+        small.info["exif"] = exif
+    return small
+
+
+def _exif(image: Image.Image) -> bytes | None:
+    """Only the orientation, as EXIF bytes."""
+    with suppress(Exception):  # damaged EXIF: the image stays as it is
+        orientation = image.getexif().get(0x0112)
+        if orientation in range(2, 9):
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            return exif.tobytes()
+    return None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright, 8 bits, three channels; what is transparent becomes white."""
+    with suppress(struct.error, SyntaxError, ValueError, TypeError, KeyError):  # damaged EXIF: it stays as it is
+        image = ImageOps.exif_transpose(image)
+    return _flatten(image, _brightest(image))
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """16 and 32 bits per pixel, which Pillow would clip instead of scaling."""
+    return image.mode.startswith("I") or image.mode == "F"
+
+
+def _brightest(image: Image.Image) -> float:
+    """The value that becomes white in an image of more than 8 bits."""
+    if image.mode != "F":
+        return 65535.0
+    high = float(image.getextrema()[1])  # type: ignore[arg-type]
+    return max(1.0, high) if math.isfinite(high) else 1.0
+
+
+def _flatten(image: Image.Image, top: float) -> Image.Image:
+    if _is_deep(image):
+        values = np.asarray(image, dtype=np.float64)
+        return Image.fromarray(np.nan_to_num(values / top * 255).clip(0, 255).round().astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def to_pixels(image: Image.Image, side: int) -> np.ndarray:
+    """RGB image to uint8 [3, side, side], squashed."""
+    return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+
+
+def open_image(image: ImageLike, side: int | None = None) -> Image.Image:
+    """A path, Pillow image or uint8 array to an upright RGB image. side: as in `decode`."""
+    return _open(image, side)[0]
+
+
+def load_pixels(image: ImageLike, side: int) -> tuple[np.ndarray, float]:
+    """A path, Pillow image or uint8 array to uint8 pixels [3, side, side], squashed, and its true width / height."""
+    opened, aspect = _open(image, side)
+    return to_pixels(opened, side), aspect
+
+
+def _open(image: ImageLike, side: int | None) -> tuple[Image.Image, float]:
+    if isinstance(image, str | Path):
+        return _decode(_read(image), str(image), side)
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
+            raise UserError(
+                f"image arrays must be uint8 [H, W], [H, W, 3] or [H, W, 4], not {image.dtype} {list(image.shape)}"
+            )
+        if not image.size:
+            raise UserError(f"image arrays need pixels, and this one has the shape {list(image.shape)}")
+        image = Image.fromarray(np.ascontiguousarray(image))
+    if not isinstance(image, Image.Image):
+        raise UserError(f"give a path, a Pillow image or a uint8 array as an image, not {type(image).__name__}")
+    if min(image.size) < 1:
+        raise UserError(f"a Pillow image needs pixels, and this one has {image.width}×{image.height}")
+    try:
+        opened = to_rgb(image)
+    except OSError as error:  # Pillow reads a file only when its pixels are asked for
+        raise ImageError(f"a Pillow image cannot be decoded ({error}); open a whole file") from None
+    return opened, opened.width / opened.height
+
+
+def _read(given: str | Path) -> bytes:
+    try:
+        path = Path(given).expanduser()
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_file_size(str(given), size)
+            return file.read(size)
+    except FileNotFoundError:
+        raise UserError(f"{given}: no such image file; check the path") from None
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte in the path; RuntimeError: no home
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{given}: no image file that can be read ({error}); give a regular file") from None

@@ -1,0 +1,124 @@
+"""Which images a folder or an archive holds, and the class of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from vqprompt.core.data.archives import hidden, open_files
+from vqprompt.core.data.decode import IMAGE_SUFFIXES
+from vqprompt.core.errors import ImageError
+from vqprompt.core.files import exists
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image file: its path inside the source, its class, and its split if the source has one."""
+
+    path: str
+    label: str
+    split: str | None
+    stamp: str  # changes when the content does, together with the key of the source
+
+
+class ImageSource(Protocol):
+    """What a store can be built from. key: identifies the content, together with the paths and stamps of entries."""
+
+    path: Path
+    entries: list[Entry]
+
+    @property
+    def key(self) -> str: ...
+
+    def read(self, entry: Entry) -> bytes: ...
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All image files in a folder and its subfolders, sorted, without hidden ones."""
+    found = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in IMAGE_SUFFIXES and not hidden(file.relative_to(folder).as_posix())
+    )
+    if not found:
+        suffixes = " ".join(sorted(IMAGE_SUFFIXES))
+        raise ImageError(f"{folder}: no image in this folder; give image files, or folders of {suffixes}")
+    return found
+
+
+class Source:
+    """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if not exists(self.path):
+            raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
+        self.files = open_files(self.path)
+        self.ignored: list[str] = list(self.files.skipped)
+        self.entries = self._list()
+
+    @property
+    def key(self) -> str:
+        return self.files.key
+
+    def read(self, entry: Entry) -> bytes:
+        return self.files.read(entry.path)
+
+    def _list(self) -> list[Entry]:
+        files = [p for p in self.files.names if not hidden(p)]
+        folders = [f for f in self.files.folders if not hidden(f)]
+        images = [p for p in files if Path(p).suffix.lower() in IMAGE_SUFFIXES]
+        prefix = _common_folder(images, folders)
+        splits = {p[len(prefix) :].split("/")[0] for p in files} | {f[len(prefix) :].split("/")[0] for f in folders}
+        has_splits = {"train", "test"} <= splits
+        if lone := not has_splits and splits & {"train", "test"}:
+            (split,) = lone
+            inside = [p[len(prefix) :] for p in images if p[len(prefix) :].startswith(f"{split}/")]
+            if inside and all(p.count("/") > 1 for p in inside):  # else it is a class, such as railway trains
+                raise ImageError(
+                    f"{self.path}: has {split}/ but no {'test' if split == 'train' else 'train'}/; add it, "
+                    "or give the class folders alone, and 20 % of each class will be held out to test with"
+                )
+        depth = 2 if has_splits else 1  # folders above an image: split/class or class
+        entries = []
+        for path in files:
+            parts = path[len(prefix) :].split("/")
+            if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
+                self.ignored.append(path)
+            elif len(parts) > depth and (not has_splits or parts[0] in ("train", "test")):
+                entries.append(Entry(path, parts[depth - 1], parts[0] if has_splits else None, ""))
+            elif not has_splits:
+                raise ImageError(
+                    f"{self.path}: the image {path!r} is not inside a class folder; "
+                    "expected <class>/<image>, or train/<class>/<image> and test/<class>/<image>"
+                )
+            else:
+                self.ignored.append(path)
+        if not entries:
+            raise ImageError(
+                f"{self.path}: no image found; expected <class>/<image>, or train/<class>/<image> and "
+                f"test/<class>/<image>, with images ending in {' '.join(sorted(IMAGE_SUFFIXES))}"
+            )
+        filled = {(e.split, e.label) for e in entries}
+        for folder in folders:
+            parts = folder[len(prefix) :].split("/")
+            if folder.startswith(prefix) and len(parts) == depth and parts[-1]:
+                within = parts[0] if has_splits else None
+                if within in (None, "train", "test") and (within, parts[-1]) not in filled:
+                    raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
+        stamps = self.files.stamps([entry.path for entry in entries])
+        return [replace(entry, stamp=stamps[entry.path]) for entry in entries]
+
+
+def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:
+    """The outer folder that many archives have (some have two). It is not called train or test, and holds no image
+    itself."""
+    prefix = ""
+    while True:
+        inside = [p[len(prefix) :] for p in images]
+        tops = {p.split("/")[0] for p in [*inside, *(f[len(prefix) :] for f in folders if len(f) > len(prefix))]}
+        if len(tops) != 1 or tops & {"train", "test"} or not inside or min(p.count("/") for p in inside) < 2:
+            return prefix
+        prefix += tops.pop() + "/"

@@ -1,0 +1,182 @@
+"""Images as people have them (folders, zips, arrays), decoded once into a compact uint8 store.
+
+The store is one memory-mapped array [N, C, S, S] of whole images squashed to a square, with each image's true aspect
+ratio beside it (views.py undoes the squashing when it crops). It lies in the cache folder under a key made from the
+SHA-256 of the content, may be larger than memory, and is written whole or not at all. It is checked before it is used.
+Because every image is decoded before anything is learned, broken images are found early.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vqprompt.core.data.decode import decode_pixels
+from vqprompt.core.data.limits import CACHE_GB
+from vqprompt.core.data.source import ImageSource
+from vqprompt.core.errors import ImageError, WriteError
+from vqprompt.core.files import cache_folder, delete_abandoned, load_array, replacing, save_array, seal, warn_no_cache
+from vqprompt.core.progress import Progress, Report, Stage, ignore
+
+STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
+DIGESTED = 4096  # images whose pixels are read together for a digest
+
+
+def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
+    """The side in px of the stored squares for a ViT that takes images of `size` px."""
+    return round(size * margin)
+
+
+class Store:
+    """Decoded images: uint8 [N, C, S, S], their aspect ratios [N], and a fingerprint of the content.
+
+    A fingerprint of "" means that nothing computed from these images is kept on disk.
+    """
+
+    def __init__(self, pixels: np.ndarray, aspect: np.ndarray, fingerprint: str) -> None:
+        self.pixels, self.fingerprint = pixels, fingerprint
+        self.identity = fingerprint or uuid.uuid4().hex  # so that two stores without a fingerprint are never confused
+        self.aspect = torch.from_numpy(np.ascontiguousarray(aspect)).float()
+        self.groups: np.ndarray | None = None  # [N], images that are best read together (see streamed.py)
+        self._resident: dict[torch.device, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: np.ndarray) -> Tensor:
+        """Pixels of some rows, in memory. Rows are read in sorted order, which is fastest from a disk."""
+        order = np.argsort(rows, kind="stable")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return torch.from_numpy(np.ascontiguousarray(self.pixels[rows[order]][back]))
+
+    def digest(self, rows: np.ndarray) -> str:
+        """Changes with the content of these rows. Only the middle row of each image is read."""
+        found, middle = hashlib.sha256(), self.pixels.shape[2] // 2
+        for start in range(0, len(rows), DIGESTED):
+            found.update(self.pixels[rows[start : start + DIGESTED], :, middle].tobytes())
+        return found.hexdigest()[:16]
+
+    def on_device(self, device: torch.device) -> Tensor | None:
+        """All pixels on the GPU, if they take at most a third of its free memory; else None."""
+        if device.type != "cuda":
+            return None
+        if device not in self._resident:
+            if self.pixels.nbytes > torch.cuda.mem_get_info(device)[0] // 3:
+                return None
+            self._resident[device] = torch.from_numpy(np.ascontiguousarray(self.pixels)).to(device)
+        return self._resident[device]
+
+
+def build_store(source: ImageSource, side: int, progress: Report = ignore) -> Store:
+    """The decoded store of a source: from the cache if the content is the same, else decoded now. What is larger than
+    VQPROMPT_CACHE_GB is decoded when it is needed."""
+    if 3 * side * side * len(source.entries) > CACHE_GB.value * 1e9:
+        from vqprompt.core.data.streamed import RowsOfEntries, StreamedStore
+
+        return StreamedStore(RowsOfEntries(source), side, progress)
+    listing = json.dumps([side, [(e.path, e.stamp) for e in source.entries]])
+    fingerprint = hashlib.sha256((listing + source.key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    folder = cache_folder() / "images"
+    target, aspects = folder / f"{fingerprint}.npy", folder / f"{fingerprint}.aspect.npy"
+    stored = _load(target, aspects, len(source.entries), side)
+    if stored is None:
+        try:
+            _decode_to_cache(source, side, target, aspects, progress)
+            stored = _load(target, aspects, len(source.entries), side)
+        except WriteError as error:
+            warn_no_cache(error)
+    if stored is None:  # there is no cache: the pixels stay in memory
+        stored = _in_memory(source, side, progress)
+    return Store(*stored, fingerprint)
+
+
+def _load(target: Path, aspects: Path, count: int, side: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Pixels and aspect ratios, if both files are complete and have the right shape."""
+    aspect = load_array(aspects)
+    pixels = load_array(target, mapped=True) if aspect is not None else None
+    if pixels is None or aspect is None:
+        return None
+    if pixels.dtype != np.uint8 or pixels.shape != (count, 3, side, side) or aspect.shape != (count,):
+        warnings.warn(f"{target}: the cached file has the wrong shape and is made again", stacklevel=3)
+        return None
+    return pixels, aspect
+
+
+def _decode_to_cache(source: ImageSource, side: int, target: Path, aspects: Path, progress: Report) -> None:
+    count = len(source.entries)
+    delete_abandoned(target.parent)
+    with replacing(target) as partial:
+        pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, 3, side, side))
+        _reserve(partial)
+        aspect = _decode_all(source, side, pixels, progress)
+        pixels.flush()
+        del pixels
+        seal(partial, target.name)
+        save_array(aspects, aspect)
+
+
+def _reserve(path: Path) -> None:
+    """Reserve the space on disk now: writing to a mapped file on a full disk would kill the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
+def _in_memory(source: ImageSource, side: int, progress: Report) -> tuple[np.ndarray, np.ndarray]:
+    shape = (len(source.entries), 3, side, side)
+    try:
+        pixels = np.empty(shape, dtype=np.uint8)
+    except MemoryError:
+        raise ImageError(
+            f"{source.path}: {np.prod(shape) / 1e9:.1f} GB of pixels fit neither in the cache nor in memory; set "
+            "VQPROMPT_HOME to a folder with space, or choose a smaller size"
+        ) from None
+    return pixels, _decode_all(source, side, pixels, progress)
+
+
+def _decode_all(source: ImageSource, side: int, pixels: np.ndarray, progress: Report) -> np.ndarray:
+    """Fill `pixels`; returns the aspect ratios. All images that cannot be used are named in one error."""
+    entries = source.entries
+    aspect = np.empty(len(entries), dtype=np.float32)
+    problems: list[str] = []
+
+    def work(i: int) -> None:
+        try:
+            pixels[i], aspect[i] = decode_pixels(source.read(entries[i]), entries[i].path, side)
+        except ImageError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{entries[i].path}: cannot be read ({error}); replace the file or take it out")
+
+    _map(work, len(entries), progress)
+    raise_all(source.path, problems, len(entries))
+    return aspect
+
+
+def raise_all(path: Path, problems: list[str], count: int) -> None:
+    """All images that cannot be used, in one error; nothing if there are none."""
+    if problems:
+        shown = "\n  ".join(sorted(problems)[:10])
+        more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise ImageError(f"{path}: {len(problems)} of {count} images cannot be used:\n  {shown}{more}")
+
+
+def _map(work: Callable[[int], None], count: int, progress: Report) -> None:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow releases the GIL while it decodes
+        try:
+            for done, _ in enumerate(pool.map(work, range(count), chunksize=16), start=1):
+                progress(Progress(Stage.DECODING, done, count))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

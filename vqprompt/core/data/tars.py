@@ -1,0 +1,159 @@
+"""Tar files, plain or compressed. A compressed one is decompressed once into the cache, within limits."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vqprompt.core.data.archives import Files
+from vqprompt.core.data.content import ContentHashes
+from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_ratio
+from vqprompt.core.errors import ImageError, WriteError
+from vqprompt.core.files import (
+    cache_folder,
+    delete_abandoned,
+    open_regular,
+    replacing,
+    seal,
+    sealed_length,
+    warn_no_cache,
+)
+
+BLOCK = tarfile.BLOCKSIZE
+OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZ": bz2.open,
+    b"\xfd7": lzma.open,
+}  # by the first bytes
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file starts like a tar, compressed or not."""
+    try:
+        with open_regular(path) as file, _plain(file) as plain:
+            tarfile.TarInfo.frombuf(plain.read(BLOCK), "utf-8", "surrogateescape")
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+        return True  # an empty one
+    except Exception:  # a decompressor may raise any error
+        return False
+    return True
+
+
+def _plain(file: BinaryIO) -> Any:
+    opener = OPENERS.get(file.read(2))
+    file.seek(0)
+    return opener(file, "rb") if opener else file
+
+
+class TarFiles(Files):
+    """A tar file. Its members are read from the plain tar by position."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lock = threading.Lock()
+        try:
+            packed = open_regular(path)
+            self.key = ContentHashes(path).of_open(packed)
+            packed.seek(0)
+            compressed = packed.read(2) in OPENERS
+            packed.seek(0)
+            self._file, self._length = _decompressed(path, packed, self.key) if compressed else (packed, _size(packed))
+            self._list()
+        except ImageError:
+            raise
+        except Exception as error:  # tarfile, zlib, bz2 and LZMA have their own kinds
+            raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
+
+    def _list(self) -> None:
+        members: dict[str, tarfile.TarInfo] = {}
+        self._file.seek(0)
+        with tarfile.open(fileobj=self._file, mode="r:", errorlevel=2) as archive:
+            for member in archive:
+                members[member.name.removeprefix("./")] = member
+                if member.isreg() and not 0 <= member.size <= self._length - member.offset_data:
+                    raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
+                if len(members) > ENTRIES.value:
+                    raise ENTRIES.refuse(str(self.path), f"a tar file of over {len(members) - 1:,} files")
+            end = archive.offset
+        self._check_end(end)
+        self._members = {name: m for name, m in sorted(members.items()) if m.isreg()}  # no links, no devices
+        self.sizes = {name: m.size for name, m in self._members.items()}
+        self.folders = sorted(name for name, m in members.items() if m.isdir())
+
+    def _check_end(self, end: int) -> None:
+        """A tar ends with blocks of zeros. `tarfile` also stops, silently, at a damaged header."""
+        if self._length - end < BLOCK:
+            raise tarfile.ReadError("it has no end mark, so a part of it is missing")
+        self._file.seek(end)
+        for position in range(end, self._length, 1 << 20):
+            if self._file.read(min(1 << 20, self._length - position)).strip(b"\0"):
+                raise tarfile.ReadError(f"no file can be read from byte {end:,} on, but there is more")
+
+    def offset(self, name: str) -> int:
+        """Where a member's content begins in the plain tar."""
+        if self._members[name].issparse():
+            raise ImageError(f"{self.path}: {name!r} is a sparse member, which is not read here; pack it again")
+        return self._members[name].offset_data
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read(self, name: str) -> bytes:
+        member = self._members[name]
+        if member.issparse():
+            raise OSError("it is a sparse member, which is not read here; pack it again without --sparse")
+        with self._lock:
+            self._file.seek(member.offset_data)
+            data = self._file.read(member.size)
+        if len(data) < member.size:
+            raise OSError("the archive ends too early")
+        return data
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _decompressed(path: Path, packed: BinaryIO, key: str) -> tuple[BinaryIO, int]:
+    """The plain tar and its length: from the cache, or made now. Without a cache, in a temporary file."""
+    target = cache_folder() / "unpacked" / f"{key}.tar"
+    length = sealed_length(target)
+    if length is None:
+        delete_abandoned(target.parent)
+        try:
+            with replacing(target) as partial:
+                with open(partial, "wb") as plain:
+                    _copy(path, packed, plain)
+                seal(partial, target.name)
+            length = sealed_length(target)
+        except OSError as error:
+            if not isinstance(error, WriteError):
+                raise
+            warn_no_cache(error)
+    if length is not None:
+        return open_regular(target), length
+    temporary = tempfile.TemporaryFile()  # noqa: SIM115 (kept open as long as the archive is)
+    packed.seek(0)
+    _copy(path, packed, temporary)
+    return temporary, temporary.tell()  # type: ignore[return-value]
+
+
+def _copy(path: Path, packed: BinaryIO, plain: Any) -> None:
+    """Decompress; refuse before the limits are passed."""
+    whole, written = _size(packed), 0
+    with _plain(packed) as stream:
+        while piece := stream.read(1 << 20):
+            written += len(piece)
+            check_ratio(str(path), written, whole)
+            if written > UNPACKED_GB.value * 1e9:
+                raise UNPACKED_GB.refuse(str(path), f"over {written / 1e9:,.0f} GB unpacked", 2 * written / 1e9)
+            plain.write(piece)
+    plain.flush()

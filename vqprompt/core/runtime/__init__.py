@@ -1,0 +1,1 @@
+"""The device and its precision, seeds, and processes that compute together."""

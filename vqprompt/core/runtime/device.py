@@ -1,0 +1,185 @@
+"""Where a computation happens and what makes it repeatable: device, precision, compilation, kernels, seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.distributed import ALONE, Ranks, joined
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device, and how it computes. `precision` is bf16 or fp32; `deterministic` matters on CUDA only. `ranks` are
+    the processes that compute together."""
+
+    device: torch.device
+    precision: torch.dtype = torch.float32
+    compile: bool = False
+    deterministic: bool = True
+    ranks: Ranks = ALONE
+
+    @classmethod
+    def pick(
+        cls, device: str = "auto", precision: str = "auto", compile: str = "auto", deterministic: bool = True
+    ) -> Runtime:
+        """device: "auto", "cpu", "cuda", "cuda:1" … precision: "auto", "fp32", "bf16". compile: "auto" (on CUDA), "on",
+        "off"."""
+        if compile not in ("auto", "on", "off"):
+            raise UserError(f"compile {compile!r} is unknown; give auto, on or off")
+        ranks = joined()
+        chosen = pick_device(ranks.device(device))
+        if chosen.type == "cuda" and deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
+        compiled = compile == "on" or (compile == "auto" and chosen.type == "cuda")
+        if compiled:
+            torch._dynamo.config.suppress_errors = compile == "auto"  # without a compiler, run as written
+        return cls(chosen, pick_precision(precision, chosen), compiled, deterministic, ranks)
+
+    def alone(self) -> Runtime:
+        """The same device, for work that this process does without the others."""
+        return replace(self, ranks=ALONE)
+
+    def place(self, vit: ViT, learns: bool, any_length: bool) -> ViT:
+        """Move a backbone here. A frozen one is stored in the precision of the device; one that learns keeps fp32
+        weights and computes under `autocast`."""
+        vit = vit.to(self.device, torch.float32 if learns else self.precision).requires_grad_(learns)
+        return vit.compile_blocks(any_length) if self.compile else vit
+
+    def autocast(self, vit: ViT) -> AbstractContextManager[Any]:
+        """Compute in bf16 where the weights are kept in fp32 because they learn."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != vit.dtype)
+
+    def repeatable(self) -> AbstractContextManager[None]:
+        return repeatable_kernels(self.device, self.deterministic)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # the device must hold values; "meta" has only shapes
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try auto or cpu"
+        ) from None
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype:
+    """bf16 where the hardware has it; CPUs get fp32, which is many times faster there."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise UserError(f"precision {name!r} is unknown; give auto, fp32 or bf16")
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+
+
+# ------------------------------------------------------------------------------------------ repeatable kernels
+
+_lock = threading.Lock()
+_inside = 0  # how many threads are inside `repeatable_kernels` now
+_before: tuple[int, bool] = (0, False)  # PyTorch's settings before the first of them entered
+
+
+@contextmanager
+def repeatable_kernels(device: torch.device, wanted: bool = True) -> Iterator[None]:
+    """Inside the block, CUDA uses only kernels that give the same bits every time, and refuses operations without such
+    a kernel. (CPUs have no other kind.) It matters for attention and its gradient: cuDNN may add in any order.
+
+    PyTorch has one such setting per process, so the first thread that enters sets it and the last one that leaves
+    restores it.
+    """
+    global _inside, _before
+    if device.type != "cuda" or not wanted:
+        yield
+        return
+    more: Any = torch.utils.deterministic
+    with _lock:
+        if not _inside:
+            _before = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
+            torch.set_deterministic_debug_mode("error")
+            more.fill_uninitialized_memory = False  # it helps debugging, but is slow
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                torch.set_deterministic_debug_mode(_before[0])
+                more.fill_uninitialized_memory = _before[1]
+
+
+# -------------------------------------------------------------------------------------------------------- seeds
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Independent seeds for independent purposes."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
+
+
+_seeding = threading.RLock()  # PyTorch has one random state for all threads
+
+
+class seeded:
+    """Draw from a seed inside the block and leave the caller's random state as it was. One thread at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        _seeding.acquire()
+        self.state = torch.random.get_rng_state()
+        torch.random.default_generator.manual_seed(self.seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.random.set_rng_state(self.state)
+        _seeding.release()
+
+
+# ------------------------------------------------------------------------------------------------------ machine
+
+
+def hardware(device: torch.device) -> str:
+    """The hardware that a run's times were measured on, for people to read."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def cpu_name() -> str:
+    """The processor's model, if the system tells it: math libraries choose their kernels by it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def rounding(device: torch.device, processes: int = 1) -> dict[str, str | int]:
+    """Everything besides settings and seeds that decides the last bits of a result. Runs for which this is equal agree
+    to the bit."""
+    together: dict[str, str | int] = {"processes": processes} if processes > 1 else {}
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, **together}
+    return {
+        "device": cpu_name(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "oneDNN": os.environ.get("ONEDNN_MAX_CPU_ISA", "default"),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        **together,
+    }

@@ -1,0 +1,350 @@
+"""Several processes that learn together: what they share, what they exchange, and what happens when one is lost.
+
+Every process goes through the same run with the same seeds. What is expensive is divided: the images of each training
+batch, and the batches of features and tests. Everything else is done by every process. `Ranks` stands for a single
+process: it exchanges nothing and does not wait. `SeveralRanks` is one of several, over torch.distributed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import accumulate, chain, islice
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from vqprompt._version import __version__
+from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.lifelines import Lifeline, ProcessLost, started_together
+
+T = TypeVar("T")
+EXCHANGED = 16  # batches that each process computes between two exchanges
+JOINING = timedelta(minutes=5)
+FOREVER = timedelta(days=7)  # a process may decode images for hours; lost ones are noticed by their lifelines
+
+
+class Part:
+    """The rows of a training batch that one process computes. Here: all of them."""
+
+    rows = slice(None)
+
+    def weigh(self, values: Tensor) -> Tensor:
+        """Means over these rows, weighed so that they add up to means over the batch."""
+        return values
+
+    def whole_batch(self, own: Tensor) -> Tensor:
+        """Values of the whole batch [B, …] from those of these rows. Gradients flow back to every process."""
+        return own
+
+
+WHOLE = Part()
+
+
+class Share(Part):
+    """Rows `start` to `stop` − 1 of a batch of `size` images: the share of one of several processes.
+
+    If a batch has fewer images than there are processes, some processes have none. These compute the first row with
+    weight 0, because they have to take part in every exchange.
+    """
+
+    def __init__(self, start: int, stop: int, size: int) -> None:
+        self.start, self.stop, self.size, self.own = start, stop, size, stop - start
+        self.rows = slice(start, stop) if self.own else slice(0, 1)
+
+    def weigh(self, values: Tensor) -> Tensor:
+        return values * (self.own / self.size)
+
+    def whole_batch(self, own: Tensor) -> Tensor:
+        return _WholeBatch.apply(own, self)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class Ranks:
+    """The processes of a run, as one of them sees them. Here: a single process."""
+
+    rank, count = 0, 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    @property
+    def first_here(self) -> bool:
+        """Whether this process is the one that writes to this machine's cache."""
+        return True
+
+    # ------------------------------------------------------------------ who computes what
+
+    def part(self, size: int) -> Part:
+        """What this process computes of a training batch of `size` images."""
+        return WHOLE
+
+    def rows(self, number: int, size: int) -> slice:
+        """Which rows of batch `number` this process computes, if all processes share each batch."""
+        return self.part(size).rows
+
+    def turn(self, number: int, size: int) -> slice:
+        """Which rows of batch `number` this process computes, if the processes take turns: all rows or none."""
+        return slice(None)
+
+    def device(self, name: str) -> str:
+        """The device that this process uses, given the one that was asked for."""
+        return name
+
+    # ------------------------------------------------------------------ exchange
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum of all processes' values."""
+        return values
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace every gradient by its sum over all processes."""
+
+    def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        """Rows of all batches [n, …]. computed: the batches that were this process's turn. sizes: of all batches."""
+        return torch.cat(list(computed))
+
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the values of the first process to all others."""
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """The result of `make`, which only the first process calls."""
+        return make()
+
+    def all(self, yes: bool) -> bool:
+        """Whether `yes` is true in every process."""
+        return yes
+
+    def refuse_differences(self, **own: object) -> None:
+        """Raise if a process has other values than the first one."""
+
+    @contextmanager
+    def one_per_machine_first(self) -> Iterator[None]:
+        """The first process of each machine goes first; the others follow when it has filled the cache."""
+        yield
+
+    # ------------------------------------------------------------------ the end
+
+    def leave(self) -> None:
+        """All work is done."""
+
+
+ALONE = Ranks()
+
+
+class InTurns:
+    """Values of images [n, …] that are computed in batches when they are asked for, each batch by one process.
+
+    sizes: of all batches. compute: yields the values of those that are this process's turn.
+    """
+
+    def __init__(self, ranks: Ranks, sizes: Sequence[int], compute: Callable[[], Iterator[Tensor]]) -> None:
+        self.ranks, self.sizes, self._compute = ranks, sizes, compute
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def then(self, work: Callable[[Tensor], Tensor]) -> InTurns:
+        """What `work` makes of each batch of values."""
+        return InTurns(self.ranks, self.sizes, lambda: map(work, self._compute()))
+
+    def own(self) -> Iterator[tuple[slice, Tensor]]:
+        """Batches that are this process's turn: which rows, and their values. Nothing is exchanged."""
+        ends = list(accumulate(self.sizes))[self.ranks.rank :: self.ranks.count]
+        for end, values in zip(ends, self._compute(), strict=True):
+            yield slice(end - len(values), end), values
+
+    def in_order(self) -> Iterator[Tensor]:
+        """All rows in order, in every process, some batches at a time."""
+        own, rank, count = self._compute(), self.ranks.rank, self.ranks.count
+        for start in range(0, len(self.sizes), EXCHANGED * count):
+            sizes = self.sizes[start : start + EXCHANGED * count]
+            yield self.ranks.in_order(list(islice(own, len(sizes[rank::count]))), sizes)
+
+    def whole(self) -> Tensor:
+        """All rows at once, in every process."""
+        pieces = self.in_order()
+        first = next(pieces)
+        whole, start = first.new_empty(len(self), *first.shape[1:]), 0
+        for piece in chain([first], pieces):
+            whole[start : start + len(piece)] = piece
+            start += len(piece)
+        return whole
+
+
+class SeveralRanks(Ranks):
+    """One of several processes, started by `torchrun` or by `vqprompt run --processes`."""
+
+    def __init__(self, lifeline: Lifeline) -> None:
+        self.rank, self.count, self.lifeline = dist.get_rank(), dist.get_world_size(), lifeline
+        self.place = int(os.environ.get("LOCAL_RANK", "0"))  # among the processes of this machine
+        self.here = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.count)))
+
+    @property
+    def first_here(self) -> bool:
+        return self.place == 0
+
+    def part(self, size: int) -> Share:
+        return Share(size * self.rank // self.count, size * (self.rank + 1) // self.count, size)
+
+    def turn(self, number: int, size: int) -> slice:
+        return slice(0, size if number % self.count == self.rank else 0)
+
+    def device(self, name: str) -> str:
+        if name in ("auto", "cuda") and torch.cuda.is_available():
+            if self.here > torch.cuda.device_count():
+                raise UserError(
+                    f"{self.here} processes on {platform.node()}, which has {torch.cuda.device_count()} GPUs; start "
+                    "one process per GPU, or give --device cpu"
+                )
+            torch.cuda.set_device(self.place)
+            return f"cuda:{self.place}"
+        if name not in ("auto", "cpu", "cuda"):
+            raise UserError(
+                f"device {name!r} with {self.count} processes: each takes a GPU of its own or the CPU; give auto, cuda "
+                "or cpu"
+            )
+        return "cpu" if name == "auto" else name
+
+    def add_up(self, values: Tensor) -> Tensor:
+        with _exchanging():
+            dist.all_reduce(values)
+        return values
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        together = self.add_up(torch.cat([gradient.flatten() for gradient in gradients]))  # one exchange, not hundreds
+        for gradient, total in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+        shape, dtype, device = self.from_first(
+            lambda: (
+                computed[0].shape[1:],
+                computed[0].dtype,
+                computed[0].device.type,
+            )  # the first process always has a turn, others may have none
+        )
+        whole = torch.zeros(sum(sizes), *shape, dtype=dtype, device=device)
+        for place, own in zip(whole.split(list(sizes))[self.rank :: self.count], computed, strict=True):
+            place.copy_(own)
+        return self.add_up(whole)
+
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        with _exchanging(), torch.no_grad():
+            for tensor in tensors:
+                values = tensor.detach().contiguous()
+                dist.broadcast(values, 0)
+                if not self.first:
+                    tensor.copy_(values)
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        made = [make() if self.first else None]
+        with _exchanging():
+            dist.broadcast_object_list(made, 0)
+        return made[0]  # type: ignore[return-value]
+
+    def gather(self, own: T) -> list[T]:
+        """The values of all processes, in order."""
+        found: list[Any] = [None] * self.count
+        with _exchanging():
+            dist.all_gather_object(found, own)
+        return found
+
+    def all(self, yes: bool) -> bool:
+        return all(self.gather(yes))
+
+    def refuse_differences(self, **own: object) -> None:
+        found = self.gather((platform.node(), own))
+        first_machine, first = found[0]
+        for rank, (machine, values) in enumerate(found):
+            for what, value in values.items():
+                if value != first[what]:
+                    raise UserError(
+                        f"process {rank + 1} of {self.count} (on {machine}) differs from process 1 (on {first_machine})"
+                        f" in the {what.replace('_', ' ')}: {value}, not {first[what]}; give all of them the same"
+                    )
+
+    @contextmanager
+    def one_per_machine_first(self) -> Iterator[None]:
+        if self.place:
+            self._wait_for_all()
+        yield
+        if not self.place:
+            self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        self.all(True)
+
+    def leave(self) -> None:
+        self._wait_for_all()
+        self.lifeline.let_go()
+        dist.destroy_process_group()
+
+
+class _WholeBatch(torch.autograd.Function):
+    """Joins the rows of all processes into one batch. Every process computes the same loss of the whole batch, weighted
+    by its share. So the gradients of all processes are added up, and each process takes those of its own rows."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:  # type: ignore[override]
+        ctx.share, ctx.rows = share, len(own)
+        whole = own.new_zeros(share.size, *own.shape[1:])
+        whole[share.start : share.stop] = own[: share.own]
+        return _joined.add_up(whole)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        share, whole = ctx.share, _joined.add_up(gradient.clone(memory_format=torch.contiguous_format))
+        own = whole.new_zeros(ctx.rows, *whole.shape[1:])
+        own[: share.own] = whole[share.start : share.stop]
+        return own, None
+
+
+@contextmanager
+def _exchanging() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # another process closed the connection
+        raise ProcessLost("another process of this run ended") from error
+
+
+# ---------------------------------------------------------------------------------------------- join
+
+_joined = ALONE
+
+
+def joined() -> Ranks:
+    """The processes that this one works with; before `join`, only itself."""
+    return _joined
+
+
+def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.stderr)) -> Ranks:
+    """Meet the other processes, if there are any. Learners that are made afterwards learn together.
+
+    report: prints that a process was lost; called at most once, then this process ends.
+    """
+    global _joined
+    if started_together() > 1 and not isinstance(_joined, SeveralRanks):
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[no-untyped-call]
+            dist.init_process_group(backend, timeout=FOREVER, store=store, rank=rank, world_size=count)
+            lifeline = Lifeline(rank, count, JOINING, report)
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
+            seconds, reason = JOINING.total_seconds(), str(error).splitlines()[0]
+            raise UserError(
+                f"the {started_together()} processes of this run did not meet at {where} within {seconds:.0f} seconds "
+                f"({reason}); start all of them with the address of the first"
+            ) from None
+        _joined = several = SeveralRanks(lifeline)
+        several.refuse_differences(version_of_vqprompt=__version__, version_of_PyTorch=torch.__version__)
+    return _joined

@@ -1,0 +1,317 @@
+"""What is remembered of a class instead of its images: Gaussians of its features. Any method can use them.
+
+One class per kind of covariance: `DiagonalGaussians` (the paper), `FullGaussians` (one matrix per class) and
+`SharedGaussians` (one matrix for all classes, kept as a sum). With several centroids per class, each has its own mean
+(and variance); k-means finds them. When a method's features move, what is remembered moves too (drift.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vqprompt.core.errors import UserError
+from vqprompt.core.statistics.drift import Drift
+from vqprompt.core.statistics.sums import ClassSums, DiagonalSums, FullSums, SharedSums
+
+Covariance = Literal["diagonal", "full", "shared"]
+Variance = Literal["sample", "population"]
+"""Divide the squared residuals by n − 1, or by n."""
+CentroidWeights = Literal["size", "equal"]
+"""How often pseudo-features come from a centroid: in proportion to its images, or equally often from all that have more
+than one image (HiDe-Prompt and VQ-Prompt as published)."""
+JITTER = 1e-4  # added to every variance, as in the released code
+
+
+class ClassStatistics(nn.Module, ABC):
+    """Gaussians of the classes learned so far, in the order of the head. As buffers, they are saved with the method."""
+
+    kind: ClassVar[Covariance]
+    Sums: ClassVar[type[ClassSums]]
+    means: Tensor  # [C, k, D]
+    shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
+    spread: Tensor  # the covariance, in the form that each kind describes
+    seen: Tensor  # [1], degrees of freedom of a shared scatter; other kinds do not use it
+
+    def __init__(
+        self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size"
+    ) -> None:
+        super().__init__()
+        self.centroids, self.variance, self.weights = centroids, variance, weights
+        self.register_buffer("means", torch.zeros(0, centroids, width))
+        self.register_buffer("shares", torch.zeros(0, centroids))
+        self.register_buffer("spread", torch.zeros(self._empty_spread(width)))
+        self.register_buffer("seen", torch.zeros(1))
+
+    # ------------------------------------------------------------------ what a kind of covariance defines
+
+    @abstractmethod
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        """Shape of `spread` before the first class."""
+
+    @abstractmethod
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor | None:
+        """Add one class: residuals from the centroids [n, D], membership [k, n], images per centroid [k]. Returns the
+        class's row of `spread`, if this kind has one row per class."""
+
+    @abstractmethod
+    def _add_squares(self, sums: ClassSums) -> Tensor | None:
+        """Add all classes of `sums`. Returns their rows of `spread`, if this kind has one row per class."""
+
+    @abstractmethod
+    def shared_covariance(self) -> Tensor:
+        """One covariance for all classes [D, D], about each centroid."""
+
+    def _move_spread(self, drift: Drift) -> None:
+        """Move the covariance with the drift. Here: for matrices."""
+        if drift.matrix is not None:
+            matrix = drift.matrix.to(self.spread)
+            self.spread = matrix.T @ self.spread @ matrix
+
+    def roots(self) -> Tensor | None:
+        """Matrices that turn white noise into each class's noise [C or 1, D, D]; None for diagonal covariances."""
+        return None
+
+    def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
+        """Turn white noise [C, n, D] into the classes' noise, in place if possible."""
+        assert roots is not None
+        return white @ roots.mT
+
+    # ------------------------------------------------------------------ what all kinds share
+
+    @property
+    def width(self) -> int:
+        return self.means.shape[-1]
+
+    @property
+    def bytes_per_class(self) -> int:
+        """Bytes kept per class. A matrix that all classes share is not counted."""
+        return sum(t[0].nbytes for t in (self.means, self.shares, self.spread)) if len(self.means) else 0
+
+    @torch.no_grad()
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Add new classes by their features [n, D]; their labels continue those of the classes already here."""
+        start, counts = len(self.means), torch.bincount(labels).tolist()
+        if 0 in counts[start:]:
+            raise ValueError(f"class {counts.index(0, start)} has no features to take statistics of")
+        means, shares, rows = [self.means], [self.shares], []  # joined once, not class by class
+        for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
+            member = self._assign(own)
+            belongs = F.one_hot(member, self.centroids).to(own).T  # a product adds up in the same order every time
+            sizes = belongs.sum(1)
+            mean = belongs @ own / sizes.clamp(min=1)[:, None]
+            row = self._add_spread(own - mean[member], belongs, sizes)
+            means.append(mean[None])
+            shares.append(self._shares(sizes)[None])
+            rows += [] if row is None else [row[None]]
+        self.means, self.shares = torch.cat(means), torch.cat(shares)
+        if rows:
+            self.spread = torch.cat([self.spread, *rows])
+
+    def new_sums(self, classes: int) -> ClassSums:
+        """Empty sums. Fill them batch by batch with the features of new classes, then give them to `add_sums`."""
+        return self.Sums(len(self.means), classes, self.width, self.means.device)
+
+    @torch.no_grad()
+    def add_sums(self, sums: ClassSums) -> None:
+        """Add new classes by their sums. The result is that of `add`, up to rounding. Not for several centroids per
+        class: k-means needs the features themselves."""
+        if self.centroids > 1:
+            raise ValueError("several centroids per class cannot be computed from sums")
+        rows = self._add_squares(sums)
+        self.means = torch.cat([self.means, sums.means.to(self.means)[:, None]])
+        self.shares = torch.cat([self.shares, torch.ones(len(sums.means), 1).to(self.shares)])
+        if rows is not None:
+            self.spread = torch.cat([self.spread, rows.to(self.spread)])
+
+    def _shares(self, sizes: Tensor) -> Tensor:
+        """Weights of a class's centroids, from the number of images of each [k]."""
+        if self.weights == "equal":
+            several = sizes > 1 if bool((sizes > 1).any()) else sizes > 0  # a class must keep at least one centroid
+            return several / several.sum()
+        return sizes / sizes.sum()
+
+    def _degrees(self, sizes: Tensor) -> Tensor:
+        """The divisor of the squared residuals."""
+        return (sizes - int(self.variance == "sample")).clamp(min=1)
+
+    def _assign(self, own: Tensor) -> Tensor:
+        """Which centroid each feature of a class belongs to."""
+        if self.centroids == 1 or len(own) <= self.centroids:
+            return torch.arange(len(own), device=own.device) % self.centroids
+        from sklearn.cluster import KMeans
+
+        member = KMeans(self.centroids, n_init=1, random_state=0).fit_predict(own.cpu().numpy())
+        return torch.as_tensor(member, dtype=torch.long, device=own.device)
+
+    @torch.no_grad()
+    def move(self, drift: Drift) -> None:
+        """Move means and covariances to where the features of these classes would be now."""
+        if len(self.means):
+            self.means = drift.points(self.means)
+            self._move_spread(drift)
+
+    def class_means(self) -> Tensor:
+        """Means of whole classes [C, D], over their centroids."""
+        return (self.means * self.shares[..., None]).sum(1)
+
+    def class_covariance(self) -> Tensor:
+        """One covariance for all classes [D, D]: within centroids, plus between the centroids of a class."""
+        apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
+        return self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
+
+    def _between(self, covariance: Tensor) -> Tensor:
+        """What this kind keeps of the covariance between centroids."""
+        return covariance
+
+    def sample(
+        self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`count` pseudo-features of every class: [C * count, D] and their labels.
+
+        scales: factors of the classes' means [C]. roots: as `roots()` returned them, for callers that sample often.
+        """
+        classes, centroids, width = self.means.shape
+        labels = torch.arange(classes, device=self.means.device)
+        if centroids == 1:
+            where: tuple[Tensor, ...] = (labels,)
+        else:
+            member = torch.multinomial(self.shares, count, replacement=True, generator=generator)
+            where = (labels[:, None], member)
+        white = torch.randn(classes, count, width, device=self.means.device, generator=generator)
+        drawn = self._color(white, where, self.roots() if roots is None else roots)
+        means = self.means[where]
+        drawn += means if scales is None else means * scales[:, None, None]
+        return drawn.flatten(0, 1), labels.repeat_interleave(count)
+
+    def sample_some(
+        self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`count` pseudo-features [count, D] of classes drawn at random, and their labels. For many classes, where not
+        all of them can be sampled. Not for full covariances: a matrix would be copied for every feature."""
+        labels = torch.randint(len(self.means), (count,), device=self.means.device, generator=generator)
+        where: tuple[Tensor, ...] = (labels,)
+        if self.centroids > 1:
+            where = (labels[:, None], torch.multinomial(self.shares[labels], 1, generator=generator))
+        white = torch.randn(count, 1, self.means.shape[-1], device=self.means.device, generator=generator)
+        drawn = self._color(white, where, self.roots() if roots is None else roots)
+        means = self.means[where]
+        drawn += means if scales is None else means * scales[labels, None, None]
+        return drawn.flatten(0, 1), labels
+
+
+class DiagonalGaussians(ClassStatistics):
+    """Variances of each centroid: spread [C, k, D]."""
+
+    kind = "diagonal"
+    Sums = DiagonalSums
+
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        return (0, self.centroids, width)
+
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
+        return belongs @ residuals.square() / self._degrees(sizes)[:, None] + JITTER
+
+    def _add_squares(self, sums: ClassSums) -> Tensor:
+        scatter = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
+        return (scatter / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
+
+    def shared_covariance(self) -> Tensor:
+        return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
+
+    def _between(self, covariance: Tensor) -> Tensor:
+        return covariance.diag().diag()
+
+    def _move_spread(self, drift: Drift) -> None:
+        if drift.matrix is not None:  # the diagonal of Aᵀ diag(v) A
+            self.spread = self.spread @ drift.matrix.to(self.spread).square()
+
+    def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
+        white *= self.spread[where].sqrt()  # in place, because this is the largest tensor here
+        return white
+
+
+class FullGaussians(ClassStatistics):
+    """One covariance matrix per class: spread [C, D, D]."""
+
+    kind = "full"
+    Sums = FullSums
+
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        return (0, width, width)
+
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
+        return residuals.T @ residuals / max(len(residuals) - int(self.variance == "sample"), 1)
+
+    def _add_squares(self, sums: ClassSums) -> Tensor:
+        scatter = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
+        return scatter / self._degrees(sums.counts)[:, None, None]
+
+    def shared_covariance(self) -> Tensor:
+        return self.spread.mean(0)
+
+    def roots(self) -> Tensor:
+        return _root(self.spread)
+
+
+class SharedGaussians(ClassStatistics):
+    """One scatter matrix for all classes: spread [D, D], a sum over all images. Divided by `seen`: the covariance."""
+
+    kind = "shared"
+    Sums = SharedSums
+
+    def _empty_spread(self, width: int) -> tuple[int, ...]:
+        return (width, width)
+
+    def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> None:
+        self.spread = self.spread + residuals.T @ residuals
+        self.seen = self.seen + max(len(residuals) - self.centroids, 0)
+
+    def _add_squares(self, sums: ClassSums) -> None:
+        self.spread = (self.spread + (sums.squares - sums.totals.T @ sums.means)).to(self.spread)
+        self.seen = self.seen + (sums.counts - 1).sum().to(self.seen)
+
+    def shared_covariance(self) -> Tensor:
+        return self.spread / self.seen.clamp(min=1)
+
+    def roots(self) -> Tensor:
+        return _root(self.shared_covariance()[None])
+
+    @property
+    def bytes_per_class(self) -> int:
+        return sum(t[0].nbytes for t in (self.means, self.shares)) if len(self.means) else 0
+
+
+def means_by_class(features: Tensor, labels: Tensor, first: int, last: int) -> Tensor:
+    """Mean features of the classes first … last − 1: [last − first, D]."""
+    belongs = (labels == torch.arange(first, last, device=labels.device)[:, None]).to(features)
+    return belongs @ features / belongs.sum(1, keepdim=True)
+
+
+KINDS: dict[Covariance, type[ClassStatistics]] = {
+    kind.kind: kind for kind in (DiagonalGaussians, FullGaussians, SharedGaussians)
+}
+
+
+def make_statistics(
+    width: int, covariance: Covariance = "diagonal", centroids: int = 1, variance: Variance = "sample",
+    weights: CentroidWeights = "size",
+) -> ClassStatistics:  # fmt: skip
+    """Empty statistics of features with `width` dimensions."""
+    return KINDS[covariance](width, centroids, variance, weights)
+
+
+def _root(matrix: Tensor) -> Tensor:
+    """A factor A with A Aᵀ = matrix + jitter; in double, because few images give a nearly singular covariance."""
+    identity = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    for jitter in (JITTER, 10 * JITTER, 100 * JITTER):  # after a drift, a covariance may need more of it
+        factor, failed = torch.linalg.cholesky_ex(matrix.double() + jitter * identity)
+        if not failed.any():
+            return factor.float()
+    raise UserError(
+        "the covariances of some classes are not finite or not positive; use more images or a lower learning rate"
+    )

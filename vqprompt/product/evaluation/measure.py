@@ -1,0 +1,279 @@
+"""Tests a model with images whose classes are known.
+
+What is notable about this implementation:
+- The main figure is balanced: every class counts the same, however many images it has. So 5,000 dogs do not hide that
+  half of 30 horses are missed.
+- Every share comes with its counts and an interval (Wilson, 95 %), because 3 of 3 does not prove 100 %.
+- "unknown" is an answer. It is a mistake for a class that the model knows, and right for any other class.
+- Images are read and shown to the network once, even if the model is compared with the one before its last teaching.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.progress import Progress, Report, Stage, ignore
+from vqprompt.core.words import counted
+from vqprompt.product.model.model import Model
+from vqprompt.product.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
+
+CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Share:
+    """`hits` of `total`, with an interval that holds the true share 19 times in 20 (Wilson)."""
+
+    hits: int
+    total: int
+
+    @property
+    def value(self) -> float | None:
+        return self.hits / self.total if self.total else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if not self.total:
+            return 0.0, 1.0
+        n, p, z = self.total, self.hits / self.total, CONFIDENCE
+        center = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
+        return max(0.0, center - half), min(1.0, center + half)
+
+    def as_dict(self) -> dict[str, Any]:
+        low, high = self.interval
+        return {"hits": self.hits, "total": self.total, "share": self.value, "low": low, "high": high}
+
+
+@dataclass(frozen=True)
+class PerClass:
+    """recall: how many images of this class were recognized. precision: how many images named so are of this class."""
+
+    name: str
+    recall: Share
+    precision: Share
+    recall_before: Share | None = None
+
+
+@dataclass(frozen=True)
+class Mistake:
+    where: str
+    label: str
+    answer: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One image and what the model says. probability: of the most likely class, `best`."""
+
+    where: str
+    label: str
+    answer: str
+    best: str
+    probability: float
+    familiarity: float
+
+    @property
+    def right(self) -> bool:
+        return self.answer == self.label
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The result of a test.
+
+    asked: images of classes that the model knows. strangers: images of other classes. confusion: counts
+    [classes, classes + 1], the last column is "unknown". reliability: per bin of certainty, the images, their average
+    certainty and the share that was right (without the threshold for unknown).
+    """
+
+    __test__ = False  # pytest takes classes called Test… for tests
+
+    classes: tuple[str, ...]
+    asked: tuple[Asked, ...]
+    strangers: tuple[Asked, ...]
+    broken: tuple[str, ...]
+    confusion: np.ndarray
+    per_class: tuple[PerClass, ...]
+    reliability: tuple[tuple[int, float, float], ...]
+    balanced_before: float | None = None
+    notes: tuple[str, ...] = ()
+    opened: dict[str, Callable[[], Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def right(self) -> Share:
+        return Share(sum(a.right for a in self.asked), len(self.asked))
+
+    @property
+    def balanced(self) -> float | None:
+        """The average over classes of the share that was recognized."""
+        return _balanced(self.per_class)
+
+    @property
+    def balanced_interval(self) -> tuple[float, float]:
+        """95 %, from the spread of each class's share (with one more hit and one more miss)."""
+        tested = [c.recall for c in self.per_class if c.recall.total]
+        if not tested or self.balanced is None:
+            return 0.0, 1.0
+        spread = [(s.hits + 1) / (s.total + 2) * (1 - (s.hits + 1) / (s.total + 2)) / s.total for s in tested]
+        half = CONFIDENCE * float(np.sqrt(sum(spread))) / len(tested)
+        return max(0.0, self.balanced - half), min(1.0, self.balanced + half)
+
+    @property
+    def unknown(self) -> Share:
+        """Images of known classes that were called unknown."""
+        return Share(sum(a.answer == UNKNOWN for a in self.asked), len(self.asked))
+
+    @property
+    def strangers_found(self) -> Share:
+        """Images of other classes that were called unknown."""
+        return Share(sum(a.answer == UNKNOWN for a in self.strangers), len(self.strangers))
+
+    @property
+    def calibration_error(self) -> float | None:
+        total = sum(n for n, _, _ in self.reliability)
+        return sum(n * abs(sure - right) for n, sure, right in self.reliability) / total if total else None
+
+    def mistakes(self) -> list[Mistake]:
+        """Wrong answers, the most certain first."""
+        wrong = [Mistake(a.where, a.label, a.answer, a.probability) for a in self.asked if not a.right]
+        return sorted(wrong, key=lambda m: (m.answer == UNKNOWN, -m.probability, m.where))
+
+    def confused_pairs(self) -> list[tuple[str, str, int]]:
+        """A class, the class it was taken for, and how often; most often first, then by share of the class's images."""
+        found = Counter((a.label, a.answer) for a in self.asked if not a.right and a.answer != UNKNOWN)
+        totals = Counter(a.label for a in self.asked)
+        return [(*pair, n) for pair, n in sorted(found.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
+
+
+def test_model(
+    model: Model,
+    source: Any,
+    labels: Sequence[str] | str | None = None,
+    *,
+    before: Model | None = None,
+    refuse_unknown_classes: bool = False,
+    unknown: bool = True,
+    strictness: float = 0.0,
+    progress: Report = ignore,
+) -> Tested:
+    """Test with a folder of one folder per class, a table, or a list of images with labels.
+
+    before: the same model before its last teaching, to compare with. refuse_unknown_classes: raise an error instead of
+    counting images of classes that the model does not know.
+    """
+    model._check_taught()
+    own = []
+    if isinstance(source, str | Path) and labels is None:
+        path = Path(source).expanduser()
+        source = path / "test" if (path / "test").is_dir() else path
+        own = own_test_pictures(source)
+    pictures, notes = (own, []) if own else find_pictures(source, labels)
+    names = [_match(clean_name(p.label), model.classes) for p in pictures]
+    if strange := sorted({n for n in names if n not in model.classes}):
+        if refuse_unknown_classes:
+            raise UserError(
+                f"the model does not know {', '.join(map(repr, strange[:5]))}{' …' if len(strange) > 5 else ''}; "
+                "teach it these classes, remove their folders, or leave out --known-only to count them as unknown"
+            )
+        are = "is" if len(strange) == 1 else "are"
+        notes.append(f"{counted(len(strange), 'class')} {are} not known to the model; the right answer is unknown")
+    features, kept, broken = _embed(model, pictures, progress)
+    if not kept:
+        raise ImageError(f"none of the images can be read, so there is nothing to test with ({broken[0]})")
+    shares, margin = model.judge(features)
+    asked = []
+    for row, number in enumerate(kept):
+        best = int(shares[row].argmax())
+        known = model.classes[best]
+        answer = UNKNOWN if unknown and margin[row] < strictness else known
+        asked.append(
+            Asked(pictures[number].where, names[number], answer, known, float(shares[row, best]), float(margin[row]))
+        )
+    known_ones = [a for a in asked if a.label in model.classes]
+    earlier = _recalls(before, features, [names[n] for n in kept], unknown, strictness) if before is not None else {}
+    per_class, confusion = _count(model.classes, known_ones, earlier)
+    old = [s.hits / s.total for s in earlier.values() if s.total]
+    return Tested(
+        model.classes, tuple(known_ones), tuple(a for a in asked if a.label not in model.classes), tuple(broken),
+        confusion, per_class, _reliability(known_ones), float(np.mean(old)) if old else None, tuple(notes),
+        {p.where: p.open for p in pictures},
+    )  # fmt: skip
+
+
+test_model.__test__ = False  # type: ignore[attr-defined]
+
+
+def _match(name: str, classes: Sequence[str]) -> str:
+    """The model's spelling of a class."""
+    if name in classes:
+        return name
+    return next((c for c in classes if spelling(c) == spelling(name)), name)
+
+
+def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.ndarray, list[int], list[str]]:
+    rows, kept, broken = [], [], []
+    for number, feature in enumerate(model._open_features().of(pictures)):
+        if isinstance(feature, UserError | OSError):
+            broken.append(str(feature))
+        elif isinstance(feature, Exception):
+            raise feature
+        else:
+            rows.append(feature)
+            kept.append(number)
+        progress(Progress(Stage.TESTING, number + 1, len(pictures)))
+    return np.array(rows, np.float32), kept, broken
+
+
+def _recalls(
+    model: Model, features: np.ndarray, labels: list[str], unknown: bool, strictness: float
+) -> dict[str, Share]:
+    shares, margin = model.judge(features)
+    totals, hits = Counter[str](), Counter[str]()
+    for label, best, known_by in zip(labels, shares.argmax(1), margin, strict=True):
+        if label in model.classes:
+            totals[label] += 1
+            hits[label] += model.classes[best] == label and not (unknown and known_by < strictness)
+    return {name: Share(hits[name], totals[name]) for name in totals}
+
+
+def _count(
+    classes: tuple[str, ...], asked: list[Asked], earlier: dict[str, Share]
+) -> tuple[tuple[PerClass, ...], np.ndarray]:
+    place = {name: number for number, name in enumerate((*classes, UNKNOWN))}
+    confusion = np.zeros((len(classes), len(classes) + 1), int)
+    for a in asked:
+        confusion[place[a.label], place[a.answer]] += 1
+    found = tuple(
+        PerClass(
+            name, Share(int(confusion[c, c]), int(confusion[c].sum())),
+            Share(int(confusion[c, c]), int(confusion[:, c].sum())), earlier.get(name),
+        )
+        for c, name in enumerate(classes)
+    )  # fmt: skip
+    return found, confusion
+
+
+def _reliability(asked: list[Asked]) -> tuple[tuple[int, float, float], ...]:
+    sure = np.array([a.probability for a in asked])
+    right = np.array([a.best == a.label for a in asked], float)
+    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
+    return tuple(
+        (int((bins == b).sum()), float(sure[bins == b].mean()), float(right[bins == b].mean())) if (bins == b).any()
+        else (0, (b + 0.5) / BINS, 0.0)
+        for b in range(BINS)
+    )  # fmt: skip
+
+
+def _balanced(per_class: Sequence[PerClass]) -> float | None:
+    tested = [c.recall.value for c in per_class if c.recall.value is not None]
+    return float(np.mean(tested)) if tested else None

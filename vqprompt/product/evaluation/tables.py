@@ -1,0 +1,77 @@
+"""A test's results for programs: JSON, and CSV by image and by class."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from vqprompt.product.evaluation.measure import Tested
+
+
+def as_dict(found: Tested) -> dict[str, Any]:
+    low, high = found.balanced_interval
+    return {
+        "images": len(found.asked),
+        "balanced_accuracy": {"share": found.balanced, "low": low, "high": high, "before": found.balanced_before},
+        "accuracy": found.right.as_dict(),
+        "unknown": found.unknown.as_dict(),
+        "images_of_other_classes": found.strangers_found.as_dict(),
+        "calibration_error": found.calibration_error,
+        "classes": [
+            {
+                "name": c.name,
+                "recall": c.recall.as_dict(),
+                "precision": c.precision.as_dict(),
+                "recall_before": None if c.recall_before is None else c.recall_before.as_dict(),
+            }
+            for c in found.per_class
+        ],
+        "confusion": {"columns": [*found.classes, "unknown"], "rows": found.confusion.tolist()},
+        "confused_pairs": [{"class": a, "taken_for": b, "times": n} for a, b, n in found.confused_pairs()],
+        "reliability": [{"images": n, "certainty": s, "right": r} for n, s, r in found.reliability],
+        "mistakes": [vars(m) for m in found.mistakes()],
+        "unreadable": list(found.broken),
+        "notes": list(found.notes),
+    }
+
+
+def images_csv(found: Tested) -> str:
+    """One line per image."""
+    rows = [
+        (a.where, a.label, a.answer, a.best, f"{a.probability:.6f}", f"{a.familiarity:.6f}", int(a.right))
+        for a in (*found.asked, *found.strangers)
+    ]
+    return _csv(("image", "class", "answer", "most_likely", "probability", "familiarity", "right"), rows)
+
+
+def classes_csv(found: Tested) -> str:
+    """One line per class."""
+    rows = []
+    for c in found.per_class:
+        numbers = [c.recall.total, c.recall.hits, c.recall.value, *c.recall.interval]
+        numbers += [c.precision.total, c.precision.value, *c.precision.interval]
+        rows.append((c.name, *("" if n is None else f"{n:.6f}" if isinstance(n, float) else n for n in numbers)))
+    heads = ("class", "images", "right", "recall", "recall_low", "recall_high", "named_so", "precision")
+    return _csv((*heads, "precision_low", "precision_high"), rows)
+
+
+def _csv(heads: tuple[str, ...], rows: list[Any]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows([_harmless(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _harmless(cell: Any) -> Any:
+    """A cell that spreadsheets do not take for a formula: text that starts like one gets an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@" and not _number(cell) else cell
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""The pictures of one teaching, decoded once: in memory if they are few, else in a temporary file.
+
+The file has no name on systems that allow that, so the system deletes it when the process ends, even if it is killed.
+Pixels are read and written, not mapped: mapped pages would count as memory of the process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from typing import IO, Any
+
+import numpy as np
+
+from vqprompt.core.data.store import Store
+from vqprompt.core.files import cache_folder, writing
+
+IN_MEMORY = 128 << 20  # bytes; 650 pictures at 224 px
+
+
+class DecodedPictures:
+    """A growing list of squashed pixels uint8 [n, 3, side, side] and aspect ratios. Many threads may read it.
+
+    on_disk: False keeps all of it in memory.
+    """
+
+    def __init__(self, side: int, on_disk: bool = True) -> None:
+        self.side, self.on_disk = side, on_disk
+        self.aspects: list[float] = []
+        self._pixels: list[np.ndarray] = []  # until they are written
+        self._file: IO[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.aspects)
+
+    @property
+    def _bytes_each(self) -> int:
+        return 3 * self.side**2
+
+    def add(self, pixels: np.ndarray, aspect: float) -> int:
+        """Returns the row of the new picture."""
+        with self._lock:
+            self.aspects.append(aspect)
+            self._pixels.append(pixels)
+            if self.on_disk and len(self._pixels) * self._bytes_each > IN_MEMORY:
+                self._write()
+            return len(self.aspects) - 1
+
+    def _write(self) -> None:
+        folder = cache_folder()
+        with writing(folder):
+            if self._file is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=folder, prefix=".teaching-")  # noqa: SIM115
+            self._file.seek(0, 2)
+            for pixels in self._pixels:
+                self._file.write(np.ascontiguousarray(pixels).data)
+            self._pixels.clear()
+
+    def row(self, row: int) -> tuple[np.ndarray, float]:
+        """Pixels [3, side, side] and aspect ratio."""
+        with self._lock:
+            written = len(self.aspects) - len(self._pixels)
+            if row >= written:
+                return self._pixels[row - written], self.aspects[row]
+            assert self._file is not None
+            self._file.seek(row * self._bytes_each)
+            data = bytearray(self._file.read(self._bytes_each))
+        return np.frombuffer(data, np.uint8).reshape(3, self.side, self.side), self.aspects[row]
+
+    def store(self, rows: np.ndarray) -> Store:
+        """Some rows, as training reads them."""
+        pixels: Any = _Rows(self, rows)
+        return Store(pixels, np.array([self.aspects[row] for row in rows]), "")
+
+    def close(self) -> None:
+        self._pixels.clear()
+        if self._file is not None:
+            self._file.close()
+
+
+class _Rows:
+    """Looks like an array [n, 3, side, side] to `Store`."""
+
+    def __init__(self, pictures: DecodedPictures, rows: np.ndarray) -> None:
+        self.pictures, self.rows = pictures, rows
+        self.shape = (len(rows), 3, pictures.side, pictures.side)
+        self.nbytes = int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        return np.stack([self.pictures.row(int(row))[0] for row in self.rows[index]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[np.arange(len(self))]

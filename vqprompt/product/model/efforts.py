@@ -1,0 +1,90 @@
+"""How much work a teaching does, and what training adds to a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vqprompt.core.errors import UserError
+
+EFFORTS = {
+    "instant": "closed form on frozen features: seconds, and exact",
+    "good": "prompts are trained",
+    "best": "the network is tuned slowly",
+}
+ENOUGH = 4  # images per class, on average; with fewer, training would only memorize them
+
+
+@dataclass(frozen=True)
+class TrainingOf:
+    """How an effort trains. method: which method of the learner. options: its settings that differ from the defaults.
+    training: settings of the loop. passes: the work for one training image, in forward passes; one more if there are
+    other classes to remember."""
+
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    passes: float = 3.0
+
+
+BATCH = 16  # small, so that few images still make many steps; the rates below are for it
+IN_MEMORY = 8 * 257 * 384  # images × tokens × width of a step: below 1.5 GB with the embedded backbone at 224 px
+TRAINING = {
+    "good": TrainingOf("moving-prompts", {}, {"epochs": 20, "lr": 0.01}),
+    "best": TrainingOf("moving-weights", {"rank": 16, "symmetric": True}, {"epochs": 20, "lr": 0.0025}),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What was trained, on top of the backbone. effort: "good" or "best". method, options: how it was trained. tensors:
+    what was learned, by the names in the method's state."""
+
+    effort: str
+    method: str
+    options: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors.values())
+
+
+def check_effort(effort: str, trained: Trained | None = None) -> None:
+    """Refuse an effort that does not exist, or one that does not fit what the model was trained with before."""
+    if effort not in EFFORTS:
+        raise UserError(f"effort {effort!r} is unknown; the efforts are {', '.join(EFFORTS)}")
+    if trained is not None and effort not in ("instant", trained.effort):
+        raise UserError(
+            f"effort {effort!r} cannot follow effort {trained.effort!r}: its training would start from the plain "
+            f"network and lose what was trained before. Teach this model at {trained.effort} or instant, or make a "
+            f"new one with --effort {effort}"
+        )
+
+
+def why_not_train(labels: Sequence[str]) -> str | None:
+    """Why images of these classes cannot train anything; None if they can."""
+    counts = Counter(labels)
+    if len(counts) < 2:
+        return "with one class there is nothing to tell apart"
+    if len(labels) < ENOUGH * len(counts):
+        return f"{len(labels)} images of {len(counts)} classes are too few (at least {ENOUGH} per class are needed)"
+    return None
+
+
+def loop_settings(effort: str, tokens: int, width: int) -> dict[str, Any]:
+    """Settings of the training loop for a network. If smaller batches are needed to save memory, the learning rate
+    falls with the square root of their size."""
+    given = TRAINING[effort].training
+    batch = max(1, min(BATCH, IN_MEMORY // (tokens * width)))
+    return {**given, "batch_size": batch, "lr": given["lr"] * (batch / BATCH) ** 0.5}
+
+
+def seconds_of_training(effort: str, images: int, seconds_per_image: float, remembers: bool) -> float:
+    """An estimate. remembers: there are other classes, so features must stay close to where they were."""
+    t = TRAINING[effort]
+    return t.training["epochs"] * images * (t.passes + remembers) * seconds_per_image

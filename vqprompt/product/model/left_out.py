@@ -1,0 +1,49 @@
+"""Which class each of a model's images is taken for, when it is left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vqprompt.product.model.closed_form import Basis, Groups, LeaveOneOut, Trials, of_classes
+from vqprompt.product.model.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOutAnswers:
+    """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.name_of`). labels,
+    answers: [n], the class of each image and the class it is taken for, as positions in `classes`."""
+
+    classes: tuple[str, ...]
+    images: np.ndarray
+    labels: np.ndarray
+    answers: np.ndarray
+
+    def confusion(self) -> dict[tuple[int, int], int]:
+        """How often a class is taken for another, or for itself; pairs that never occur are absent."""
+        pairs, counts = np.unique(np.stack([self.labels, self.answers]), axis=1, return_counts=True)
+        return {(int(a), int(b)): int(n) for (a, b), n in zip(pairs.T, counts, strict=True)}
+
+    def images_of(self, label: str, answer: str) -> list[int]:
+        """The images of a class that are taken for another one."""
+        place = {name: number for number, name in enumerate(self.classes)}
+        chosen = (self.labels == place.get(label, -1)) & (self.answers == place.get(answer, -1))
+        return [int(name) for name in self.images[chosen]]
+
+
+def left_out_answers(model: Model) -> LeftOutAnswers:
+    """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
+    stored = model._stored
+    empty = np.zeros(0, np.int64)
+    no_answers = LeftOutAnswers(model.classes, empty.astype(np.uint64), empty, empty)
+    if stored is None or "shrinkage" not in stored.content.facts or len(model.classes) < 2:
+        return no_answers
+    records = list(stored.content.classes.values())
+    groups = Groups.of(records, stored.gram)
+    trials = Trials.of(records, range(len(records)))
+    if not len(trials):
+        return no_answers
+    left_out = LeaveOneOut(groups, Basis.of(groups), trials).at(stored.content.facts["shrinkage"])
+    answers = of_classes(left_out.scores, groups.owners).argmax(1)
+    return LeftOutAnswers(model.classes, trials.names, trials.classes, answers)

@@ -1,0 +1,264 @@
+"""Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
+metadata, or Python lists.
+
+Nothing is decoded here. Pictures are named by their content (`name_of`). So a picture that is in two classes, or was
+learned before, is noticed before any work is done.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vqprompt.core.data.decode import IMAGE_SUFFIXES
+from vqprompt.core.data.source import Entry, Source, images_in
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.words import counted, shorten
+
+TABLES = (".csv", ".tsv", ".jsonl")
+METADATA = ("metadata.csv", "metadata.jsonl")
+PATH_COLUMNS = ("file_name", "path", "file", "filename", "image", "image_path")
+LABEL_COLUMNS = ("label", "class", "class_name", "category", "name", "species")
+UNKNOWN = "unknown"
+FROM_TRAINING = "learned only from train/"  # the beginning of that note
+LONGEST_NAME = 200
+
+ImageLike = str | Path | bytes | Image.Image | np.ndarray  # bytes: the content of an image file
+Given = bytes | Image.Image | np.ndarray
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image to learn. where: for messages. open: its bytes, or the image itself. decoded: its squashed pixels and
+    aspect ratio, if it was decoded before."""
+
+    where: str
+    label: str
+    open: Callable[[], Given]
+    decoded: Callable[[], tuple[np.ndarray, float]] | None = None
+
+
+def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
+    """Pictures of any source, and notes about how it was read.
+
+    source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a
+    label for each, or one for all.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        if isinstance(labels, str):
+            return _all_of_one_class(path, labels), []
+        if labels is not None:
+            raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
+        return _from_path(path)
+    images = (
+        [source]
+        if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+        else [*source]
+    )
+    paths = [Path(i) for i in images if isinstance(i, str | Path)]
+    if (
+        paths
+        and len(paths) == len(images)
+        and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths)))
+    ):  # several sources
+        parts = [find_pictures(path, labels) for path in paths]
+        return [p for pictures, _ in parts for p in pictures], [note for _, notes in parts for note in notes]
+    if labels is None:
+        raise UserError("a list of images needs labels: learn(images, labels), one name for each image or one for all")
+    names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]
+    if len(names) != len(images):
+        raise UserError(f"{len(images)} images but {len(names)} labels; give one name for each image, or one for all")
+    return [_given(image, name, i) for i, (image, name) in enumerate(zip(images, names, strict=True))], []
+
+
+def _given(image: ImageLike, label: str, number: int) -> Picture:
+    if isinstance(image, str | Path):
+        return Picture(str(image), label, _reader(Path(image).expanduser()))
+    if not isinstance(image, bytes | Image.Image | np.ndarray):
+        raise UserError(
+            f"image {number + 1}: give a path, the bytes of an image file, a Pillow image or a uint8 array, not "
+            f"{type(image).__name__}"
+        )
+    return Picture(f"image {number + 1}", label, lambda: image)
+
+
+def _reader(path: Path) -> Callable[[], bytes]:
+    def read() -> bytes:
+        if not path.is_file():
+            raise ImageError(f"{path}: no such image file; check the path")
+        return path.read_bytes()
+
+    return read
+
+
+# ---------------------------------------------------------------------------------------------- folders, archives
+
+
+def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
+    if not path.exists():
+        raise ImageError(f"{path}: no such folder; give the folder that holds one folder per class")
+    if path.is_file() and path.suffix.lower() in TABLES:
+        return _from_table(path, path.parent), []
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+        raise ImageError(f"{path}: which class is it? Give --as NAME, or put the image into a folder of that name")
+    if path.is_dir():
+        if tables := [path / name for name in METADATA if (path / name).is_file()]:
+            return _from_table(tables[0], path), [f"classes from {tables[0].name}"]
+        parts = [path / part for part in ("train", "test", "validation") if (path / part).is_dir()]
+        if parts and all(any((p / name).is_file() for name in METADATA) for p in parts) and parts[0].name == "train":
+            table = next(parts[0] / name for name in METADATA if (parts[0] / name).is_file())
+            return _from_table(table, parts[0]), [f"classes from train/{table.name}"]
+        names = {p.name for p in path.iterdir() if p.is_dir()}
+        if "train" in names and "test" not in names and any(p.is_dir() for p in (path / "train").iterdir()):
+            path = path / "train"
+        if not any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir()):
+            raise ImageError(
+                f"{path}: a folder without classes; put the images of each class into a folder of its name, "
+                f"or give the name of their class with --as NAME"
+            )
+    source = Source(path)
+    notes = []
+    entries = [e for e in source.entries if e.split != "test"]
+    if len(entries) < len(source.entries):
+        notes.append(f"{FROM_TRAINING}; {counted(len(source.entries) - len(entries), 'image')} of test/ left out")
+    if source.ignored:
+        notes.append(f"left out, not an image in a class folder: {shorten(source.ignored, 3)}")
+    return _entries(source, path, entries), notes
+
+
+def own_test_pictures(path: Path) -> list[Picture]:
+    """The images of test/ in a folder or an archive that also has train/; otherwise an empty list."""
+    if path.is_dir():
+        parts = [path / part for part in ("train", "test")]
+        return find_pictures(parts[1])[0] if all(part.is_dir() for part in parts) else []
+    if not path.is_file() or path.suffix.lower() in TABLES:
+        return []
+    source = Source(path)
+    return _entries(source, path, [e for e in source.entries if e.split == "test"])
+
+
+def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Picture]:
+    return [
+        Picture(str(path / e.path) if path.is_dir() else f"{path}: {e.path}", e.label, lambda e=e: source.read(e))  # type: ignore[misc]
+        for e in entries
+    ]
+
+
+def _all_of_one_class(path: Path, label: str) -> list[Picture]:
+    if path.is_file():
+        return [Picture(str(path), label, _reader(path))]
+    if not path.is_dir():
+        raise ImageError(f"{path}: no such file or folder; check the path")
+    return [Picture(str(file), label, _reader(file)) for file in images_in(path)]
+
+
+# ---------------------------------------------------------------------------------------------- tables
+
+
+def _from_table(table: Path, folder: Path) -> list[Picture]:
+    rows = list(_rows(table))
+    if not rows:
+        raise ImageError(f"{table}: it has no lines; give one line per image, with its path and its class")
+    columns = list(rows[0][1])
+    path_column, label_column = (_column(table, columns, wanted) for wanted in (PATH_COLUMNS, LABEL_COLUMNS))
+    pictures = []
+    for line, row in rows:
+        name, label = row.get(path_column), row.get(label_column)
+        if not name or label is None or str(label).strip() == "":
+            raise ImageError(
+                f"{table}, line {line}: {path_column} or {label_column} is empty; fill it in, or delete the line"
+            )
+        where = Path(str(name)).expanduser()
+        place = where if where.is_absolute() else folder / where
+        if not place.is_file():
+            raise ImageError(f"{table}, line {line}: {name}: no such image file (paths are relative to {folder})")
+        pictures.append(Picture(str(place), str(label), _reader(place)))
+    return pictures
+
+
+def _column(table: Path, columns: Sequence[str], wanted: Sequence[str]) -> str:
+    by_name = {str(c).strip().lower(): c for c in columns}
+    column = next((by_name[w] for w in wanted if w in by_name), None)
+    if column is None:
+        raise ImageError(
+            f"{table}: no column {' or '.join(wanted[:2])}; it has {', '.join(map(repr, columns))}. "
+            "Give one line per image, with the columns path and label"
+        )
+    return column
+
+
+def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        text = table.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImageError(f"{table}: cannot be read as UTF-8 text ({error})") from None
+    if table.suffix.lower() == ".jsonl":
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ImageError(f"{table}, line {number}: not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise ImageError(f'{table}, line {number}: give an object such as {{"path": "a.jpg", "label": "cat"}}')
+            yield number, row
+        return
+    first = text.partition("\n")[0]
+    separator = max("\t;,", key=first.count)
+    reader = csv.DictReader(text.splitlines(), delimiter=separator)
+    for row in reader:
+        yield reader.line_num, {k: v for k, v in row.items() if k is not None}
+
+
+# ---------------------------------------------------------------------------------------------- names
+
+
+def name_of(content: Given) -> int:
+    """Names a picture by what is in it: the first 8 bytes of a SHA-256 of its file, or of its pixels."""
+    if isinstance(content, bytes):
+        digest = hashlib.sha256(content)
+    else:
+        pixels = np.asarray(content)
+        digest = hashlib.sha256(f"{pixels.dtype}{pixels.shape}".encode() + np.ascontiguousarray(pixels).tobytes())
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def clean_name(label: str) -> str:
+    """A class name as it is kept; refuses what cannot be one."""
+    name = unicodedata.normalize("NFC", label).strip()
+    if not name or not name.isprintable() or len(name) > LONGEST_NAME:
+        raise UserError(f"{label!r} cannot be the name of a class; give 1 to {LONGEST_NAME} printable characters")
+    if name.casefold() == UNKNOWN:
+        raise UserError(
+            f"{label!r} cannot be the name of a class: it is the answer for images of no known class; choose another"
+        )
+    return name
+
+
+def spelling(name: str) -> str:
+    """Equal for names that differ only in case, encoding of accents, spaces, hyphens and underscores."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return "".join(c for c in folded if c not in " -_")
+
+
+def check_spelling(known: Iterable[str], new: Iterable[str]) -> None:
+    """Refuse class names that differ only in spelling, among the new ones or from existing ones."""
+    seen = {spelling(name): (name, "the model knows") for name in known}
+    for name in sorted(set(new)):
+        other, where = seen.setdefault(spelling(name), (name, "is among the new classes"))
+        if other != name:
+            raise UserError(
+                f"the class {name!r} is spelled differently from {other!r}, which {where}; "
+                f"rename one of them if they are the same class, or give it a name that differs in more than spelling"
+            )

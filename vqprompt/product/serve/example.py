@@ -1,0 +1,39 @@
+"""The example: a model that knows the embedded drawings. It is made in seconds, and can be taught more."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vqprompt.core.progress import Report, ignore
+from vqprompt.product.model.model import Model
+from vqprompt.product.model.pictures import name_of
+from vqprompt.product.serve.gallery import Gallery, small_jpeg
+
+NAME = "drawings"
+SIZE = 56  # px: enough for drawings of 28 px
+PER_CLASS = 12  # of 80 for training: few, so that it is ready in seconds
+
+
+def drawings(per_class: int = PER_CLASS) -> tuple[list[np.ndarray], list[str]]:
+    """Embedded drawings and the class of each."""
+    with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
+        packed = np.load(file, allow_pickle=False)
+        images, names = packed["images"], [str(name) for name in packed["classes"]]
+    chosen = images.reshape(len(names), -1, 28, 28)[:, :per_class]
+    return list(chosen.reshape(-1, 28, 28)), [name for name in names for _ in range(per_class)]
+
+
+def make_example(path: Path, device: str = "auto", per_class: int = PER_CLASS, progress: Report = ignore) -> None:
+    model = Model(size=SIZE, device=device)
+    model.learn(*drawings(per_class), progress=progress)
+    model.save(path)
+
+
+def fill(gallery: Gallery, model: str, per_class: int = PER_CLASS) -> None:
+    """The drawings are part of the package, so they can be shown."""
+    for drawing, label in zip(*drawings(per_class), strict=True):
+        gallery.add(model, name_of(drawing), label, small_jpeg(Image.fromarray(drawing)))

@@ -1,0 +1,1 @@
+"""What compares methods: the methods, their training, data sets, runs, reports and the paper's tables."""

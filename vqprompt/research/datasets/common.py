@@ -1,0 +1,234 @@
+"""What the data sets share: find or download one, check that it is complete, and make a `Dataset` of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+
+from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
+from vqprompt.core.data.archives import open_files as open_archive
+from vqprompt.core.data.source import Entry, Source
+from vqprompt.core.data.store import build_store
+from vqprompt.core.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
+from vqprompt.core.downloads import download
+from vqprompt.core.errors import ImageError
+from vqprompt.core.files import cache_folder, exists
+from vqprompt.core.progress import Report
+from vqprompt.core.words import shorten
+
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a complete data set has. train: images in the training part of the split that papers use."""
+
+    classes: int
+    images: int | None = None
+    train: int | None = None
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to download. The data set can be used without an optional one."""
+
+    name: str
+    url: str
+    md5: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a data set comes from. hub: a Hugging Face repository with parquet, for when `files` cannot be fetched."""
+
+    files: tuple[Remote, ...] = ()
+    hub: str | None = None
+    by_hand: str = ""  # instructions for the user if nothing can be downloaded automatically
+
+
+@dataclass
+class Listing:
+    """Images with their classes and splits, ready to be checked and decoded (an `ImageSource`)."""
+
+    path: Path
+    entries: list[Entry]
+    classes: list[str]  # in their natural order
+    read: Callable[[Entry], bytes]
+    key: str
+    notes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------------------------------------- where it is
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("VQPROMPT_DATA") or cache_folder() / "data").expanduser()
+
+
+def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Path:
+    """The path that the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is missing."""
+    if given is not None:
+        path = Path(given).expanduser()
+        if not exists(path):
+            raise ImageError(f"{name}={given}: no such file or folder; {how_to_get(name, origin)}")
+        return path
+    folder = data_folder() / name
+    packed = [file for suffix in ARCHIVE_SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
+    if packed and not folder.exists():
+        return packed[0]
+    optional = {remote.name for remote in origin.files if remote.optional}
+    there = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.is_dir() else set()
+    if not there - optional:
+        _download(name, origin, folder, there, progress)
+    return folder
+
+
+def _download(name: str, origin: Origin, folder: Path, there: set[str], progress: Report) -> None:
+    if not origin.files:
+        raise ImageError(f"{name} is not on this machine and cannot be downloaded; {how_to_get(name, origin)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for remote in sorted(origin.files, key=lambda r: not r.optional):  # the large file last: it ends the download
+        if remote.name in there:
+            continue
+        try:
+            download(remote.url, folder / remote.name, f"md5:{remote.md5}", progress)
+        except (OSError, HTTPException, ValueError) as error:
+            if remote.optional or (origin.hub and _from_hub(origin.hub, folder)):
+                continue
+            raise ImageError(
+                f"{name} is not on this machine and could not be downloaded ({error}).\n{how_to_get(name, origin)}"
+            ) from None
+
+
+def _from_hub(repository: str, folder: Path) -> bool:
+    """Download the parquet files of a data set from the hub. Returns whether it worked."""
+    try:
+        import pyarrow  # noqa: F401 (without it, parquet files cannot be read)
+        from huggingface_hub import snapshot_download
+
+        snapshot_download(repository, repo_type="dataset", allow_patterns=["*.parquet"], local_dir=folder)
+    except Exception:  # any error of the transport; the message names the error of the first download
+        return False
+    return True
+
+
+def how_to_get(name: str, origin: Origin) -> str:
+    lines = [f"Fetch {r.name}\n  from {r.url}\n  to   {data_folder() / name / r.name}" for r in origin.files]
+    if origin.by_hand:
+        lines.append(f"{origin.by_hand}\n  to   {data_folder() / name}")
+    return "\n".join([*lines, f"or say where you have it: --data {name}=/path/to/it"])
+
+
+def archive_or_folder(path: Path) -> Path:
+    """The archive inside a folder, if the folder has no subfolders; else the path as it is."""
+    if path.is_file():
+        return path
+    inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
+    archives = [p for p in inside if p.name.lower().endswith(ARCHIVE_SUFFIXES)]
+    return archives[0] if archives and not any(p.is_dir() for p in inside) else path
+
+
+def open_files(path: Path) -> Files:
+    return open_archive(archive_or_folder(path))
+
+
+def read_file(files: Files, name: str) -> bytes:
+    try:
+        return files.read(name)
+    except OSError as error:
+        raise ImageError(f"{files.path}: {name} cannot be read ({error}); get it again") from None
+
+
+# ---------------------------------------------------------------------------------------------- what is in it
+
+
+def list_images(path: Path) -> Listing:
+    """Class folders, with or without train/ and test/ above them."""
+    source = Source(path)
+    classes = sorted({e.label for e in source.entries})
+    return Listing(source.path, source.entries, classes, source.read, source.key, ignored=source.ignored)
+
+
+def make_dataset(
+    name: str,
+    listing: Listing,
+    side: int,
+    seed: int,
+    progress: Report,
+    expected: Expected | None = None,
+    groups: tuple[tuple[str, ...], ...] | None = None,
+) -> Dataset:
+    """Check a listing, split it (by `seed`) if it has no split, and decode it."""
+    check_names(str(listing.path), listing.classes)
+    position = {label: i for i, label in enumerate(listing.classes)}
+    labels = np.array([position[e.label] for e in listing.entries])
+    is_test = np.array([e.split == "test" for e in listing.entries])
+    notes = list(listing.notes)
+    if expected is not None:
+        check_whole(name, listing.path, listing.classes, len(labels), expected)
+    elif listing.ignored:  # known data sets come with READMEs, which need no mention
+        notes.append(f"left out, not an image in a class folder: {shorten(listing.ignored, 3)}")
+    if listing.entries[0].split is None:
+        notes.append(no_split_note(seed))
+        names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
+        by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
+        is_test = hold_out(listing.path, listing.classes, labels, by_name, seed)
+    elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
+        notes.append(
+            f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "
+            f"{expected.train:,} / {expected.images - expected.train:,}"  # type: ignore[operator]
+        )
+    check_classes(str(listing.path), listing.classes, labels, is_test)
+    store = build_store(listing, side, progress)
+    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), groups)
+
+
+def hold_out(path: Path, classes: Sequence[str], labels: np.ndarray, order: np.ndarray, seed: int) -> np.ndarray:
+    """Which images are to test with [n], where the source does not say. order: in which images are counted."""
+    is_test = np.zeros(len(labels), bool)
+    for label, rows in zip(classes, rows_by_class(labels[order], len(classes)), strict=True):
+        if len(rows) < 2:
+            raise ImageError(f"{path}: the class {label!r} has a single image; it needs two, one of them to test with")
+        is_test[split_rows(order[rows], TEST_FRACTION, f"{seed}:{label}")[1]] = True
+    return is_test
+
+
+def no_split_note(seed: int) -> str:
+    return f"no train/ and test/ folders: {TEST_FRACTION:.0%} of each class held out for testing (seed {seed})"
+
+
+def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expected: Expected) -> None:
+    """Refuse an incomplete data set before anything is learned, and name what is missing."""
+    problems = []
+    if len(classes) != expected.classes:
+        missing = [c for c in expected.names if c not in set(classes)]
+        known = len(missing) + len(classes) == expected.classes  # else its classes have other names
+        problems.append(
+            f"{len(classes)} classes, not {expected.classes}" + (f" (missing: {shorten(missing)})" if known else "")
+        )
+    if expected.images not in (None, images):
+        problems.append(f"{images:,} images, not {expected.images:,}")
+    if problems:
+        raise ImageError(
+            f"{path}: not the whole of {name}: it has {' and '.join(problems)}; get it again, "
+            "or give the class folders without the name (--data FOLDER) if a part is what you want"
+        )
+
+
+def ordered(found: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Classes in a known order, if all of them are in it; else as they are."""
+    return [n for n in names if n in set(found)] if set(found) <= set(names) else list(found)
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A sort key that puts 2 before 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,77 @@
+"""A method on its backbone, on its device: what learners and predictors are built from."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vqprompt.core.backbones.load import backbone_path, fingerprint, load_backbone
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.errors import CheckpointError, UserError, explain
+from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
+from vqprompt.research.learner.state import SavedState
+from vqprompt.research.methods import find_method
+from vqprompt.research.methods.base import Method
+from vqprompt.research.training.settings import Normalize
+
+Channels = tuple[float, float, float]
+NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and standard deviation
+    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    method: Method
+    backbone: str  # a name, or the path of a weights file
+    weights: str  # fingerprint of the backbone's weights as they are in their file
+    fingerprint: str  # the same after resizing to the image size, which rounds differently on different processors
+
+
+def build_method(
+    backbone: str | Path | ViT, name: str, options: dict[str, Any], size: int | None, tasks: int, seed: int,
+    runtime: Runtime, normalize: Normalize = "backbone",
+) -> Built:  # fmt: skip
+    kind = find_method(name)
+    try:
+        checked = kind.Options(**options)
+    except ValidationError as error:
+        raise UserError(explain(error, f"the options of {name}")) from None
+    if isinstance(backbone, ViT):  # a copy: two learners share nothing
+        vit, place = copy.deepcopy(backbone), "custom"
+    else:
+        vit, place = load_backbone(backbone), backbone_path(backbone)
+    weights, own_size = fingerprint(vit), vit.config.image_size
+    vit.resize(size or own_size)
+    resized = weights if vit.config.image_size == own_size else fingerprint(vit)
+    if normalize != "backbone":
+        mean, std = NORMALIZATIONS[normalize]
+        vit.config = replace(vit.config, mean=mean, std=std)
+    vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
+    with seeded(derive_seed(seed, "method")):
+        method = kind(vit, checked, tasks).to(runtime.device)
+    return Built(method, place, weights, resized)
+
+
+def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
+    """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
+    info = state.info
+    try:
+        options = find_method(info["method"]).complete_options(info["options"])
+        built = build_method(
+            state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
+            info["seed"], runtime, info["training"].get("normalize", "backbone"),
+        )  # fmt: skip
+        state.check_weights(built.weights, built.fingerprint)
+        with seeded(0):  # new rows are drawn, and then replaced by what was saved
+            state.fill(built.method)
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"{state.folder}: does not fit its method ({error}); restore it or start over") from None
+    return built

@@ -1,0 +1,173 @@
+"""Checkpoints: tensors in safetensors, the rest in JSON. After the first save, there is always a complete one on disk.
+
+The tensor file is written first, under a new name. Then `checkpoint.json`, which has its name, size and checksum, is
+replaced in one step. A process that is killed in between leaves the previous checkpoint as it was. If the tensors that
+the JSON names are deleted, a writer was faster than the reader, and the reader starts again. So it gets the complete
+old state or the complete new one. One checksum covers all fields of the JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from vqprompt.core.errors import CheckpointError
+from vqprompt.core.files import (
+    delete_abandoned,
+    fcntl,
+    open_regular,
+    save_tensors,
+    sha256_of,
+    write_atomically,
+    writing,
+)
+
+FORMAT = "vqprompt-checkpoint"
+VERSION = 2
+WITHOUT_CHECKSUM = 1  # an older version, whose JSON has no checksum
+INFO = "checkpoint.json"
+CHECKSUM = "checksum"
+SAVING = ".saving"  # locked by the process that is writing
+ATTEMPTS = 100  # how often a reader tries again when a writer was faster
+
+
+def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _one_writer(folder):
+        target = folder / f"state-{_last_number(folder) + 1}.safetensors"
+        save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+        with open_regular(target) as file:
+            digest = sha256_of(file)
+        whole = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
+                 "sha256": digest, **info}  # fmt: skip
+        text = json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
+        try:
+            write_atomically(folder / INFO, text)
+        except BaseException:
+            target.unlink(missing_ok=True)  # the old checkpoint stays; nothing names the new tensors
+            raise
+        _delete_all_but(folder, target.name)
+
+
+def tidy(folder: Path) -> None:
+    """Delete what a writer that was killed left behind."""
+    with _one_writer(folder):
+        _delete_all_but(folder, _read_info(folder)["tensors"])
+
+
+def _delete_all_but(folder: Path, current: str) -> None:
+    for stale in folder.glob("state-*.safetensors"):
+        if stale.name != current:
+            stale.unlink(missing_ok=True)
+    delete_abandoned(folder)
+
+
+def checksum(info: dict[str, Any]) -> str:
+    """SHA-256 of all fields of a checkpoint. It does not depend on spaces or on the order of the fields."""
+    fields = {key: value for key, value in info.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    for attempt in range(ATTEMPTS):
+        info = _read_info(folder)
+        try:
+            return _read_tensors(folder, info), info
+        except (CheckpointError, OSError) as error:
+            if _read_info(folder) == info:  # nobody replaced it: it really is damaged
+                if isinstance(error, CheckpointError):
+                    raise
+                missing = isinstance(error, FileNotFoundError)
+                reason = "are missing" if missing else f"cannot be read ({error.strerror or error})"
+                raise CheckpointError(
+                    f"{folder / info['tensors']}: the checkpoint's tensors {reason}; restore the file or start over"
+                ) from None
+        time.sleep(0.001 * attempt)
+    raise CheckpointError(f"{folder}: another process keeps saving here; try again when it is done")
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    path = folder / INFO
+    try:
+        with open_regular(path) as file:
+            info = json.loads(file.read().decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: no {INFO} here; give a folder that `vqprompt run` or Learner.save wrote"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not a checkpoint, or damaged ({error}); restore it or start over") from None
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
+    version = info.get("version")
+    if version not in (WITHOUT_CHECKSUM, VERSION) or not isinstance(version, int):
+        raise CheckpointError(
+            f"{path}: checkpoint version {version}, and this vqprompt reads versions {WITHOUT_CHECKSUM} and {VERSION}; "
+            "install a newer vqprompt"
+        )
+    if CHECKSUM not in info and version == WITHOUT_CHECKSUM:
+        warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=4)
+    elif info.get(CHECKSUM) != checksum(info):
+        raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
+    info["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
+    return info
+
+
+def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
+    state = folder / info["tensors"]
+    with open_regular(state) as file:  # read once: a writer may delete it as soon as it is closed
+        size = os.fstat(file.fileno()).st_size
+        data = file.read() if size == info.get("bytes") else b""
+    if not data or hashlib.sha256(data).hexdigest() != info.get("sha256"):
+        raise CheckpointError(f"{state}: damaged or half-written (checksum differs); restore the file or start over")
+    try:
+        # copied into memory that torch aligns: how a matrix product rounds depends on the alignment
+        return {name: t.clone() for name, t in load(data).items()}
+    except (SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
+
+
+def _last_number(folder: Path) -> int:
+    names = (path.stem.removeprefix("state-") for path in folder.glob("state-*.safetensors"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+@contextmanager
+def _one_writer(folder: Path) -> Iterator[None]:
+    """Writers wait for each other; the system releases the lock of one that is killed."""
+    path = folder / SAVING
+    while True:
+        with writing(path), open(path, "w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                except OSError:  # a file system without locks
+                    pass
+                else:
+                    if not _is_at(path, file.fileno()):
+                        continue  # the writer before us deleted the file that we waited for
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,181 @@
+"""Shows un-augmented images to a method: features, scores, queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vqprompt.core.data.images import Images
+from vqprompt.core.progress import Progress, Report, Stage, ignore
+from vqprompt.core.runtime.device import Runtime
+from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.research.methods.base import Method, View
+from vqprompt.research.training.batches import clean_images, draw, epoch_views
+from vqprompt.research.training.settings import Training
+
+if TYPE_CHECKING:
+    from vqprompt.research.learner.queries import QueryCache
+    from vqprompt.research.learner.rows import JoinedRows, Rows
+
+BATCH = {"cuda": 256}  # images at a time
+BATCH_ELSEWHERE = 64
+
+
+class Evaluator:
+    """Computes on clean views of images, in order, in batches of one size.
+
+    test_crop: see `Training`. known: a cache of queries; without one, queries are computed where they are needed.
+    """
+
+    def __init__(self, method: Method, runtime: Runtime, test_crop: float, known: QueryCache | None = None) -> None:
+        self.method, self.runtime, self.test_crop, self.known = method, runtime, test_crop, known
+        self.progress: Report = ignore
+
+    @contextmanager
+    def reporting(self, progress: Report) -> Iterator[None]:
+        """Send the progress of the work inside this block to `progress`."""
+        self.progress = progress
+        try:
+            yield
+        finally:
+            self.progress = ignore
+
+    def features(self, images: Images, task: int | None = None) -> InTurns:
+        """Features [n, D]. task: the number of their task, if they are its training images."""
+        queries = self._known(images, again=False) if self.method.uses_query else None
+        return self._compute(
+            images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task, queries
+        )
+
+    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> InTurns:
+        """Features [n, D] of one augmented view of each image, drawn from the seed."""
+        vit, ranks, batches = self.method.vit, self.runtime.ranks, self._batches(len(images))
+
+        def computed() -> Iterator[Tensor]:
+            for _, inputs in epoch_views(images, batches, settings, seed, 0, self.runtime.device, ranks.turn):
+                view = View(vit, partial(draw, inputs, vit), task=task)
+                with self._evaluating():
+                    features = self.method.features(view)[0].float()
+                yield features
+
+        return self._in_turns(batches, len(images), computed, Stage.STATISTICS, self.progress)
+
+    def logits(self, images: Images) -> Tensor:
+        """Scores [n, classes]."""
+        queries = self._known(images) if self.method.uses_query else None
+        return self._compute(
+            images, lambda view: self.method.logits(view).float(), Stage.TESTING, None, queries
+        ).whole()
+
+    def guesses(self, images: Images, queries: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
+        """The best class of each image [n] and its probability [n]; only the scores of one batch are in memory."""
+
+        def best(view: View) -> Tensor:
+            logits = self.method.logits(view)
+            probability = logits.float().softmax(1).max(1).values
+            return torch.stack([logits.argmax(1).double(), probability.double()], dim=1)
+
+        answers = self._compute(images, best, Stage.TESTING, None, queries).whole()
+        return answers[:, 0].long(), answers[:, 1].float()
+
+    def queries(self, images: Images) -> InTurns:
+        """Features without prompts [n, D]: from the cache, or computed now."""
+        known, batches = self._known(images, again=False), self._batches(len(images))
+        if known is None:
+            return self.compute_queries(images)
+        own = self._own(batches)
+        return self._in_turns(batches, len(images), lambda: (known[batch] for batch in own), Stage.TESTING, ignore)
+
+    def compute_queries(self, images: Images, mirrored: bool = False) -> InTurns:
+        """Queries, computed now, of the images as they are or mirrored."""
+        return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, progress=ignore)
+
+    def _known(self, images: Images, again: bool = True) -> Rows | None:
+        return None if self.known is None else self.known.of(images, again=again)
+
+    def _compute(
+        self,
+        images: Images,
+        compute: Callable[[View], Tensor],
+        stage: Stage,
+        task: int | None = None,
+        queries: Rows | JoinedRows | None = None,
+        progress: Report | None = None,
+    ) -> InTurns:
+        device, vit, batches = self.runtime.device, self.method.vit, self._batches(len(images))
+        own = self._own(batches)
+
+        def computed() -> Iterator[Tensor]:
+            aspect = images.aspect
+            for index, pixels in images.batches(own, device):
+                query = None if queries is None else queries[index]
+                view = View(vit, clean_images(vit, pixels, aspect[index], self.test_crop), query, task=task)
+                with self._evaluating():
+                    values = compute(view)
+                yield values
+
+        return self._in_turns(batches, len(images), computed, stage, progress or self.progress)
+
+    def _own(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The batches that this process computes."""
+        return batches[self.runtime.ranks.rank :: self.runtime.ranks.count]
+
+    def _in_turns(
+        self, batches: Sequence[Tensor], count: int, compute: Callable[[], Iterator[Tensor]], stage: Stage,
+        progress: Report,
+    ) -> InTurns:  # fmt: skip
+        """Only the first `count` rows are used, because the last batch may have the last image several times."""
+        ranks, sizes = self.runtime.ranks, list(map(len, batches))
+        sizes[-1] -= sum(sizes) - count
+
+        def reported() -> Iterator[Tensor]:
+            done = 0
+            for values, size in zip(compute(), sizes[ranks.rank :: ranks.count], strict=True):
+                done = min(done + size * ranks.count, count)
+                progress(Progress(stage, done, count))
+                yield values[:size]
+
+        return InTurns(ranks, sizes, reported)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """For the work on one batch. Never `yield` inside this block: the caller would run with these settings."""
+        vit = self.method.vit
+        with torch.no_grad(), evaluation_mode(self.method), self.runtime.repeatable(), self.runtime.autocast(vit):
+            yield
+
+    def _batches(self, count: int) -> tuple[Tensor, ...]:
+        """Indices of all images, in order; on CUDA, the last image may come several times."""
+        device = self.runtime.device
+        size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(count)
+        if device.type == "cuda":  # compiled code needs few shapes: fill the last batch up with the last image
+            size = min(size, 1 << (len(order) - 1).bit_length())
+            order = torch.cat([order, order[-1:].expand(-len(order) % size)])
+        return order.split(size)
+
+
+@contextmanager
+def evaluation_mode(method: Method) -> Iterator[None]:
+    """Evaluate inside the block. A method that is being trained returns to training mode afterwards. One that is not
+    is left as it is, so that several threads can use it."""
+    if not method.training:
+        yield
+        return
+    method.eval()
+    try:
+        yield
+    finally:
+        method.train()
+
+
+def _query_of(view: View) -> Tensor:
+    return view.query
+
+
+def _mirrored_query_of(view: View) -> Tensor:
+    return view.vit.query(view.vit.embed(view.images.flip(-1))).float()

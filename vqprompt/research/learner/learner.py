@@ -1,0 +1,334 @@
+"""The learner: a backbone, a method and the classes learned so far. Learn a task, test, predict, save, load.
+
+learner = Learner(backbone="vit-s14", method="vq-prompt", size=70)
+for task in Stream(open_dataset("quickdraw50", size=70), tasks=10, seed=1):
+    learner.learn(task)
+learner.predict(["drawing.png"])
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.data.images import Images
+from vqprompt.core.data.stream import Task
+from vqprompt.core.errors import CheckpointError, UserError
+from vqprompt.core.progress import Report, ignore
+from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
+from vqprompt.research.learner.answers import Answers
+from vqprompt.research.learner.build import Built, build_method, rebuild_method
+from vqprompt.research.learner.evaluator import Evaluator
+from vqprompt.research.learner.predictor import Picture, Predictor, predict_proba
+from vqprompt.research.learner.queries import QueryCache
+from vqprompt.research.learner.rows import JoinedRows
+from vqprompt.research.learner.state import HalfLearned, SavedState, as_list, saved_names, write_state
+from vqprompt.research.methods import find_method
+from vqprompt.research.methods.task import TaskData, TaskInfo
+from vqprompt.research.training.batches import TaskBatches
+from vqprompt.research.training.loop import Epoch, TrainingLoop
+from vqprompt.research.training.settings import Training
+
+OnEpoch = Callable[[Epoch], None]
+
+
+class Learner:
+    """
+    backbone: a name (`vqprompt backbones`), a weights file, or a ViT. method: a name (`vqprompt methods`).
+    size: image size in px, the backbone's own by default. tasks: how many are planned, for methods that divide a pool.
+    training: settings of the loop. device: "auto", "cpu", "cuda", … precision: "auto", "fp32", "bf16".
+    compile: "auto" (on CUDA), "on", "off". deterministic: on CUDA, use only kernels that give the same bits every time.
+    options: the method's own settings.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Path | ViT = "vit-s14",
+        method: str = "vq-prompt",
+        *,
+        size: int | None = None,
+        tasks: int = 10,
+        seed: int = 0,
+        training: Training | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        compile: str = "auto",
+        deterministic: bool = True,
+        **options: Any,
+    ) -> None:
+        runtime = Runtime.pick(device, precision, compile, deterministic)
+        settings = training or Training(**find_method(method).training_defaults)
+        built = build_method(backbone, method, options, size, tasks, seed, runtime, settings.normalize)
+        self._assemble(built, method, seed, settings, runtime)
+
+    def _assemble(self, built: Built, name: str, seed: int, settings: Training, runtime: Runtime) -> None:
+        self.method, self.backbone, self.built = built.method, built.backbone, built
+        self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
+        self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
+        self.known_queries = QueryCache(self.evaluator, built.fingerprint)
+        self.evaluator.known = self.known_queries
+        self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
+        self.classes: list[str] = []
+        self.history: list[TaskInfo] = []
+        self.images_seen, self.seconds_training = 0, 0.0
+        self._learning: list[str] = []  # classes being learned now; they stay here if learning is interrupted
+        self._unfinished: HalfLearned | None = None  # between two epochs: what to save, or to continue from
+
+    @property
+    def vit(self) -> ViT:
+        return self.method.vit
+
+    @property
+    def device(self) -> torch.device:
+        return self.runtime.device
+
+    # ------------------------------------------------------------------ learn
+
+    def learn(
+        self,
+        task: Task,
+        progress: Report = ignore,
+        on_epoch: OnEpoch | None = None,
+        checkpoint: Callable[[], None] | None = None,
+    ) -> None:
+        """Learn a task's classes from its training images. Afterwards the images are not needed any more.
+
+        on_epoch: called with each epoch's losses. checkpoint: called between two epochs, when the learner can be saved
+        in the middle of the task.
+        """
+        info = self._check(task)
+        seed = derive_seed(self.seed, "task", info.number)
+        half, self._unfinished, self._learning = self._unfinished, None, task.classes
+        self.known_queries.start_task(task.train)
+        data = self._open_task(task, info, seed, half)
+        loop = self._make_loop(data, seed)
+        if loop is not None:
+            loop.progress = progress
+            self._train(loop, task.classes, data, half, on_epoch, checkpoint)
+        with self.evaluator.reporting(progress):
+            self._close_task(task, data)
+
+    def continue_after(self, tasks: int) -> None:
+        """Count this many earlier tasks, which the method learned elsewhere. This learner does not know their classes.
+        Call it before the first task."""
+        self.history = [TaskInfo(number, 0, 0) for number in range(tasks)]
+
+    def _check(self, task: Task) -> TaskInfo:
+        """Refuse what cannot be learned, before anything changes."""
+        self._refuse_if_interrupted()
+        task.train.check()
+        known = sorted(set(task.classes) & set(self.classes))
+        if known:
+            raise UserError(f"the class {known[0]!r} was learned before; a task must bring new classes")
+        if self.method.joint and self.history:
+            raise UserError(
+                f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "
+                "give it one task with all classes: Stream(dataset, tasks=1)"
+            )
+        if self._unfinished is not None and self._unfinished.classes != task.classes:
+            raise CheckpointError(
+                f"the checkpoint was learning {self._unfinished.classes}, not {task.classes}; resume with the same data"
+            )
+        info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
+        self.method.check_task(info)
+        return info
+
+    def _open_task(self, task: Task, info: TaskInfo, seed: int, half: HalfLearned | None) -> TaskData:
+        """Start the task, or continue one that is half learned."""
+        before = None if half is None else half.features_before
+        if half is None:
+            if self.method.needs_features_before:  # now: the statistics of old classes are of features before training
+                before = self.evaluator.features(task.train).whole()
+            with seeded(derive_seed(seed, "start")):
+                self.method.start_task(info)
+            self.method.to(self.device)
+        labels = (task.train.labels + info.old_classes).to(self.device)
+        finish_seed = derive_seed(seed, "finish")
+        data = TaskData(info, task.train, labels, self.evaluator, self.settings.batch_size, finish_seed)
+        data.features_before = None if before is None else before.to(self.device)
+        if self.settings.statistics_views == "augmented":
+            data.augmented = partial(self.evaluator.augmented_features, task.train, self.settings, finish_seed)
+        if half is None:
+            self.method.prepare_training(data)
+        self._agree()
+        return data
+
+    def _agree(self) -> None:
+        """Give all processes the values of the first: they compute the same, but machines may round differently."""
+        names = saved_names(self.method)
+        self.runtime.ranks.copy_first(t for name, t in self.method.state_dict().items() if name in names)
+
+    def _make_loop(self, data: TaskData, seed: int) -> TrainingLoop | None:
+        """None if the method has nothing to train."""
+        images, labels = self.method.training_images(data)
+        groups, queries = self.method.parameter_groups(), None
+        if not groups:
+            return None
+        if self.method.uses_query:
+            shared = self.shared_queries if self.runtime.ranks.count == 1 else None
+            queries = self.known_queries.for_training(images, self.settings, seed, shared)
+        batches = TaskBatches(images, labels, self.settings, seed, self.device, queries, self.runtime.ranks)
+        return TrainingLoop(self.method.losses, groups, self.vit, batches, self.runtime, data.task.number)
+
+    def _train(
+        self,
+        loop: TrainingLoop,
+        classes: list[str],
+        data: TaskData,
+        half: HalfLearned | None,
+        on_epoch: OnEpoch | None,
+        checkpoint: Callable[[], None] | None,
+    ) -> None:
+        if half is not None:
+            loop.resume(half.loop)
+        self.method.train()
+        for epoch in loop:
+            self._refuse_if_diverged(data.task, epoch)
+            self.method.end_epoch(epoch.number)
+            if on_epoch is not None:
+                on_epoch(epoch)
+            if checkpoint is not None and loop.next_epoch < self.settings.epochs:
+                self._unfinished = HalfLearned(data.task, classes, loop.state(), data.features_before)
+                checkpoint()
+                self._unfinished = None
+        self.images_seen += loop.images_seen
+        self.seconds_training += loop.seconds
+
+    def _close_task(self, task: Task, data: TaskData) -> None:
+        self.method.eval()
+        self.method.finish_task(data)
+        self.method.end_task()
+        self._agree()
+        self.history.append(data.task)
+        self.classes += task.classes
+        self._learning = []
+
+    def _refuse_if_interrupted(self) -> None:
+        if self._learning and self._unfinished is None:
+            raise UserError(
+                f"learning {', '.join(self._learning[:3])} … was interrupted, and a half-learned task can be neither "
+                "repeated nor saved; continue with Learner.load from the last save, or with a new learner"
+            )
+
+    def _refuse_if_diverged(self, task: TaskInfo, epoch: Epoch) -> None:
+        for name, steps in epoch.losses.items():
+            if not all(map(math.isfinite, steps)):
+                raise UserError(
+                    f"task {task.number + 1}, epoch {epoch.number + 1}: the {name} loss is not a finite number any "
+                    f"more; use a learning rate below lr={self.settings.lr:g}"
+                )
+
+    # ------------------------------------------------------------------ test and predict
+
+    def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Answers:
+        """Answers about each task's test images, among all classes learned so far."""
+        position = {name: i for i, name in enumerate(self.classes)}
+        truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
+        sizes, queries = [len(t.test) for t in tasks], None
+        if self.method.uses_query:  # they are kept per task, so they are joined here
+            queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
+        with self.evaluator.reporting(progress):
+            guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
+        return Answers(truth, guesses.cpu(), probability.cpu(), sizes)
+
+    def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
+        """Percent right on each task's test images, among all classes learned so far."""
+        return self.test(tasks, progress).accuracies()
+
+    def features(self, images: Images, task: int | None = None) -> Tensor:
+        """Features [n, D] of un-augmented images. task: the number of their task, if they are its training images."""
+        return self.evaluator.features(images, task).whole()
+
+    def logits(self, images: Images) -> Tensor:
+        """Scores [n, classes] for every class learned so far."""
+        return self.evaluator.logits(images)
+
+    def queries(self, images: Images) -> Tensor:
+        """Class-token features without prompts [n, D]."""
+        return self.evaluator.queries(images).whole()
+
+    def prompt_use(self, images: Images) -> list[list[int]] | None:
+        """How many images choose each prompt, block by block; None if the method chooses none."""
+        size = self.method.choosable
+        if not (self.method.uses_query and size):
+            return None
+        chosen = self.evaluator.queries(images).then(lambda queries: cast(Tensor, self.method.choices(queries)))
+        counts = [
+            torch.stack([torch.bincount(column.flatten(), minlength=size) for column in piece.cpu().unbind(1)])
+            for piece in chosen.in_order()
+        ]
+        return torch.stack(counts).sum(0).tolist()
+
+    def predictor(self) -> Predictor:
+        """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""
+        return Predictor(
+            self.method.frozen_copy(), self.classes, self.runtime.alone(), self.settings.test_crop, self.settings.stored
+        )
+
+    def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
+        """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
+        without_cache = Evaluator(self.method, self.runtime.alone(), self.settings.test_crop)
+        return predict_proba(without_cache, self.classes, pictures, self.settings.stored)
+
+    def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
+        """The most likely class of each picture."""
+        return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
+
+    def scores(self, images: Sequence[Picture]) -> Tensor:
+        """The old name of `predict_proba`."""
+        warnings.warn("Learner.scores is now called predict_proba", DeprecationWarning, stacklevel=2)
+        return self.predict_proba(images)
+
+    # ------------------------------------------------------------------ save and load
+
+    def save(self, folder: str | Path, **extra: Any) -> None:
+        """Write everything learned. A frozen backbone is named, not copied. `extra` is added to the JSON file."""
+        self._refuse_if_interrupted()
+        if "run" not in extra and (Path(folder) / "config.json").exists():
+            raise UserError(f"{folder}: holds a run, which could not be resumed afterwards; save to another folder")
+        info = {
+            "backbone": self.backbone,
+            "weights": self.built.weights,
+            "fingerprint": self.built.fingerprint,
+            "method": self.method_name,
+            "options": self.method.options.model_dump(),
+            "size": self.vit.config.image_size,
+            "planned_tasks": self.method.planned_tasks,
+            "seed": self.seed,
+            "training": self.settings.model_dump(),
+            "classes": self.classes,
+            "tasks": [as_list(task) for task in self.history],
+            "images_seen": self.images_seen,
+            "seconds_training": self.seconds_training,
+            "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        write_state(Path(folder), info, self.method, self._unfinished, extra)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
+        deterministic: bool = True, backbone: str | Path | ViT | None = None,
+    ) -> Learner:  # fmt: skip
+        """What `save` wrote. backbone: where the weights are now, if they have moved."""
+        return cls.from_state(
+            SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic), backbone
+        )
+
+    @classmethod
+    def from_state(cls, state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Learner:
+        built, info = rebuild_method(state, runtime, backbone), state.info
+        learner = cls.__new__(cls)
+        learner._assemble(built, info["method"], info["seed"], Training(**info["training"]), runtime)
+        learner.classes, learner.history = list(info["classes"]), state.history
+        learner.images_seen, learner.seconds_training = info["images_seen"], info["seconds_training"]
+        learner._unfinished = state.unfinished
+        return learner

@@ -1,0 +1,179 @@
+"""Queries that are computed once: a frozen backbone always gives the same ones.
+
+`QueryCache` keeps the queries of un-augmented images in memory or on disk. `SharedQueries` keeps those of augmented
+views in a folder: views depend on the seed and not on the method, so runs that follow each other can share them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vqprompt.core.data.images import Images
+from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, warn_no_cache
+from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.research.learner.evaluator import Evaluator
+from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, temporary_file, write_rows
+from vqprompt.research.training.batches import KnownQueries, draw, epoch_views
+from vqprompt.research.training.settings import Training
+
+SPARE_DISK = 20 << 30  # bytes that shared queries leave free
+IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are kept in the memory of the device
+IN_MEMORY_ELSEWHERE = 4 << 20  # little, because reading from files is fast: the system caches them
+
+
+class QueryCache:
+    """Class-token features without prompts, of images as they are or mirrored.
+
+    Those of few images are kept in memory. Those of many are in a file, and rows are read when they are needed.
+    """
+
+    def __init__(self, evaluator: Evaluator, backbone: str) -> None:
+        """backbone: the fingerprint of its weights."""
+        self.evaluator, self.backbone = evaluator, backbone
+        self.kept: dict[str, Rows] = {}
+        self._of_the_task: list[str] = []  # keys of the open task's training images
+        self._refused: set[str] = set()  # keys of queries that could not be written
+
+    def start_task(self, images: Images) -> None:
+        """Free the memory of the previous task's training images; they are not needed again."""
+        for key in self._of_the_task:
+            self.kept.pop(key, None)
+        self._of_the_task = [self.key(images, mirrored) for mirrored in (False, True)]
+
+    def of(self, images: Images, mirrored: bool = False, again: bool = True) -> Rows | None:
+        """Queries [n, D]: from memory, else from disk, else computed now. None if the caller had better compute them
+        batch by batch: there is no room for them, or they are many and not needed `again`."""
+        images.check()  # images of a closed task are refused, even if their queries are known
+        if self.evaluator.method.tunes_backbone:
+            raise RuntimeError("the queries of a backbone that learns do not stay the same")
+        key = self.key(images, mirrored)
+        if key not in self.kept and key not in self._refused:
+            name = hashlib.sha256(key.encode()).hexdigest()[:24]
+            file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
+            computed = self.evaluator.compute_queries(images, mirrored)
+            shape = (len(images), self.evaluator.method.vit.config.width)
+            try:
+                if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
+                    self.kept[key] = self._in_memory(computed, file)
+                elif (rows := self._in_file(computed, shape, file, again)) is not None:
+                    self.kept[key] = rows
+            except OSError as error:  # all were computed and could not be written: do not try that again
+                self._refused.add(key)
+                warn_no_cache(error)
+        return self.kept.get(key)
+
+    @property
+    def most_in_memory(self) -> int:
+        """Bytes, of all queries together."""
+        return IN_MEMORY.get(self.evaluator.runtime.device.type, IN_MEMORY_ELSEWHERE)
+
+    def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
+        return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
+
+    def _in_memory(self, computed: InTurns, file: Path | None) -> Tensor:
+        known, ranks = None if file is None else load_array(file), computed.ranks
+        # processes compute together: either all of them load the queries, or all compute them
+        if ranks.all(known is not None and len(known) == len(computed)):
+            return torch.from_numpy(known).to(self.evaluator.runtime.device)
+        queries = computed.whole()
+        if file is not None and ranks.first_here:
+            keep_array(file, queries.cpu().numpy())
+        return queries
+
+    def _in_file(self, computed: InTurns, shape: tuple[int, int], file: Path | None, again: bool) -> RowsInFile | None:
+        """Raises OSError if they could not be written."""
+        device, ranks = self.evaluator.runtime.device, computed.ranks
+        known = None if file is None else open_rows(file, shape, device)
+        if ranks.all(known is not None):
+            return known
+        if file is not None and ranks.count == 1:  # the next run finds it
+            save_rows(file, computed.in_order(), shape)
+            return open_rows(file, shape, device)
+        size, used = shape[0] * shape[1] * BYTES, self._bytes(RowsInFile)
+        room = temporary_file(cache_folder() / "queries", size, used) if again else None
+        if not ranks.all(room is not None) or room is None:
+            return None
+        failed: OSError | None = None
+        try:
+            write_rows(room, computed.in_order())
+        except OSError as error:
+            failed = error
+        if not ranks.all(failed is None):
+            raise failed or OSError("another process has no space left")
+        return RowsInFile(room, 0, shape, device)
+
+    def key(self, images: Images, mirrored: bool) -> str:
+        """Everything that a query depends on, as one text."""
+        vit, runtime = self.evaluator.method.vit, self.evaluator.runtime
+        return json.dumps([self.backbone, images.key, vit.config.image_size, self.evaluator.test_crop, mirrored,
+                           vit.config.mean, vit.config.std, vit.raw_queries,
+                           str(vit.dtype), runtime.device.type, runtime.deterministic])  # fmt: skip
+
+    def for_training(
+        self, images: Images, settings: Training, seed: int, shared: Path | None = None
+    ) -> KnownQueries | None:
+        """Queries of training views that are known, or are computed only once. shared: a folder for the queries of
+        augmented views."""
+        self._of_the_task += [self.key(images, mirrored) for mirrored in (False, True)]  # also of exemplars
+        if settings.augment in ("flip", "none"):
+            plain, flips = self.of(images), settings.augment == "flip"
+            mirrored = self.of(images, mirrored=True) if flips and plain is not None else None
+            return None if plain is None or (flips and mirrored is None) else PlainQueries(plain, mirrored)
+        if shared is not None and images.named:
+            return SharedQueries(self, images, settings, seed, shared)
+        return None
+
+
+class PlainQueries:
+    """Queries of images that are not augmented, or only mirrored."""
+
+    def __init__(self, plain: Rows, mirrored: Rows | None) -> None:
+        self.plain, self.mirrored = plain, mirrored
+
+    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
+        """Nothing to prepare."""
+
+    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
+        plain = self.plain[index]
+        if flips is None or self.mirrored is None:
+            return plain
+        return torch.where(flips[:, None], self.mirrored[index], plain)
+
+
+class SharedQueries:
+    """Queries of augmented views, kept in a folder, one file per epoch. They are a third of a training step's work, and
+    the same for every method."""
+
+    def __init__(self, cache: QueryCache, images: Images, settings: Training, seed: int, folder: Path) -> None:
+        self.cache, self.images, self.settings, self.seed, self.folder = cache, images, settings, seed, folder
+        self.batches: Sequence[Tensor] = ()
+
+    @torch.no_grad()
+    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
+        s, evaluator = self.settings, self.cache.evaluator
+        device, vit = evaluator.runtime.device, evaluator.method.vit
+        drawn = [s.batch_size, s.epochs, s.augment, s.crop_area, self.seed, epoch]
+        key = json.dumps([self.cache.key(self.images, False), *drawn])
+        file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+        known = load_array(file)
+        if known is not None:
+            queries = torch.from_numpy(known).to(device)
+        else:  # no other run has computed them yet
+            views = epoch_views(self.images, batches, s, self.seed, epoch, device)
+            queries = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
+            with suppress(OSError):  # the disk is full, or the folder was deleted: then nothing is shared
+                self.folder.mkdir(parents=True, exist_ok=True)
+                if shutil.disk_usage(self.folder).free > SPARE_DISK:
+                    save_array(file, queries.cpu().numpy())
+        self.batches = queries.split([len(batch) for batch in batches])
+
+    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
+        return self.batches[number]

@@ -1,0 +1,73 @@
+"""Methods by name. To add one, write its file and add it to METHODS; docs/methods.md has an example."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.errors import UserError
+from vqprompt.research.methods.base import Method, TaskInfo
+from vqprompt.research.methods.bic import BiC
+from vqprompt.research.methods.coda import CodaPrompt
+from vqprompt.research.methods.dualprompt import DualPrompt
+from vqprompt.research.methods.ease import EASE
+from vqprompt.research.methods.evoprompt import EvoPrompt
+from vqprompt.research.methods.finetuning import FT, FTPlusPlus, Joint, LinearProbe
+from vqprompt.research.methods.hide_prompt import HidePrompt
+from vqprompt.research.methods.l2p import L2P, L2PV2, DeepL2P
+from vqprompt.research.methods.lwf import LwF
+from vqprompt.research.methods.moving_prompts import MovingPrompts
+from vqprompt.research.methods.moving_weights import MovingWeights
+from vqprompt.research.methods.prototypes import APER, SimpleCIL
+from vqprompt.research.methods.ranpac import RanPAC
+from vqprompt.research.methods.slca import SLCA
+from vqprompt.research.methods.sldc import SLDC
+from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
+
+METHODS: dict[str, type[Method]] = {
+    "moving-prompts": MovingPrompts,
+    "moving-weights": MovingWeights,
+    "vq-prompt": VQPrompt,
+    "vq-prompt-s": VQPromptS,
+    "soft-prompt": SoftPrompt,
+    "l2p++": L2P,
+    "deep-l2p++": DeepL2P,
+    "l2p++-v2": L2PV2,
+    "dualprompt": DualPrompt,
+    "coda-p": CodaPrompt,
+    "hide-prompt": HidePrompt,
+    "evoprompt": EvoPrompt,
+    "linear": LinearProbe,
+    "ft": FT,
+    "ft++": FTPlusPlus,
+    "lwf": LwF,
+    "bic": BiC,
+    "slca": SLCA,
+    "simplecil": SimpleCIL,
+    "aper": APER,
+    "ranpac": RanPAC,
+    "ease": EASE,
+    "sldc": SLDC,
+    "joint": Joint,
+}
+
+
+def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **options: Any) -> Method:
+    """A method as it is after its last task, to count parameters: it has shapes, but no values and no memory. (Some
+    methods add parameters with every task.)"""
+    with torch.device("meta"):
+        made = method(ViT(config), method.Options(**options), tasks)
+        for number in range(tasks):
+            made.grow(TaskInfo(number, old_classes=number, new_classes=1))
+    return made
+
+
+def find_method(name: str) -> type[Method]:
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(f"unknown method {name!r}; {hint}there are {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,318 @@
+"""What every method shares. A method overrides only what is particular to it.
+
+Life of a task: `check_task` (refuse what cannot be learned) → `start_task` (grow, freeze, initialize) →
+`prepare_training` (the task's images are available) → the loop calls `losses` on views of the images and steps the
+parameters of `parameter_groups` → `finish_task` (statistics, merging) → `end_task` (drop what only training needs) →
+`logits` at any time. When a checkpoint is loaded, only `grow` is called for the tasks learned before.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field, model_validator
+from torch import Tensor, nn
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.data.images import Images
+from vqprompt.core.statistics import ClassStatistics, Drift, Moving, fit_drift, make_statistics
+from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
+from vqprompt.research.training.optim import Losses
+from vqprompt.research.training.rebalancing import Rebalancing, rebalance
+from vqprompt.research.training.view import View
+
+__all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
+
+
+class Options(BaseModel, extra="forbid"):
+    """A method's own settings. Every field has a default and a description: `vqprompt methods NAME` shows them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_defaults_of_groups(cls, given: Any) -> Any:
+        """If only some settings of a group such as `rebalancing` are given, the others keep this method's defaults."""
+        if not isinstance(given, dict):
+            return given
+        return given | {
+            name: field.default.model_dump() | given[name]
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, BaseModel) and isinstance(given.get(name), dict)
+        }
+
+
+STATISTICS = "rebalance the classifier from class statistics after each task"
+
+
+class StatisticsOptions(Options):
+    """For methods that can keep class statistics."""
+
+    statistics: bool = Field(False, description=STATISTICS)
+    rebalancing: Rebalancing = Rebalancing()
+    moving: Moving = Moving()
+    feature_distillation: float = Field(
+        0.0, ge=0, description="weight of the loss that keeps features where they were before the task"
+    )
+
+
+CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
+
+
+class Classifier(nn.Linear):
+    """A linear layer that computes in full precision, also where a backbone that learns computes in bf16."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            return super().forward(features.float())
+
+
+class Head(Classifier):
+    """The linear classifier. When it grows, existing rows keep their values."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 0)
+
+    def reset_parameters(self) -> None:
+        """Nothing: it starts without rows."""
+
+    @torch.no_grad()
+    def grow(self, classes: int) -> None:
+        new = nn.Linear(self.in_features, classes - self.out_features).to(self.weight)
+        self.weight = nn.Parameter(torch.cat([self.weight, new.weight]))
+        self.bias = nn.Parameter(torch.cat([self.bias, new.bias]))
+        self.out_features = classes
+
+
+class Method(nn.Module):
+    title: ClassVar[str]
+    year: ClassVar[int]
+    summary: ClassVar[str]
+    Options: ClassVar[type[Options]] = Options
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
+    training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
+    before: ClassVar[dict[str, Any]] = {}  # option values for runs that were saved without these options
+    tunes_backbone: ClassVar[bool] = False
+    uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
+    masks_old_logits: ClassVar[bool] = True
+    joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
+    only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
+
+    def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
+        """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
+        super().__init__()
+        self.options: Any = options
+        self.vit = vit
+        vit.raw_queries = self.raw_queries(options)
+        self.planned_tasks = tasks
+        self.head = Head(self.feature_width)
+        self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
+        self.former: Method | None = None  # this method before the task, while features are distilled from it
+        self.task = TaskInfo(-1, 0, 0)
+        self.task_sizes: list[int] = []  # classes of each task so far
+
+    # ------------------------------------------------------------------ what a method may override
+
+    @staticmethod
+    def raw_queries(options: Any) -> bool:
+        """Whether queries are taken before the backbone's final norm."""
+        return False
+
+    @property
+    def feature_width(self) -> int:
+        """Number of dimensions of the features, for the classifier and the statistics."""
+        return self.vit.config.width
+
+    def check_task(self, task: TaskInfo) -> None:
+        """Raise a UserError if this task cannot be learned. Nothing has changed yet."""
+
+    def grow(self, task: TaskInfo) -> None:
+        """Make room for a task, and decide which parts learn in it. Called when a task starts, and for every task of a
+        checkpoint that is loaded, so it must not depend on what was learned before."""
+        self.task = task
+        self.task_sizes.append(task.new_classes)
+        self.head.grow(task.all_classes)
+
+    def start_task(self, task: TaskInfo) -> None:
+        if task.number and getattr(self.options, "feature_distillation", 0):
+            self.former = self.frozen_copy()
+        self.grow(task)
+
+    def prepare_training(self, data: TaskData) -> None:
+        """Once, before the first epoch."""
+
+    @property
+    def needs_features_before(self) -> bool:
+        """Whether `finish_task` compares the task's features with those from before `start_task`."""
+        moves = getattr(self.options, "moving", Moving()).how != "none"
+        return moves and self.statistics is not None and len(self.statistics.means) > 0
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups for the optimizer; `scale` multiplies the learning rate. An empty list: there is nothing to train."""
+        own = [p for p in self.prompting_parameters() if p.requires_grad]
+        if not own and not self.tunes_backbone and self._solved:
+            return []  # the classifier is solved for afterwards, so training it would be useless
+        groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
+        if own:
+            groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
+        if self.tunes_backbone:
+            scale, decay = (getattr(self.options, key, 1.0) for key in ("backbone_lr_scale", "layer_decay"))
+            layers = self.vit.layers() if decay < 1 else [list(self.vit.parameters())]  # one group is faster than many
+            learning = ([p for p in layer if p.requires_grad] for layer in layers)
+            groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(learning) if layer]
+        return groups
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        """Class-token features [B, D] and the method's own loss terms (ignored outside training)."""
+        return self.vit.encode(view.tokens).float(), {}
+
+    def losses(self, view: View) -> Losses:
+        features, own = self.features(view)
+        losses = {"task": self.task_loss(self.head(features), view.labels), **own}
+        if self.former is not None:
+            losses |= self.keep_features(features, self.former_features(view))
+        return losses
+
+    def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
+        """Cross-entropy. With `masks_old_logits`, only over the new classes, so no gradient reaches the old ones."""
+        if labels is None:
+            raise RuntimeError("a loss needs labels, and only views in training have them")
+        if self.masks_old_logits:
+            return F.cross_entropy(logits[:, self.task.old_classes :], labels - self.task.old_classes)
+        return F.cross_entropy(logits, labels)
+
+    def logits(self, view: View) -> Tensor:
+        return self.head(self.features(view)[0])
+
+    def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
+        """The images to train on and their positions in the head. A method that rehearses adds its exemplars."""
+        return data.images, data.labels
+
+    def exemplar_count(self) -> int:
+        """How many old images are kept, for methods that rehearse."""
+        return 0
+
+    def end_epoch(self, epoch: int) -> None:
+        """After each epoch. It may depend only on what a checkpoint holds, so that a resumed task does the same."""
+
+    def finish_task(self, data: TaskData) -> None:
+        """After the last epoch. It is the last chance to read the task's images. A method that keeps statistics takes
+        them now, and corrects its classifier with them."""
+        if self.statistics is not None:
+            if data.features_before is not None:
+                self.statistics.move(self.drift(data))
+            self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+
+    def drift(self, data: TaskData) -> Drift:
+        """How features moved while the task was learned."""
+        assert data.features_before is not None
+        return fit_drift(data.features_before, data.features, self.options.moving)
+
+    def end_task(self) -> None:
+        """Drop what only a task's training needs (a teacher, for example), so that no checkpoint between tasks holds
+        it."""
+        self.former = None
+
+    def saved(self, name: str) -> bool:
+        """Whether a tensor of the state dict goes into a checkpoint. Those of a frozen backbone do not."""
+        return self.tunes_backbone or not name.startswith(("vit.", "former.vit."))
+
+    def loaded(self) -> None:
+        """Called after a checkpoint was loaded, to restore what is not saved itself."""
+
+    def choices(self, query: Tensor) -> Tensor | None:
+        """Which prompt each image gets in each prompted block [B, M], for methods that choose. The report shows it."""
+        return None
+
+    @property
+    def choosable(self) -> int:
+        """Number of prompts per block to choose from; 0 if the method chooses none."""
+        return 0
+
+    def bytes_per_class(self) -> int:
+        """Bytes kept per class, besides its row in a classifier."""
+        return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
+
+    # ------------------------------------------------------------------ shared services
+
+    @classmethod
+    def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """Options that an older run saved. Options that did not exist then get the values of `before`. What is not a
+        group of options is left for validation to refuse."""
+        completed = copy.deepcopy(saved)
+        for name, value in cls.before.items():
+            *groups, last = name.split(".")
+            inner: Any = completed
+            for group in groups:
+                inner = inner.setdefault(group, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict):
+                inner.setdefault(last, value)
+        return completed
+
+    def classifiers(self) -> list[nn.Linear]:
+        """The head, and other classifiers if the method has some. They do not count as prompting parameters."""
+        return [self.head]
+
+    def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
+        others = [self.vit, self.statistics, self.former, *self.classifiers()]
+        return ((name, m) for name, m in self.named_children() if not any(m is other for other in others))
+
+    def prompting_parameters(self) -> list[nn.Parameter]:
+        """The method's own parameters, without those of the backbone and of classifiers."""
+        return [*self.parameters(recurse=False), *(p for _, module in self.own_modules() for p in module.parameters())]
+
+    def parameter_counts(self) -> dict[str, int]:
+        return {
+            "prompting": sum(p.numel() for p in self.prompting_parameters()),
+            "classifier": sum(p.numel() for classifier in self.classifiers() for p in classifier.parameters()),
+            "backbone": sum(p.numel() for p in self.vit.parameters()),
+            "trainable": sum(p.numel() for group in self.parameter_groups() for p in group["params"]),
+        }
+
+    @property
+    def _solved(self) -> bool:
+        return self.statistics is not None and self.options.rebalancing.how == "closed-form"
+
+    def new_statistics(self, settings: Rebalancing | None) -> ClassStatistics | None:
+        """Empty statistics for these settings. None if the method has no such settings, or if they are turned off."""
+        if settings is None or not getattr(self.options, "statistics", True):
+            return None
+        # a classifier that is solved for needs the means of whole classes
+        weights = "size" if settings.how == "closed-form" else settings.centroid_weights
+        return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
+
+    def remember(
+        self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: TaskFeatures,
+        data: TaskData,
+    ) -> None:  # fmt: skip
+        """Add statistics of the new classes. From the second task on, correct a classifier with those of all
+        classes."""
+        if statistics.centroids > 1 or features.few(statistics.width):
+            statistics.add(features.whole, data.labels)
+        else:
+            statistics.add_sums(features.add_up(statistics.new_sums(data.task.new_classes)))
+        old_classes = data.task.old_classes
+        if old_classes or settings.how == "closed-form":
+            rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)
+
+    @torch.no_grad()
+    def former_features(self, view: View) -> Tensor:
+        """The features that this method gave for the view before the task."""
+        assert self.former is not None
+        return self.former.features(view.through(self.former.vit))[0]
+
+    def keep_features(self, features: Tensor, before: Tensor) -> Losses:
+        return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
+
+    def frozen_copy(self) -> Method:
+        """A copy of this method as it is now, for features and logits only. A frozen backbone is shared, not copied.
+
+        Use it under `no_grad`. Its parameters keep `requires_grad`: PyTorch multiplies matrices in another way where it
+        is set, and the copy has to agree with the original to the bit.
+        """
+        vit = self.vit.frozen_copy().requires_grad_(True) if self.tunes_backbone else self.vit
+        left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
+        return copy.deepcopy(self, {id(self.vit): vit} | left_out).eval()

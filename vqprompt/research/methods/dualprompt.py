@@ -1,0 +1,87 @@
+"""DualPrompt (Wang et al. 2022): a general prompt that all tasks share, and an expert prompt for each task.
+
+In training the task's own expert is used, and its key is pulled to the queries. At test time each block takes the
+expert whose key is nearest. Experts of earlier tasks do not change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.research.methods.base import Losses, Method
+from vqprompt.research.methods.base import Options as BaseOptions
+from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick, train_only
+from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.view import View
+
+
+class DualPromptOptions(BaseOptions):
+    general_length: int = Field(6, ge=2, multiple_of=2, description="length of the general prompt")
+    general_blocks: list[int] = Field([0, 1], description="attention blocks that get the general prompt")
+    pool: int | None = Field(None, ge=1, description="experts at the start; null: one per planned task")
+    length: int = Field(20, ge=2, multiple_of=2, description="length of an expert: half for keys, half for values")
+    blocks: list[int] = Field([2, 3, 4], description="attention blocks that get an expert")
+    key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls the task's key to the queries")
+    unlearned_experts: bool = Field(
+        False, description="at test time, match the keys of future tasks as well, as the released code does"
+    )
+    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
+
+
+class DualPrompt(Method):
+    title = "DualPrompt"
+    year = 2022
+    summary = "a general prompt in blocks 0–1, one expert per task in blocks 2–4"
+    Options = DualPromptOptions
+    training_defaults: ClassVar = {"lr": 1e-3}
+    uses_query = True
+
+    def __init__(self, vit: ViT, options: DualPromptOptions, tasks: int) -> None:
+        super().__init__(vit, options.model_copy(update={"pool": options.pool or tasks}), tasks)
+        check_blocks(options.general_blocks + options.blocks, vit.config.depth)
+        self.general = nn.ParameterList(
+            torch.rand(1, options.general_length, vit.config.width) for _ in options.general_blocks
+        )
+        self.experts = nn.ModuleList(self._expert() for _ in range(self.options.pool))
+
+    def _expert(self) -> PromptPool:
+        return PromptPool(len(self.options.blocks), 1, self.options.length, self.vit.config.width)
+
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
+        if task.number >= len(self.experts):  # more tasks than were planned
+            self.experts.append(self._expert())
+        train_only(self.experts, task.number)
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        losses: Losses = {}
+        if view.task is not None:
+            own: Any = self.experts[view.task]
+            losses["key"] = (
+                self.options.key_weight * (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
+            )
+            experts = own.prompts.unbind(0)
+        else:
+            choice = self.choices(view.query)
+            experts = pick(self._of_all("prompts"), choice[..., None]).unbind(1)
+        prompts = dict(zip(self.options.general_blocks, self.general, strict=True))
+        prompts |= dict(zip(self.options.blocks, experts, strict=True))
+        return self.vit.encode(view.tokens, prompts).float(), losses
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor:
+        return cosine_similarity(query, self._of_all("keys")).argmax(dim=-1)
+
+    @property
+    def choosable(self) -> int:
+        return len(self.experts)
+
+    def _of_all(self, what: str) -> Tensor:
+        """Keys [M, N, D] or prompts [M, N, L_p, D] of all experts that may be chosen."""
+        count = len(self.experts) if self.options.unlearned_experts else self.task.number + 1
+        return torch.cat([getattr(expert, what) for expert in self.experts[:count]], dim=1)

@@ -1,0 +1,95 @@
+"""L2P++ (Wang et al. 2022, as rebuilt by Smith et al. 2023): the five prompts whose keys are nearest to the query.
+
+L2P++ prompts block 0 with prefixes, Deep L2P++ blocks 0–4, L2P++ V2 adds VQ-Prompt's class statistics. Keys learn
+only from the key-pull loss, prompts only from the classification.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
+from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick
+from vqprompt.research.training.view import View
+
+
+class L2POptions(StatisticsOptions):
+    pool: int = Field(30, ge=1, description="prompts per block (N)")
+    length: int = Field(20, ge=2, multiple_of=2, description="length of a prompt; half joins the keys, half the values")
+    top: int = Field(5, ge=1, description="prompts per image and block")
+    blocks: list[int] = Field([0], description="attention blocks that get prompts")
+    key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
+    key_loss: Literal["own", "batch"] = Field(
+        "own",
+        description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)",
+    )
+    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
+
+    @model_validator(mode="after")
+    def _enough(self) -> L2POptions:
+        if self.top > self.pool:
+            raise ValueError(f"top={self.top} prompts cannot be chosen from a pool of {self.pool}")
+        return self
+
+
+class L2P(Method):
+    title = "L2P++"
+    year = 2022
+    summary = "the five nearest of 30 prompts by cosine, in block 0"
+    Options = L2POptions
+    training_defaults: ClassVar = {"lr": 1e-3}
+    uses_query = True
+
+    def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        check_blocks(options.blocks, vit.config.depth)
+        self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        cosines = cosine_similarity(view.query, self.pool.keys)
+        nearness, choice = cosines.topk(self.options.top, dim=-1)
+        if self.options.key_loss == "batch":
+            pull = pull_to_batch(view.whole_batch(cosines), view.whole_batch(choice))
+        else:
+            pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
+        prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
+        return self.vit.encode(view.tokens, prompts).float(), {"key": self.options.key_weight * pull}
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor:
+        """The `top` prompts of each image and block [B, M, top], nearest first."""
+        return cosine_similarity(query, self.pool.keys).topk(self.options.top, dim=-1).indices
+
+    @property
+    def choosable(self) -> int:
+        return self.options.pool
+
+
+class DeepL2P(L2P):
+    title = "Deep L2P++"
+    summary = "L2P++ in blocks 0–4, a pool for each"
+
+    class Options(L2POptions):
+        blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get prompts")
+
+
+class L2PV2(L2P):
+    title = "L2P++ V2"
+    summary = "L2P++ with VQ-Prompt's class statistics"
+
+    class Options(L2POptions):
+        statistics: bool = Field(True, description=STATISTICS)
+
+
+def pull_to_batch(cosines: Tensor, choice: Tensor) -> Tensor:
+    """Distances 1 − cosine [B, M, N] of all queries to all chosen keys [B, M, k], a key as often as it is chosen: sum
+    over blocks and chosen keys, mean over both images. CODA-Prompt's code adds them up; keys learn from this loss alone
+    and with Adam, which takes no notice of the factor."""
+    chosen = F.one_hot(choice, cosines.shape[-1]).sum(2).to(cosines).mean(0)  # [M, N], times per image
+    return (chosen * (1 - cosines.mean(0))).sum()

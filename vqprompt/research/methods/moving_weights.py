@@ -1,0 +1,93 @@
+"""Moving-Weights, ours: the whole backbone tuned slowly, with a memory that moves along.
+
+With `rank`, the change of each weight matrix is reduced to low rank before anything is remembered. A model then
+consists of these changes, a few megabytes, and not of a second backbone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vqprompt.core.backbones.low_rank import linear_layers
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.research.methods.base import Losses, TaskData, View
+from vqprompt.research.methods.finetuning import TuningOptions
+from vqprompt.research.methods.moving import MovingMemory, MovingOptions
+
+NOT_KEPT = re.compile(r"vit\.(cls_token|pos_embed|patch_embed\..*|blocks\..*\.(qkv|proj|fc1|fc2)\.weight)$")
+
+
+class MovingWeightsOptions(TuningOptions, MovingOptions):
+    backbone_lr_scale: float = Field(0.006, gt=0, description="the backbone's rate, relative to the classifier's")
+    layer_decay: float = Field(0.75, gt=0, le=1, description="a block's rate, relative to the next one's")
+    symmetric: bool = Field(False, description="half cross-entropy, half reverse cross-entropy")
+    rank: int = Field(0, ge=0, description="keep a change of this rank per weight matrix; 0: keep all weights")
+    rank_every: int = Field(5, ge=1, description="epochs between two reductions to that rank")
+
+
+class MovingWeights(MovingMemory):
+    title = "Moving-Weights"
+    summary = "ours: a slowly tuned backbone; a memory that moves along"
+    Options: ClassVar[Any] = MovingWeightsOptions
+    training_defaults: ClassVar = {"lr": 0.005}
+    presets = {"low-rank": {"rank": 16}}
+    tunes_backbone = True
+
+    def __init__(self, vit: ViT, options: MovingWeightsOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        if options.rank:
+            for embedding in (vit.cls_token, vit.pos_embed, *vit.patch_embed.parameters()):
+                embedding.requires_grad_(False)
+            for number, layer in enumerate(linear_layers(vit)):
+                rows, columns = layer.weight.shape
+                self.register_buffer(f"start{number}", layer.weight.detach().clone(), persistent=False)
+                self.register_buffer(f"up{number}", torch.zeros(rows, options.rank))
+                self.register_buffer(f"down{number}", torch.zeros(options.rank, columns))
+
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+        return self.vit.encode(view.tokens, class_tokens=class_tokens).float(), {}
+
+    def end_epoch(self, epoch: int) -> None:
+        if self.options.rank and (epoch + 1) % self.options.rank_every == 0:
+            self.reduce()
+
+    def finish_task(self, data: TaskData) -> None:
+        if self.options.rank:
+            self.reduce()
+        super().finish_task(data)
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Replace the change of each weight matrix by its best approximation of the chosen rank: its projection onto
+        the leading eigenvectors of its Gram matrix."""
+        for number, layer in enumerate(linear_layers(self.vit)):
+            change = (layer.weight - getattr(self, f"start{number}")).double()
+            wide = change.shape[0] < change.shape[1]
+            change = change.T if wide else change
+            leading = torch.linalg.eigh(change.T @ change).eigenvectors[:, -self.options.rank :]
+            up, down = change @ leading, leading.T
+            up, down = (down.T, up.T) if wide else (up, down)
+            setattr(self, f"up{number}", up.to(layer.weight))
+            setattr(self, f"down{number}", down.to(layer.weight))
+        self.apply_changes()
+
+    @torch.no_grad()
+    def apply_changes(self) -> None:
+        for number, layer in enumerate(linear_layers(self.vit)):
+            change = getattr(self, f"up{number}") @ getattr(self, f"down{number}")
+            layer.weight.copy_(getattr(self, f"start{number}") + change)
+
+    def loaded(self) -> None:
+        if self.options.rank and self.task_head is None:
+            self.apply_changes()
+
+    def saved(self, name: str) -> bool:
+        """Between tasks, a reduced model keeps no weight matrix and no embedding. In the middle of a task it is saved
+        whole."""
+        reduced = self.options.rank and self.task_head is None
+        return super().saved(name) and not (reduced and NOT_KEPT.match(name))

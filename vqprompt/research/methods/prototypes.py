@@ -1,0 +1,124 @@
+"""Classifiers made of class means: SimpleCIL and APER (Zhou et al. 2023, "Revisiting class-incremental learning with
+pre-trained models").
+
+SimpleCIL trains nothing: a class is the mean of its frozen features, and an image belongs to the class whose mean has
+the highest cosine. APER first adapts the network to the first task, with an adapter in every block, then freezes it;
+its features are the frozen ones joined with the adapted ones. Nothing moves after the first task, so no mean becomes
+stale.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from vqprompt.core.backbones.vit import Adapter, ViT
+from vqprompt.research.methods.base import Losses, Method, Options, TaskData, TaskInfo, View
+
+TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answers
+
+
+class SimpleCIL(Method):
+    title = "SimpleCIL"
+    year = 2023
+    summary = "the nearest mean of frozen features, by cosine; no training"
+    uses_query = True
+    prototypes: Tensor  # [C, D], mean features of each class
+
+    def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.register_buffer("prototypes", torch.zeros(0, self.prototype_width))
+
+    @property
+    def prototype_width(self) -> int:
+        return self.vit.config.width
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        return view.query, {}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return []
+
+    def finish_task(self, data: TaskData) -> None:
+        self.prototypes = torch.cat([self.prototypes, data.class_means(self.prototype_width)])
+
+    def logits(self, view: View) -> Tensor:
+        features = self.features(view)[0]
+        cosines = F.normalize(features, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
+        missing = self.head.out_features - len(self.prototypes)  # in the middle of a task the new classes have no mean
+        return F.pad(cosines / TEMPERATURE, (0, missing), value=-torch.inf)
+
+    def bytes_per_class(self) -> int:
+        return self.prototypes[0].nbytes if len(self.prototypes) else 0
+
+
+class AdapterOptions(Options):
+    rank: int = Field(64, ge=1, description="hidden units of the adapter in each block")
+    adapter_scale: float = Field(0.1, gt=0, description="factor of the adapter's output")
+    prompt_lr_scale: float = Field(1.0, gt=0, description="the adapters' rate, relative to the classifier's")
+
+
+class Adapters(nn.Module):
+    """One bottleneck per block, beside its MLP. The second layer starts at zero, so the network starts unchanged."""
+
+    def __init__(self, blocks: int, width: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.down = nn.Parameter(torch.empty(blocks, rank, width))
+        nn.init.kaiming_uniform_(self.down, a=5**0.5)
+        self.down_bias = nn.Parameter(torch.zeros(blocks, rank))
+        self.up = nn.Parameter(torch.zeros(blocks, width, rank))
+        self.up_bias = nn.Parameter(torch.zeros(blocks, width))
+
+    def by_block(self) -> list[Adapter]:
+        up, up_bias = self.scale * self.up, self.scale * self.up_bias
+        return list(zip(self.down, self.down_bias, up, up_bias, strict=True))
+
+
+class CosineTraining(Method):
+    """For methods that train adapters with a cosine classifier: scores are sharpness · cos(features, row of the head),
+    and the sharpness is learned."""
+
+    def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.sharpness = nn.Parameter(torch.ones(()))
+
+    def start_task(self, task: TaskInfo) -> None:
+        super().start_task(task)
+        nn.init.ones_(self.sharpness)
+
+    def losses(self, view: View) -> Losses:
+        features, own = self.features(view)
+        cosines = F.normalize(features, dim=-1) @ F.normalize(self.head.weight, dim=-1).T
+        return {"task": self.task_loss(self.sharpness * cosines, view.labels), **own}
+
+
+class APER(CosineTraining, SimpleCIL):
+    title = "APER"
+    summary = "SimpleCIL, with adapted features joined to the frozen ones"
+    Options: ClassVar[Any] = AdapterOptions
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+
+    def __init__(self, vit: ViT, options: AdapterOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
+
+    @property
+    def prototype_width(self) -> int:
+        return 2 * self.vit.config.width
+
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
+        self.adapters.requires_grad_(task.number == 0)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return Method.parameter_groups(self) if self.task.number == 0 else []
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        """In training the adapted features; afterwards both, joined."""
+        adapted = self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float()
+        return (adapted if view.labels is not None else torch.cat([view.query, adapted], dim=1)), {}

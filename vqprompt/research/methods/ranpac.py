@@ -1,0 +1,101 @@
+"""RanPAC (McDonnell et al., NeurIPS 2023): random features and ridge regression.
+
+Features go through a fixed random layer with thousands of ReLU units, and a linear classifier on top is solved for from
+two sums: the Gram matrix of the random features, and their product with one-hot labels. Sums do not forget. As in APER,
+adapters learn only in the first task.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.research.methods.base import Losses, TaskData, TaskInfo, View
+from vqprompt.research.methods.prototypes import AdapterOptions, Adapters, CosineTraining
+
+
+class RanPACOptions(AdapterOptions):
+    projection: int = Field(10_000, ge=1, description="random features (M); the Gram matrix has M² numbers")
+    adapt: bool = Field(True, description="learn adapters in the first task")
+
+
+RIDGES = [10.0**e for e in range(-8, 10)]
+HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge
+
+
+class RanPAC(CosineTraining):
+    title = "RanPAC"
+    summary = "random ReLU features, ridge regression; first task adapts"
+    year = 2023
+    Options: ClassVar[Any] = RanPACOptions
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+    uses_query = True
+    projection: Tensor  # [D, M]; not saved, because the seed gives it again
+    gram: Tensor  # [M, M], sum of hᵀh
+    products: Tensor  # [M, C], sum of hᵀy
+    weight: Tensor  # [C, M], the solution
+
+    def __init__(self, vit: ViT, options: RanPACOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
+        self.register_buffer("projection", torch.randn(vit.config.width, options.projection), persistent=False)
+        self.register_buffer("gram", torch.zeros(options.projection, options.projection))
+        self.register_buffer("products", torch.zeros(options.projection, 0))
+        self.register_buffer("weight", torch.zeros(0, options.projection))
+
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
+        self.adapters.requires_grad_(task.number == 0)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return super().parameter_groups() if self.options.adapt and self.task.number == 0 else []
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        if not self.options.adapt:
+            return view.query, {}
+        return self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float(), {}
+
+    def lift(self, features: Tensor) -> Tensor:
+        """Features [B, D] to random features [B, M]."""
+        return (features @ self.projection).relu()
+
+    @torch.no_grad()
+    def finish_task(self, data: TaskData) -> None:
+        features, targets = data.features, F.one_hot(data.labels, data.task.all_classes).float()
+        self.products = F.pad(self.products, (0, data.task.new_classes))
+        ridge = self._choose_ridge(features, targets, data.seed)
+        self._add(features, targets)
+        self.weight = solve_ridge(self.gram, self.products, ridge)
+
+    def _add(self, features: Tensor, targets: Tensor) -> None:
+        lifted = self.lift(features)
+        self.gram, self.products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets
+
+    def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> float:
+        """The ridge with the smallest squared error on a fifth of the task's images."""
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
+        count = max(1, int(HELD_OUT * len(order)))
+        held, kept = order[:count], order[count:]
+        lifted, unseen = self.lift(features[kept]), self.lift(features[held])
+        gram, products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets[kept]
+        errors = [float(F.mse_loss(unseen @ solve_ridge(gram, products, r).T, targets[held])) for r in RIDGES]
+        return RIDGES[min(range(len(RIDGES)), key=lambda i: (errors[i] != errors[i], errors[i]))]  # NaN comes last
+
+    def logits(self, view: View) -> Tensor:
+        scores = self.lift(self.features(view)[0]) @ self.weight.T
+        return F.pad(scores, (0, self.head.out_features - len(self.weight)), value=-torch.inf)
+
+    def bytes_per_class(self) -> int:
+        return self.products[:, 0].nbytes if self.products.shape[1] else 0
+
+
+def solve_ridge(gram: Tensor, products: Tensor, ridge: float) -> Tensor:
+    """W = ((G + ridge · I)⁻¹ Q)ᵀ. NaN where the matrix is singular in this precision."""
+    regular = gram + ridge * torch.eye(len(gram), device=gram.device)
+    solution, failed = torch.linalg.solve_ex(regular, products)
+    return (solution if int(failed) == 0 else torch.full_like(products, torch.nan)).T

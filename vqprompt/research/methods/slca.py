@@ -1,0 +1,66 @@
+"""SLCA, slow learner with classifier alignment (Zhang et al. 2023).
+
+The whole network is tuned, the backbone a hundred times slower than the classifier, so that it drifts little; after
+each task the classifier is aligned on pseudo-features from one full covariance per class. The next task continues
+with the classifier from before the alignment.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions
+from vqprompt.research.methods.finetuning import TuningOptions
+from vqprompt.research.methods.task import TaskData, TaskInfo
+from vqprompt.research.training.rebalancing import Rebalancing
+
+
+class SLCAOptions(TuningOptions, StatisticsOptions):
+    backbone_lr_scale: float = Field(0.01, gt=0, description="the backbone's rate, relative to the classifier's")
+    statistics: bool = Field(True, description=STATISTICS)
+    rebalancing: Rebalancing = Rebalancing(
+        covariance="full",
+        epochs=5,
+        lr=0.01,
+        optimizer="sgd",
+        ratio=2,
+        logit_norm=0.1,
+        norm_by_task=True,
+        steps_for="seen",
+        mean_decay=0.1,
+    )
+
+
+class SLCA(Method):
+    title = "SLCA"
+    year = 2023
+    summary = "a slowly tuned backbone; classifier aligned by full covariances"
+    Options: ClassVar[Any] = SLCAOptions
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
+    before: ClassVar = {"rebalancing.steps_for": "old"}
+    presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.py
+    tunes_backbone = True
+    unaligned: Tensor  # [C, D + 1], weights and biases as training left them
+
+    def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.register_buffer("unaligned", torch.zeros(0, vit.config.width + 1))
+
+    @torch.no_grad()
+    def start_task(self, task: TaskInfo) -> None:
+        if len(self.unaligned):
+            self.head.weight.copy_(self.unaligned[:, :-1])
+            self.head.bias.copy_(self.unaligned[:, -1])
+        super().start_task(task)
+
+    def finish_task(self, data: TaskData) -> None:
+        self.unaligned = torch.cat([self.head.weight, self.head.bias[:, None]], dim=1).detach()
+        super().finish_task(data)
+
+    def bytes_per_class(self) -> int:
+        return super().bytes_per_class() + self.unaligned.nbytes // max(len(self.unaligned), 1)

@@ -1,0 +1,127 @@
+"""What a method knows about the task it learns: its place in the stream, its images, and their features. It knows
+nothing of other tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from vqprompt.core.data.images import Images
+from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.core.statistics import ClassSums, means_by_class
+
+Sums = TypeVar("Sums", bound=ClassSums)
+HELD = 16 << 20  # bytes of a task's features that one process holds; of more, it keeps sums
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task's place in the stream."""
+
+    number: int  # from 0
+    old_classes: int
+    new_classes: int
+
+    @property
+    def all_classes(self) -> int:
+        return self.old_classes + self.new_classes
+
+
+class ImageEvaluator(Protocol):
+    """Shows images, without augmentation, to the network."""
+
+    def features(self, images: Images, task: int | None = None) -> InTurns: ...
+
+    def queries(self, images: Images) -> InTurns: ...
+
+    def logits(self, images: Images) -> Tensor: ...
+
+
+class TaskFeatures:
+    """Features of the open task's images [n, D]: all of them at once (`whole`), or added up batch by batch.
+
+    labels: their positions in the head [n].
+    """
+
+    def __init__(self, computed: InTurns, labels: Tensor) -> None:
+        self.computed, self.labels = computed, labels
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """All features, in every process; from now on they are held."""
+        return self.computed.whole()
+
+    def few(self, width: int) -> bool:
+        """Whether one process has them all and may hold them, or holds them already."""
+        return "whole" in self.__dict__ or (self.computed.ranks.count == 1 and 4 * len(self.labels) * width <= HELD)
+
+    def add_up(self, sums: Sums) -> Sums:
+        """Sums over all features, none of which is held. Each process adds up its own batches."""
+        for rows, features in self.computed.own():
+            sums.add(features, self.labels[rows])
+        sums.reduce(self.computed.ranks)
+        return sums
+
+
+class TaskData:
+    """The open task, as every hook of a method gets it.
+
+    images: its training images; they cannot be read any more when the next task has been opened.
+    labels: their positions in the head [n], on the device.
+    augmented: computes the features of one augmented view of each image, if statistics are taken from these.
+    features_before: their features before the task started [n, D], for methods that ask for them
+    (`needs_features_before`).
+    batch_size, seed: for training that a method does itself after the loop.
+    """
+
+    def __init__(
+        self, task: TaskInfo, images: Images, labels: Tensor, evaluator: ImageEvaluator, batch_size: int, seed: int
+    ) -> None:
+        self.task, self.images, self.labels = task, images, labels
+        self.batch_size, self.seed = batch_size, seed
+        self.features_before: Tensor | None = None
+        self.augmented: Callable[[int], InTurns] | None = None
+        self._evaluator = evaluator
+
+    @property
+    def features(self) -> Tensor:
+        """Features of the un-augmented images after training [n, D]. Do not use it before training ends."""
+        return self.trained_features.whole
+
+    @property
+    def queries(self) -> Tensor:
+        """Features without prompts [n, D]."""
+        return self.plain_features.whole
+
+    @cached_property
+    def trained_features(self) -> TaskFeatures:
+        """`features`, for those who do not need them all at once."""
+        return TaskFeatures(self._evaluator.features(self.images, self.task.number), self.labels)
+
+    @property
+    def plain_features(self) -> TaskFeatures:
+        """`queries`, for those who do not need them all at once."""
+        return TaskFeatures(self._evaluator.queries(self.images), self.labels)
+
+    @cached_property
+    def statistics_features(self) -> TaskFeatures:
+        """Features for the class statistics: `trained_features`, or features of augmented views."""
+        if self.augmented is None:
+            return self.trained_features
+        return TaskFeatures(self.augmented(self.task.number), self.labels)
+
+    def class_means(self, width: int) -> Tensor:
+        """Mean features of the task's classes [new classes, D]."""
+        first, last = self.task.old_classes, self.task.all_classes
+        if self.trained_features.few(width):
+            return means_by_class(self.features, self.labels, first, last)
+        sums = ClassSums(first, last - first, width, self.labels.device)
+        return self.trained_features.add_up(sums).means.float()
+
+    def logits(self, images: Images) -> Tensor:
+        """Scores of the task's images, or of exemplars that the method keeps [n, classes]."""
+        return self._evaluator.logits(images)

@@ -1,0 +1,128 @@
+"""VQ-Prompt (Jiao et al., NeurIPS 2024), and the two simpler forms it is compared with.
+
+A query softly selects from a pool; the soft prompt is replaced by its nearest pool element (straight-through); five
+blocks have one pool each; class statistics rebalance the classifier. VQ-Prompt-S leaves out the
+statistics, Soft-Prompt the quantization too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.research.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
+from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
+from vqprompt.research.methods.recipes import SHARP
+from vqprompt.research.methods.task import TaskData, TaskInfo
+from vqprompt.research.training.view import View
+
+QUANTIZE = "replace the soft prompt by its nearest pool element"
+
+
+class VQOptions(StatisticsOptions):
+    pool: int = Field(10, ge=1, description="prompts per block (N)")
+    length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
+    blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
+    tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
+    normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
+    normalize_query: bool = Field(False, description="unit-length query")
+    placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
+    quantize: bool = Field(True, description=QUANTIZE)
+    gradient: Literal["straight-through", "rotation"] = Field("straight-through", description="gradient estimator")
+    vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
+    commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
+    loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
+    learn: Literal["always", "first-task"] = Field(
+        "always", description="prompts learn in every task, or only in the first; then old statistics stay valid"
+    )
+    prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
+    spread: Spread = Spread()
+    statistics: bool = Field(True, description=STATISTICS)
+
+    @field_validator("length")
+    @classmethod
+    def _even(cls, length: int) -> int:
+        if length % 2:
+            raise ValueError(f"a prompt is split into keys and values, so its length must be even, not {length}")
+        return length
+
+
+# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
+RELEASED: dict[str, Any] = {
+    "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": SHARP,
+    "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",
+    "rebalancing": {"lr": 1e-5, "schedule": "released", "variance": "population"},
+}  # fmt: skip
+
+
+class VQPrompt(Method):
+    title = "VQ-Prompt"
+    year = 2024
+    summary = "soft selection, quantized to one of 10 prompts; class statistics"
+    Options = VQOptions
+    uses_query = True
+    presets = {
+        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.py)
+        "released-cub": {
+            **RELEASED, "rebalancing": {**RELEASED["rebalancing"], "ratio": 2}, "schedule": "coda", "tau": 5.0,
+        },
+        "closed-form": CLOSED_FORM,
+        "first-task": {**CLOSED_FORM, "learn": "first-task"},
+    }  # fmt: skip
+
+    def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        check_blocks(options.blocks, vit.config.depth)
+        self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width, options.spread)
+
+    def prepare_training(self, data: TaskData) -> None:
+        if data.task.number == 0 and self.options.spread.keys == "k-means":
+            self.pool.start_keys(data.queries, data.seed)
+
+    def grow(self, task: TaskInfo) -> None:
+        super().grow(task)
+        self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
+
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        o = self.options
+        alpha = self.prompt_weights(view.query)
+        prompt = self.pool.mix(alpha)
+        losses = self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
+        if o.quantize:
+            quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
+            prompt = quantized.prompt
+            losses |= {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
+        prompts = dict(zip(o.blocks, prompt.unbind(1), strict=True))
+        return self.vit.encode(view.tokens, prompts, o.placement).float(), losses
+
+    def prompt_weights(self, query: Tensor) -> Tensor:
+        return self.pool.weights(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)
+
+    @torch.no_grad()
+    def choices(self, query: Tensor) -> Tensor | None:
+        return self.pool.nearest(self.pool.mix(self.prompt_weights(query))) if self.options.quantize else None
+
+    @property
+    def choosable(self) -> int:
+        return self.options.pool if self.options.quantize else 0
+
+
+class VQPromptS(VQPrompt):
+    title = "VQ-Prompt-S"
+    summary = "VQ-Prompt without class statistics"
+
+    class Options(VQOptions):
+        statistics: bool = Field(False, description=STATISTICS)
+
+
+class SoftPrompt(VQPrompt):
+    title = "Soft-Prompt"
+    summary = "the soft prompt itself, no quantization, no statistics"
+
+    class Options(VQOptions):
+        quantize: bool = Field(False, description=QUANTIZE)
+        statistics: bool = Field(False, description=STATISTICS)

@@ -1,0 +1,211 @@
+"""A table in every format (Markdown, CSV, LaTeX, an HTML page), and its figures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import write_atomically
+from vqprompt.research.paper import formats
+from vqprompt.research.paper.charts import Chart, distinct_name, make_charts
+from vqprompt.research.paper.grids import Grid, described
+from vqprompt.research.paper.results import NONE, Accuracy, Measure, Row, make_rows, read_runs
+from vqprompt.research.report import figures
+from vqprompt.research.report.render import render
+
+Cell = Callable[[Row], str]
+
+
+OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
+
+
+CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The same cells in every format. Notes below the table explain the marks."""
+
+    grid: Grid
+    rows: list[Row]
+
+    @property
+    def _axes(self) -> list[str]:
+        return list(dict.fromkeys(key for row in self.rows for key in row.variant))
+
+    @cached_property
+    def columns(self) -> dict[str, list[str]]:
+        """The cells of each column, by heading. Empty columns are left out."""
+
+        def method(row: Row) -> str:  # the axes and the backbone have separate columns
+            changed = {key: change for key, change in row.changed.items() if key != "backbone"}
+            return distinct_name(replace(row, variant={}, changed=changed), self.rows) + (
+                OTHER_SETTINGS if changed else ""
+            )
+
+        def ours(key: Measure) -> Cell:
+            return lambda row: _spread(*row.ours(key), _mark(row))
+
+        def paper(key: Accuracy) -> Cell:
+            return lambda row: _spread(*row.paper(key), PAPER_NOTE if row.quoted and row.quoted.mark else "")
+
+        def difference(key: Accuracy) -> Cell:
+            return lambda row: _signed(row.difference(key), _mark(row))
+
+        def setting(key: str) -> Cell:
+            return lambda row: described({key: row.variant[key]})[0].partition("=")[2] if key in row.variant else ""
+
+        cells: dict[str, Cell] = {
+            "method": method,
+            **{key: setting(key) for key in self._axes},
+            "FAA": ours("faa"),
+            "CAA": ours("caa"),
+            "forgetting": ours("forgetting"),
+            "trainable": lambda row: _count(row.mean("trainable")),
+            "images/s": lambda row: _count(row.mean("images_per_second")),
+            "paper FAA": paper("faa"),
+            "paper CAA": paper("caa"),
+            "Δ FAA": difference("faa"),
+            "Δ CAA": difference("caa"),
+            "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
+            "backbone": lambda row: row.backbone + _mark(row) if row.runs else NONE,
+        }
+        if self.grid.ablation:
+            del cells["trainable"], cells["images/s"]
+        columns = {heading: [cell(row) for row in self.rows] for heading, cell in cells.items()}
+        return {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}}
+
+    @property
+    def headings(self) -> list[str]:
+        return list(self.columns)
+
+    def cells(self, row: Row) -> list[str]:
+        return [column[self.rows.index(row)] for column in self.columns.values()]
+
+    @property
+    def notes(self) -> list[str]:
+        quoted = f" The paper's numbers: its {self.grid.table}." if any(row.quoted for row in self.rows) else ""
+        notes = ["Mean ± standard deviation over the seeds (of these n runs, as the paper's code has it)." + quoted]
+        ran = [row for row in self.rows if row.runs]
+
+        def whose(rows: list[Row]) -> str:
+            return "all" if rows == ran and len(ran) > 1 else ", ".join(dict.fromkeys(row.title for row in rows))
+
+        hardware = dict[str, list[Row]]()
+        for row in ran:
+            for name in row.hardware:
+                hardware.setdefault(name, []).append(row)
+        notes += [f"Hardware: {name}: {whose(rows)}" for name, rows in hardware.items()]
+        for backbone in dict.fromkeys(row.backbone for row in self.rows if row.other_backbone):
+            theirs = ", ".join(self.grid.backbones)
+            notes.append(
+                f"{OTHER_BACKBONE} NOT the paper's backbone: measured with {backbone}, where the paper has {theirs}. "
+                "Compare methods with each other, not these numbers with the paper's."
+            )
+        changed = dict[str, list[Row]]()
+        for row in self.rows:
+            for key, (now, then) in row.changed.items():
+                if key != "backbone":
+                    changed.setdefault(f"{key} is {now}, not {then}".replace("null", "none"), []).append(row)
+        notes += [f"{OTHER_SETTINGS} {change}: {whose(rows)}" for change, rows in changed.items()]
+        marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
+        return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
+
+    def markdown(self) -> str:
+        return formats.markdown(self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes)
+
+    def csv(self) -> str:
+        """One column per number, not rounded."""
+        numbers = [f"{of}{key}{what}" for of in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
+        headings = [
+            "method", "variant", *numbers, "faa_difference", "caa_difference", *CSV_MEASURES, "forgetting_std", "seeds",
+            "backbone", "paper_backbone", "other_backbone", "hardware", "paper_table", "paper_note", "changed",
+        ]  # fmt: skip
+        return formats.comma_separated([headings, *map(self._csv_row, self.rows)])
+
+    def _csv_row(self, row: Row) -> list[Any]:
+        values = [*row.ours("faa"), *row.ours("caa"), *row.paper("faa"), *row.paper("caa")]
+        values += [row.difference("faa"), row.difference("caa"), *map(row.mean, CSV_MEASURES)]
+        values.append(row.ours("forgetting")[1])
+        return [
+            row.method, " ".join(described(row.variant)), *("" if value is None else value for value in values),
+            " ".join(map(str, row.seeds)), row.backbone if row.runs else "", " ".join(self.grid.backbones),
+            int(row.other_backbone), "; ".join(row.hardware), self.grid.table if row.quoted else "",
+            row.quoted.mark if row.quoted else "", " ".join(f"{key}={now}" for key, (now, _) in row.changed.items()),
+        ]  # fmt: skip
+
+    def latex(self) -> str:
+        first, seeds = 1 + len(self._axes), self.headings.index("seeds")
+        columns = "l" * first + "r" * (seeds - first) + "l" * (len(self.headings) - seeds)
+        return formats.latex(
+            self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes, columns
+        )  # fmt: skip
+
+    def html(self, folder: Path, charts: Sequence[Chart] = ()) -> str:
+        """folder: where the page will be written; links to the runs' own pages are relative to it."""
+        first, seeds = 1 + len(self._axes), self.headings.index("seeds")
+        rows = [
+            {"cells": self.cells(row)[:first], "numbers": self.cells(row)[first:seeds],
+             "rest": self.cells(row)[seeds + 1 :],
+             "seeds": [(seed, _link(row.runs[seed].folder, folder)) for seed in row.seeds]}
+            for row in self.rows
+        ]  # fmt: skip
+        warned = any(row.other_backbone for row in self.rows)
+        headings = [(heading, first <= n < seeds) for n, heading in enumerate(self.headings)]
+        drawn = [(replace(chart, svg=Markup(chart.svg))) for chart in charts]
+        return render(
+            "table.html", title=self.grid.title, table=self.grid.table, headings=headings, rows=rows, notes=self.notes,
+            charts=drawn, warned=warned,
+        )  # fmt: skip
+
+    def write(self, folder: Path, figure: bool = False) -> list[Path]:
+        """Write NAME.md, .csv, .tex and .html into the folder, and with `figure` also .svg."""
+        charts = make_charts(self.grid, self.rows) if figure else []
+        files = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html(folder, charts)}
+        texts = {folder / f"{self.grid.name}.{kind}": text for kind, text in files.items()}
+        texts |= {folder / f"{chart.name}.svg": figures.standalone(chart.svg, chart.lines) for chart in charts}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, content in texts.items():
+            write_atomically(path, content)
+        return list(texts)
+
+
+def _mark(row: Row) -> str:
+    return OTHER_BACKBONE if row.other_backbone else ""
+
+
+def _spread(value: float | None, std: float | None, mark: str = "") -> str:
+    if value is None:
+        return NONE
+    return (f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}") + mark
+
+
+def _count(value: float | None) -> str:
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def _signed(value: float | None, mark: str) -> str:
+    return NONE if value is None else f"{value:+.2f}{mark}"
+
+
+def _link(run: Path | None, page: Path) -> str | None:
+    if run is None or not (run / "report.html").exists():
+        return None
+    return quote(Path(os.path.relpath(run / "report.html", page)).as_posix())
+
+
+def make_table(grid: Grid, source: Path, from_bench: bool = True) -> Table:
+    """The table from a folder that `bench run` wrote; or, with from_bench=False, from any folder or file of runs."""
+    rows = make_rows(grid, read_runs(source), source if from_bench else None)
+    if not any(row.runs for row in rows):
+        small = "; it holds runs of --small" if (source / f"{grid.name}-small").is_dir() else ""
+        raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`{small}")
+    return Table(grid, rows if from_bench else [row for row in rows if row.runs])

@@ -1,0 +1,200 @@
+"""The page people look at: one HTML file per run, and one that puts several runs side by side.
+
+What is notable about this implementation:
+- a page is complete: no script, no font, no image from elsewhere (its own security policy forbids them)
+- every name on it passes through an escaping template (`templates/`); only figures go in as they are
+- accuracy matrices are tables, not pictures: they can be read aloud, copied, and scrolled on a phone
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import write_atomically
+from vqprompt.research.report import figures, prompt_use
+from vqprompt.research.report.formats import UNKNOWN, duration, fixed, percent, short
+from vqprompt.research.report.render import render
+from vqprompt.research.results.config import flatten, read_saved_config
+from vqprompt.research.results.result import ClassResults, EpochLosses, PromptUse, RunResult
+
+PAGE_NAME = "report.html"
+
+
+def write_report(folder: Path) -> Path:
+    """Write `folder/report.html` from the run's metrics.json and config.json. The run may still be going on."""
+    result = RunResult.read(folder)
+    page = render(
+        "run.html",
+        m=result,
+        learned=result.learned,
+        cards=_cards(result),
+        charts=_accuracy_charts(result),
+        loss_charts=_loss_charts(result.losses),
+        prompt_use=_prompt_use(result.prompt_use),
+        tasks=_task_rows(result),
+        classes=_classes(ClassResults.read(folder)),
+        config=flatten(read_saved_config(folder)),
+    )  # fmt: skip
+    target = folder / PAGE_NAME
+    write_atomically(target, page)
+    return target
+
+
+def write_comparison(folders: Sequence[Path], target: Path) -> Path:
+    """Write one page about several runs. A run without a page gets one, so that no link is dead."""
+    if not folders:
+        raise UserError("a comparison needs at least one run's folder; none was given")
+    results = [RunResult.read(folder) for folder in folders]
+    names = _names(folders, results)
+    lines = [
+        figures.distinct_line(n, name, result.average_accuracy)
+        for n, (name, result) in enumerate(zip(names, results, strict=True))
+    ]
+    runs = []
+    for folder, result, line in zip(folders, results, lines, strict=True):
+        own = folder / PAGE_NAME
+        if not own.exists():
+            write_report(folder)
+        link = quote(Path(os.path.relpath(own, target.parent)).as_posix())
+        runs.append({"m": result, "learned": result.learned, "link": link, "line": line})
+    data_sets = list(dict.fromkeys(result.data for result in results))
+    title = "Average accuracy over the tasks seen so far, after each task: " + "; ".join(map(line_in_words, lines))
+    page = render(
+        "comparison.html",
+        runs=runs,
+        heading=" · ".join(dict.fromkeys(result.title for result in results)),
+        data=" and ".join(data_sets),
+        several_data_sets=len(data_sets) > 1,
+        chart=Markup(figures.accuracy_chart(lines, "accuracy", title)),
+        best=_best(results),
+    )  # fmt: skip
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, page)
+    return target
+
+
+def line_in_words(line: figures.Line) -> str:
+    """The values of a chart's line as text, for people who cannot see the chart."""
+    return f"{line.name}: {', '.join(percent(v) for v in line.values)}"
+
+
+def _cards(result: RunResult) -> list[tuple[str, str, str]]:
+    """The headline numbers: name, value, meaning."""
+    averages = result.average_accuracy
+    so_far = "" if result.done or not averages else f" So far: {percent(averages[-1])}."
+    single = len(result.tasks) == 1
+    forgetting = "One task: nothing to forget." if single else "Points that tasks fell from their best, on average."
+    rate = result.images_per_second
+    return [
+        ("FAA", percent(result.faa), f"Final average accuracy: over all tasks, after the last.{so_far}"),
+        ("CAA", percent(result.caa), "Cumulative average accuracy: the mean of the averages after each task."),
+        ("Forgetting", UNKNOWN if single else fixed(result.forgetting), forgetting),
+        ("Time", duration(result.seconds), "Learning and testing of all tasks."),
+        ("Images per second", fixed(rate, 0), "Speed of training." if rate else "Nothing was trained."),
+        (
+            "Prompting parameters",
+            f"{result.parameters.prompting:,}",
+            f"Of {short(result.parameters.trainable)} trainable; the backbone has {short(result.parameters.backbone)}.",
+        ),
+    ]
+
+
+def _accuracy_charts(result: RunResult) -> dict[str, Any]:
+    """The curve over tasks, and the bars of forgetting. Before the second task, neither has anything to show."""
+    if result.learned < 2:
+        return {}
+    average = figures.distinct_line(0, "average over the tasks seen so far", result.average_accuracy)
+    diagonal = [result.accuracy[j][j] for j in range(result.learned)]
+    latest = figures.Line("the task just learned", diagonal, figures.COLORS[3], "D", ":")
+    lines, drops = [average, latest], result.forgetting_per_task
+    after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
+    forgetting = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
+    return {
+        "lines": lines,
+        "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
+        "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
+    }
+
+
+def _loss_charts(epochs: Sequence[EpochLosses]) -> list[tuple[str, Markup]]:
+    """One chart per loss term."""
+    tasks = [epoch.task for epoch in epochs]
+    charts = []
+    for n, term in enumerate(dict.fromkeys(term for epoch in epochs for term in epoch.losses)):
+        values = [epoch.losses.get(term) for epoch in epochs]
+        first, last = (next((v for v in order if v is not None), None) for order in (values, reversed(values)))
+        title = f"Loss “{term}” over {len(values)} epochs: from {fixed(first, 4)} to {fixed(last, 4)}"
+        charts.append((term, Markup(figures.loss_chart(tasks, values, f"loss{n}", title))))
+    return charts
+
+
+def _prompt_use(use: PromptUse | None) -> dict[str, Any] | None:
+    if use is None or not use.counts:
+        return None
+    shares = [[[n / max(sum(counts), 1) for n in counts] for counts in task] for task in use.counts]
+    highest = max(share for task in shares for block in task for share in block)
+    blocks = []
+    for b, block in enumerate(use.blocks):
+        of_tasks = [task[b] for task in shares]
+        total = len(of_tasks[0])
+        in_use = sum(any(task[n] > 0 for task in of_tasks) for n in range(total))
+        title = f"Block {block}: {in_use} of {total} prompts in use; by task, from the first: " + ", ".join(
+            str(sum(share > 0 for share in task)) for task in of_tasks
+        )
+        chart = Markup(figures.prompt_use_chart(of_tasks, highest or 1, f"use{b}", title))
+        blocks.append({"block": block, "in_use": in_use, "total": total, "chart": chart})
+    tested = {"cells": prompt_use.cells(use), "kept": prompt_use.kept(use)} if use.test else None
+    return {"blocks": blocks, "highest": 100 * highest, "tested": tested}
+
+
+def _task_rows(result: RunResult) -> list[dict[str, Any]]:
+    rows = []
+    for number, classes in enumerate(result.tasks):
+        known = [a for a in result.accuracy[number] if a is not None]
+        seconds = result.task_seconds[number] if number < len(result.task_seconds) else None
+        first, now = (known[0], known[-1]) if known else (None, None)
+        rows.append({"number": number + 1, "classes": classes, "first": first, "now": now, "seconds": seconds})
+    return rows
+
+
+def _classes(found: ClassResults | None) -> dict[str, Any] | None:
+    """Classes, the weakest first, and the worst mistakes; None for a run that did not record them."""
+    if found is None:
+        return None
+    weakest = sorted((c for c in found.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
+    return {"after": found.after, "weakest": weakest, "worst": found.worst}
+
+
+def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:
+    """One name per run: the method's title. Where titles are equal the seed is added, and then the folder."""
+    names = [result.title for result in results]
+    above = os.path.commonpath([folder.resolve().parent for folder in folders])
+    places = [os.path.relpath(folder.resolve(), above) for folder in folders]
+    for more in ([f"seed {result.seed}" for result in results], places):
+        times = Counter(names)
+        names = [f"{name}, {extra}" if times[name] > 1 else name for name, extra in zip(names, more, strict=True)]
+    return names
+
+
+def _best(results: Sequence[RunResult]) -> dict[str, float | None]:
+    """The best of each number, to be printed bold. None where the runs differ in data or number of tasks: their
+    numbers cannot be compared."""
+    comparable = len({(result.data, len(result.tasks)) for result in results}) == 1
+
+    def best(values: Sequence[float | None], largest: bool) -> float | None:
+        known = [value for value in values if value is not None]
+        return (max if largest else min)(known) if comparable and len(known) > 1 else None
+
+    return {
+        "faa": best([result.faa for result in results], largest=True),
+        "caa": best([result.caa for result in results], largest=True),
+        "forgetting": best([result.forgetting for result in results], largest=False),
+    }

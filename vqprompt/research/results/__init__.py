@@ -1,0 +1,1 @@
+"""Typed records of a run: its settings and its result."""

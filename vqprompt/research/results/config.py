@@ -1,0 +1,258 @@
+"""The settings of a run: one validated record, saved with the run as config.json.
+
+A user gives some settings. The preset, the config file, the method and the data set fill in others, in this order;
+what is still open gets the common default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from vqprompt.core.errors import UserError, explain, shown
+from vqprompt.core.files import read_json
+from vqprompt.research.datasets import DATASETS, parse_data
+from vqprompt.research.methods import find_method
+from vqprompt.research.methods.base import Method, StatisticsOptions
+from vqprompt.research.methods.recipes import find_recipe, recipe_settings
+from vqprompt.research.training.settings import Training
+
+FILE = "config.json"
+DEEPEST = 20  # lists and groups in each other, in any setting
+DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+
+# Settings that say on which machine and how a run is computed. Two runs that differ only in these are the same run.
+MACHINE_SETTINGS = ("device", "compile", "deterministic")
+# A run may be resumed with other values of these. (Precision does change results, so it is not a machine setting.)
+RESUMABLE_SETTINGS = (*MACHINE_SETTINGS, "precision")
+
+
+class RunConfig(Training, extra="forbid"):
+    data: str = Field("quickdraw50", description="a data set: NAME, NAME=PATH, or a folder or zip of images")
+    tasks: int | list[int] | list[list[str]] = Field(
+        10, description="number of tasks, or the classes of each task, by count or by name"
+    )
+    method: str = "vq-prompt"
+    backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
+    seed: int = Field(1, ge=0, le=2**63 - 1, description="0 keeps the natural class order")
+    size: int = Field(224, ge=8, le=2048, description="image size in px, a multiple of the backbone's patch")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="fraction of the training images to hold out and test on, instead of the test set"
+    )
+    train_per_class: int | None = Field(None, ge=1, description="maximum number of training images per class")
+    test_per_class: int | None = Field(None, ge=1, description="maximum number of test images per class")
+    train_choice: Literal["first", "seed"] = Field(
+        "first",
+        description="which images train_per_class takes: the first ones (data sets by name, whose order is fixed), or "
+        "some drawn by the seed (folders)",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, xpu")
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    deterministic: bool = Field(
+        True, description="on CUDA, use only kernels that give the same bits every time; false is a little faster"
+    )
+    options: dict[str, Any] = Field({}, description="the method's own settings (vqprompt methods NAME)")
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not DEVICES.fullmatch(device):
+            raise ValueError("expected auto, cpu, cuda, cuda:N, mps or xpu")
+        return device
+
+    @property
+    def training(self) -> Training:
+        return Training(**{name: getattr(self, name) for name in Training.model_fields})
+
+
+def resolve(
+    given: dict[str, Any], preset: str | None = None, file: dict[str, Any] | None = None, recipe: bool = False
+) -> RunConfig:
+    """Fill in what was not given.
+
+    For each setting the first of these that has it wins: what is given, the preset, the file, the published recipe (if
+    `recipe`), the method's defaults, the data set's defaults, the common defaults. Keys are settings of the run or of
+    the method; dots reach into groups (`rebalancing.lr`).
+    """
+    file = file or {}
+    _refuse_absurd({**file, **given})
+    method_name = str({**file, **given}.get("method", "vq-prompt"))
+    if file.get("method", method_name) != method_name:  # the file's options are another method's: leave them out
+        file = {key: value for key, value in file.items() if key != "options"}
+    method = find_method(method_name)
+    layers = [given]
+    if preset is not None:
+        layers.append(_find_preset(method_name, method, preset))
+    entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
+    published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
+    if preset == "released":  # settings for the data set win over the preset, which knows no data set
+        layers.insert(1, published)
+    layers += [file, *([published] if recipe else []), method.training_defaults]
+    if entry is not None:
+        layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
+    elif not _is_saved(file):  # a run that was saved before there was a choice took the first ones
+        layers.append({"train_choice": "seed"})
+    run: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for layer in reversed(layers):
+        for key, value in layer.items():
+            if key == "options":
+                if not isinstance(value, dict):
+                    raise UserError(f"options={shown(value)}: expected settings by name, as in --set tau=5")
+                for name, inner in value.items():
+                    _put(options, name, inner)
+            elif key in RunConfig.model_fields:
+                run[key] = value
+            elif key.split(".")[0] in method.Options.model_fields:
+                _put(options, key, value)
+            else:
+                _refuse_unknown(key, method_name, [*RunConfig.model_fields, *method.Options.model_fields])
+    try:
+        checked = method.Options(**options)
+    except ValidationError as error:
+        raise UserError(explain(error, f"options of {method_name}")) from None
+    try:
+        return RunConfig(**run, options=checked.model_dump())
+    except ValidationError as error:
+        raise UserError(explain(error, "run settings")) from None
+
+
+def _is_saved(file: dict[str, Any]) -> bool:
+    """Whether a file of settings is one that a run wrote: those name every setting of their time."""
+    return {"data", "tasks", "method", "seed", "precision", "options"} <= file.keys()
+
+
+def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
+    """The recipe for a run's data, backbone and tasks."""
+    data, backbone = (str(known.get(key, RunConfig.model_fields[key].default)) for key in ("data", "backbone"))
+    tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
+    count = len(tasks) if isinstance(tasks, list) else tasks
+    return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
+
+
+def _refuse_absurd(settings: dict[str, Any]) -> None:
+    """Numbers beyond 64 bits fit in no setting, and Python does not even print those of thousands of digits. The same
+    goes for lists in lists in lists."""
+    for key, value in settings.items():
+        inner = [(value, 0)]
+        while inner:
+            one, depth = inner.pop()
+            if isinstance(one, int) and one.bit_length() > 64:
+                raise UserError(f"{_shorten(key)}: a number of {one.bit_length()} bits is too large")
+            if depth > DEEPEST:
+                raise UserError(f"{_shorten(key)}: nested more than {DEEPEST} deep; give a simpler value")
+            below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+            inner += [(value, depth + 1) for value in below]
+
+
+def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:
+    if preset not in method.presets:
+        available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
+        raise UserError(f"{name} has no preset {preset!r}; {available}")
+    return method.presets[preset]
+
+
+def _applies(key: str, method: type[Method]) -> bool:
+    """Whether a data set's option applies to a method.
+
+    The method must have the option. An option inside a group (`rebalancing.lr`) must also be one that the method left
+    at its common default: SLCA and HiDe-Prompt have their own recipe, which a data set must not change in part.
+    """
+    group, _, inner = key.partition(".")
+    if group not in method.Options.model_fields:
+        return False
+    common = StatisticsOptions.model_fields.get(group)
+    return not inner or common is None or method.Options.model_fields[group].default == common.default
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings by their dotted names, as one writes them on the command line."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return flat
+
+
+def completed(config: dict[str, Any]) -> dict[str, Any]:
+    """A saved run's settings. Settings that did not exist when it was saved get the values of that time."""
+    try:
+        options = find_method(str(config.get("method", "vq-prompt"))).complete_options(config.get("options", {}))
+        then = {name: field.get_default() for name, field in Training.model_fields.items()}
+        return resolve({**then, "train_choice": "first", **config, "options": options}).model_dump(mode="json")
+    except UserError:
+        return config  # it has settings that no longer exist, so it equals no run of today
+
+
+def read_saved_config(folder: Path) -> dict[str, Any]:
+    """The settings in a run's folder, as they were saved. `completed` adds newer settings."""
+    path = folder / FILE
+    if not path.exists():
+        raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected an object of settings; restore it or do the run again")
+    return found
+
+
+def _put(target: dict[str, Any], key: str, value: Any) -> None:
+    """Put `a.b=1` into {"a": {"b": 1}}. Groups merge, so that a later layer may change one setting of a group."""
+    head, _, rest = key.partition(".")
+    if rest:
+        _put(target, head, {rest: value})
+    elif isinstance(value, dict):
+        if not isinstance(target.get(head), dict):
+            target[head] = {}
+        for name, inner in value.items():
+            _put(target[head], name, inner)
+    else:
+        target[head] = value
+
+
+def _refuse_unknown(key: str, method: str, known: list[str]) -> None:
+    near = difflib.get_close_matches(key.split(".")[0], known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(f"no setting is called {key!r} for {method}; {hint}there are {', '.join(known)}")
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`key=value`. The value is read as JSON if it is JSON, else as text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {_shorten(text)!r}: expected key=value, as in --set tau=5")
+    try:
+        return key.strip(), json.loads(value)
+    except json.JSONDecodeError:
+        return key.strip(), value
+    except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets
+        raise UserError(f"--set {_shorten(text)!r}: the value is too long or too deeply nested") from None
+
+
+def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
+    """Settings from a JSON or TOML file. A run's config.json is such a file."""
+    kind = "TOML" if path.suffix == ".toml" else "JSON"
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text) if kind == "TOML" else json.loads(text)
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise UserError(f"{option} {path}: not valid {kind} (nested too deeply)") from None
+    except ValueError as error:  # bad syntax, bad encoding, or a number of thousands of digits
+        raise UserError(f"{option} {path}: not valid {kind} ({_shorten(str(error))})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{option} {path}: expected an object of settings")
+    return found
+
+
+def _shorten(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

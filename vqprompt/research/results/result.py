@@ -1,0 +1,161 @@
+"""The result of a run: the typed record behind `metrics.json`.
+
+A run writes it after each task. The report, the paper's tables and the trackers read it back through the same model.
+Files of older versions lack some fields; these are None or empty here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vqprompt.core.errors import UserError, explain
+from vqprompt.core.files import read_json, write_atomically
+
+FILE = "metrics.json"
+CLASSES_FILE = "classes.json"
+SCHEMA_VERSION = 2  # 1: before the version was written
+
+
+class Record(BaseModel):
+    """Written as JSON and read back. A loss that diverged is NaN, and stays NaN (by default pydantic writes null)."""
+
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
+
+
+class ParameterCounts(Record):
+    prompting: int = 0
+    classifier: int = 0
+    backbone: int = 0
+    trainable: int = 0
+
+
+class EpochLosses(Record):
+    """The mean of each loss term over the steps of one epoch."""
+
+    task: int
+    epoch: int
+    losses: dict[str, float]
+
+
+class PromptUse(Record):
+    """How many images choose each prompt.
+
+    counts[task][block][prompt]: of a task's training images, after that task. test[after][task][block][prompt]: of a
+    task's test images, after a later task (or the same one); prompts that none chooses are left out.
+    """
+
+    blocks: list[int]
+    counts: list[list[list[int]]]
+    test: list[list[list[dict[int, int]]]] = []
+
+
+class ClassResult(Record):
+    """Test images of one class. task: from 0. taken_for: the class that its images were most often taken for."""
+
+    name: str
+    task: int
+    right: int
+    total: int
+    taken_for: str | None = None
+    times: int = 0
+
+
+class Mistake(Record):
+    """A wrong answer. picture: a small JPEG as a data: address."""
+
+    label: str
+    answer: str
+    probability: float
+    picture: str | None = None
+
+
+class ClassResults(Record):
+    """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
+    mistakes, the surest first."""
+
+    after: int
+    classes: list[ClassResult]
+    worst: list[Mistake] = []
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / CLASSES_FILE, self.model_dump_json(indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> ClassResults | None:
+        """None for a run of an older version, which has no such file."""
+        path = folder / CLASSES_FILE
+        if not path.exists():
+            return None
+        try:
+            return cls.model_validate(read_json(path))
+        except ValidationError as error:
+            raise UserError(f"{path}: not the classes of a run ({explain(error, 'its fields')})") from None
+
+
+class RunResult(Record):
+    """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
+
+    schema_version: int = Field(1, description="1 where a file does not say")
+    method: str = ""
+    title: str = ""
+    data: str = ""
+    backbone: str = ""
+    seed: int = 0
+    tasks: list[list[str]] = []
+    done: bool
+    faa: float | None = None
+    caa: float | None = None
+    forgetting: float | None = None
+    average_accuracy: list[float] = []
+    forgetting_per_task: list[float] = []
+    accuracy: list[list[float | None]] = []
+    seconds: float | None = None
+    task_seconds: list[float] = []
+    images_per_second: float | None = None
+    parameters: ParameterCounts = ParameterCounts()
+    bytes_per_class: int | None = None
+    exemplars: int = 0
+    prompt_use: PromptUse | None = None
+    losses: list[EpochLosses] = []
+    validation: float = 0.0
+    notes: list[str] = []
+    hardware: str = ""
+    processes: int = Field(1, description="how many computed it together, last")
+    rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
+
+    @property
+    def trainable(self) -> int:
+        """The largest number of parameters that learned in any task."""
+        return self.parameters.trainable
+
+    @property
+    def learned(self) -> int:
+        """How many tasks have been learned so far."""
+        return len(self.average_accuracy)
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / FILE, self.model_dump_json(indent=1))
+
+    @classmethod
+    def read(cls, folder: Path) -> RunResult:
+        """The result in a run's folder."""
+        path = folder / FILE
+        if not path.exists():
+            raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")
+        return cls.parse(read_json(path), str(path))
+
+    @classmethod
+    def parse(cls, content: Any, where: str) -> RunResult:
+        try:
+            found = cls.model_validate(content)
+        except ValidationError as error:
+            raise UserError(f"{where}: not the result of a run ({explain(error, 'its fields')})") from None
+        if found.schema_version > SCHEMA_VERSION:
+            raise UserError(
+                f"{where}: written by a newer vqprompt (schema {found.schema_version}, this one reads up to "
+                f"{SCHEMA_VERSION}); update vqprompt"
+            )
+        return found

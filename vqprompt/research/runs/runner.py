@@ -1,0 +1,403 @@
+"""One run: a stream is learned task by task and tested after each. It can be resumed from its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import accumulate
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from vqprompt.core import metrics as m
+from vqprompt.core.data.stream import Stream, Task
+from vqprompt.core.errors import CheckpointError, UserError, explain
+from vqprompt.core.files import lock_folder, write_atomically
+from vqprompt.core.progress import Progress, Report, Stage, ignore
+from vqprompt.core.runtime.device import Runtime, hardware, rounding
+from vqprompt.core.runtime.distributed import joined
+from vqprompt.research.datasets import open_dataset, parse_data
+from vqprompt.research.learner.checkpoint import INFO, tidy
+from vqprompt.research.learner.learner import Learner
+from vqprompt.research.learner.state import SavedState
+from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
+from vqprompt.research.results.result import (
+    SCHEMA_VERSION,
+    ClassResults,
+    EpochLosses,
+    ParameterCounts,
+    PromptUse,
+    RunResult,
+)
+from vqprompt.research.runs.classes import class_results
+from vqprompt.research.runs.limits import refuse_what_cannot_fit
+from vqprompt.research.runs.tracking import Tracking
+from vqprompt.research.training.loop import Epoch
+
+
+def _checkpoint_seconds() -> float:
+    """How long to wait at least between two saves in the middle of a task."""
+    given = os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60")
+    try:
+        return float(given)
+    except ValueError:
+        raise UserError(f"VQPROMPT_CHECKPOINT_SECONDS={given!r}: expected a number of seconds, such as 60") from None
+
+
+CHECKPOINT_SECONDS = _checkpoint_seconds()
+TRAINING_PASSES = 2.0  # work of one training image, in test images; for the remaining time
+
+
+def run(
+    config: RunConfig,
+    out: Path,
+    resume: bool = False,
+    progress: Report = ignore,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    report: bool = True,
+    shared_queries: Path | None = None,
+    track: Sequence[str] = (),
+    at_once: int = 1,
+) -> RunResult:
+    """Do a run in the folder `out`; returns its result, which is also in `out/metrics.json`.
+
+    In several processes (distributed.py) each of them calls this; the first one writes.
+
+    report: write `out/report.html`. shared_queries: a folder in which runs on the same images share queries
+    (learner/queries.py). track: names of `tracking.TRACKERS`. at_once: how many runs share the hardware; it is noted in
+    the result, because speeds depend on it.
+    """
+    refuse_what_cannot_fit(config)
+    first = joined().first
+    if first:
+        refuse_conflicts(out, config, resume)
+    with lock_folder(out) if first else nullcontext():
+        work = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
+        work.open(resume)
+        result = work.learn_all()
+        if report and first:
+            from vqprompt.research.report.pages import write_report  # slow to import, and needed only here
+
+            write_report(out)
+        work.tracking.finish(result)
+        return result
+
+
+class RunState(BaseModel):
+    """What a run remembers in its checkpoint besides the learner."""
+
+    accuracy: list[list[float]] = []  # after each task, on the tasks so far
+    losses: list[EpochLosses] = []
+    prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
+    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
+    task_seconds: list[float] = []
+    steps: int = 0
+    seconds: float = 0.0  # up to the last save
+    seconds_in_task: float = 0.0  # of the open task, up to the last save
+    trainable: int = 0  # the most parameters that any task trained
+    images: list[str] = Field([], description="digests of each task's images")
+    rounding: list[dict[str, str | int]] = Field([], description="the machines that worked on it (runtime.rounding)")
+
+
+class Run:
+    """The steps of a run, in order: `open`, then for each task `learn`, `test` and `save_task`."""
+
+    learner: Learner
+    stream: Stream
+    classes: ClassResults  # after the task just tested
+
+    def __init__(
+        self, config: RunConfig, out: Path, progress: Report, checkpoint_seconds: float, shared_queries: Path | None,
+        track: Sequence[str], at_once: int,
+    ) -> None:  # fmt: skip
+        self.config, self.out, self.progress, self.at_once = config, out, progress, at_once
+        self.checkpoint_seconds, self.shared_queries = checkpoint_seconds, shared_queries
+        self.ranks = joined()
+        self.tracking = Tracking(track if self.ranks.first else (), out)
+        self.state = RunState()
+        self.notes: list[str] = []
+        self.started = self.saved = self.task_started = time.perf_counter()
+        self.seconds_before = 0.0  # spent before this process
+
+    # ------------------------------------------------------------------ open
+
+    def open(self, resume: bool) -> None:
+        """The learner, new or as it was saved, and the stream of tasks."""
+        c, saved = self.config, self.ranks.from_first(lambda: self._read_saved(resume))
+        with self.ranks.one_per_machine_first():  # it downloads and decodes what the others then find
+            begun = self._create() if saved is None else self._restore(saved)
+            dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored)
+        self.learner.shared_queries = self.shared_queries
+        images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
+        self.stream = Stream(dataset, c.tasks, *images)
+        if self.learner.method.joint:  # the same classes, in one task
+            self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
+        self._refuse_other_images(begun)
+        self._refuse_ranks_that_cannot_share()
+        if self.ranks.first:
+            write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
+        self.seconds_before = self.state.seconds
+
+    def _create(self) -> int:
+        c = self.config
+        where = {key: getattr(c, key) for key in RESUMABLE_SETTINGS}
+        tasks = c.tasks if isinstance(c.tasks, int) else len(c.tasks)
+        self.learner = Learner(
+            c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
+        )
+        return 0
+
+    def _read_saved(self, resume: bool) -> SavedState | None:
+        if not resume or not (self.out / INFO).exists():
+            return None
+        saved = SavedState.read(self.out)
+        tidy(self.out)
+        if "run" not in saved.info:
+            raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
+        return saved
+
+    def _restore(self, saved: SavedState) -> int:
+        """Returns how many tasks were begun."""
+        runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
+        self.learner = Learner.from_state(saved, runtime, self.config.backbone)
+        try:
+            self.state = RunState(**saved.info["run"])
+        except ValidationError as error:
+            raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
+        return len(self.learner.history) + (saved.unfinished is not None)
+
+    def _refuse_other_images(self, begun: int) -> None:
+        """A resumed run must have the classes and images that it began with. begun: number of tasks that were begun."""
+        learned = [name for task in self.stream.tasks[: len(self.learner.history)] for name in task.classes]
+        if self.learner.classes != learned:
+            raise UserError(
+                f"--resume {self.out}: {self.config.data} has other classes now than when the run began; put them back"
+            )
+        images = [task.train.digest() + task.test.digest() for task in self.stream.tasks]
+        for number, (then, now) in enumerate(zip(self.state.images[:begun], images, strict=False), start=1):
+            if then.startswith("files:") != now.startswith("files:"):
+                before = "streamed" if then.startswith("files:") else "decoded all at once"
+                raise UserError(
+                    f"--resume {self.out}: images were {before} when the run began, so they cannot be compared with "
+                    "those of now; set VQPROMPT_CACHE_GB as it was then"
+                )
+            if then != now:  # an image that was learned from might now be tested with
+                raise UserError(
+                    f"--resume {self.out}: {self.config.data} has other images for task {number} now than when the run "
+                    "began; put them back, or start again in another folder"
+                )
+        self.state.images = images
+
+    def _refuse_ranks_that_cannot_share(self) -> None:
+        """Before any work: more processes than images, or processes that would compute something else."""
+        count, smallest = self.ranks.count, min(self.stream.tasks, key=lambda task: len(task.train))
+        if count > len(smallest.train):
+            raise UserError(
+                f"{count} processes cannot share the {len(smallest.train)} training images of task "
+                f"{smallest.number + 1}; start at most {len(smallest.train)}"
+            )
+        if count > self.config.batch_size:
+            raise UserError(
+                f"{count} processes cannot share batches of {self.config.batch_size} images; start at most "
+                f"{self.config.batch_size}, or give a larger --batch-size"
+            )
+        self.ranks.refuse_differences(
+            weights_of_the_backbone=self.learner.built.weights,
+            images=hashlib.sha256("".join(self.state.images).encode()).hexdigest()[:16],
+            device=self.learner.device.type,
+        )
+
+    # ------------------------------------------------------------------ learn
+
+    def learn_all(self) -> RunResult:
+        self.work = Work(self.stream, self.learner, self.config.epochs, self.progress)
+        self.tracking.begin(self.config.model_dump(mode="json"))
+        here = rounding(self.learner.device, self.ranks.count)
+        if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
+            self.state.rounding.append(here)
+        with self.tracking:
+            for task in self.stream.start_at(len(self.learner.history)):
+                self.learn(task)
+                self.test(task)
+                self.save_task(task)
+            return self.write_result()  # also when a finished run is resumed
+
+    def learn(self, task: Task) -> None:
+        self.task_started = time.perf_counter() - self.state.seconds_in_task
+        self.work.begin(task)
+        self.learner.learn(task, self.work.report, self._log_epoch, self._checkpoint)
+
+    def test(self, task: Task) -> None:
+        seen = self.stream.seen(task.number)
+        answers = self.learner.test(seen, self.work.report)
+        self.state.accuracy.append(answers.accuracies())
+        self.classes = class_results(seen, answers)
+        self.state.prompt_use.append(self.learner.prompt_use(task.train))
+        tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
+        self.state.test_prompt_use.append(
+            [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
+        )
+
+    def save_task(self, task: Task) -> None:
+        state = self.state
+        state.task_seconds.append(time.perf_counter() - self.task_started)
+        state.seconds_in_task = 0.0
+        state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
+        self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
+        if self.ranks.first:
+            self.classes.write(self.out)
+        self._save()
+        self.write_result()
+
+    def write_result(self) -> RunResult:
+        result = self.result()
+        if self.ranks.first:
+            result.write(self.out)
+        return result
+
+    def _log_epoch(self, epoch: Epoch) -> None:
+        state = self.state
+        means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
+        state.losses.append(EpochLosses(task=len(self.learner.history), epoch=epoch.number, losses=means))
+        self.tracking.losses(state.steps, epoch.losses)
+        state.steps += max(map(len, epoch.losses.values()))
+
+    def _checkpoint(self) -> None:
+        if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
+            self.state.seconds_in_task = time.perf_counter() - self.task_started
+            self._save()
+
+    def _save(self) -> None:
+        self.state.seconds = self.seconds_before + time.perf_counter() - self.started
+        if self.ranks.first:
+            self.learner.save(self.out, run=self.state.model_dump(mode="json"))
+        self.saved = time.perf_counter()
+
+    # ------------------------------------------------------------------ what was found out
+
+    def result(self) -> RunResult:
+        config, state, method = self.config, self.state, self.learner.method
+        total, learned = len(self.stream), len(state.accuracy)
+        # the state has one list per column (after task j, on tasks 0..j); the matrix has one row per task
+        accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
+        square = [row[:learned] for row in accuracy[:learned]]
+        done, counts = learned == total, method.parameter_counts()
+        counts["trainable"] = max(counts["trainable"], state.trainable)
+        speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
+        return RunResult(
+            schema_version=SCHEMA_VERSION,
+            method=config.method,
+            title=method.title,
+            data=config.data,
+            backbone=config.backbone,
+            seed=config.seed,
+            tasks=[task.classes for task in self.stream.tasks],
+            done=done,
+            faa=m.final_average_accuracy(square) if done else None,
+            caa=m.cumulative_average_accuracy(square) if done else None,
+            forgetting=m.forgetting(square) if done else None,
+            average_accuracy=m.average_accuracies(square),
+            forgetting_per_task=m.forgetting_per_task(square),
+            accuracy=accuracy,
+            seconds=state.seconds,
+            task_seconds=state.task_seconds,
+            images_per_second=speed,
+            parameters=ParameterCounts(**counts),
+            bytes_per_class=method.bytes_per_class(),
+            exemplars=method.exemplar_count(),
+            prompt_use=self._prompt_use(),
+            losses=state.losses,
+            validation=config.validation,
+            notes=[*self.stream.dataset.notes, *self._left_out(), *self._rounding_note()],
+            hardware=self._hardware(),
+            processes=self.ranks.count,
+            rounding=state.rounding,
+        )
+
+    def _hardware(self) -> str:
+        together = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
+        return hardware(self.learner.device) + together + (f", {self.at_once} runs at once" if self.at_once > 1 else "")
+
+    def _prompt_use(self) -> PromptUse | None:
+        uses = [use for use in self.state.prompt_use if use]
+        if not uses:
+            return None
+        blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
+        tested = self.state.test_prompt_use
+        # a run that an older version began has no prompt use of test images for its first tasks
+        return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
+
+    def _left_out(self) -> list[str]:
+        total, used = len(self.stream.dataset.classes), sum(len(task.classes) for task in self.stream.tasks)
+        return [f"{total - used} of {total} classes are in no task"] if used < total else []
+
+    def _rounding_note(self) -> list[str]:
+        if len(self.state.rounding) < 2:
+            return []
+        return [
+            "resumed on another processor, number of threads or processes, or version of PyTorch than it began on: "
+            "equal to an uninterrupted run up to rounding, not to the bit"
+        ]
+
+
+class Work:
+    """Adds up the work of a run, to estimate the remaining time. Its unit is the work of one test image."""
+
+    def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
+        self.progress, self.stream = progress, stream
+        self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
+        tested = accumulate(len(task.test) for task in stream.tasks)  # after each task, all tasks so far
+        per_task = [
+            cost + len(task.train) + tests
+            for cost, task, tests in zip(self.learning, stream.tasks, tested, strict=True)
+        ]
+        self.starts = [0.0, *accumulate(per_task)]
+        self.done, self.task = self.starts[len(learner.history)], stream.tasks[0]
+
+    def begin(self, task: Task) -> None:
+        self.task, self.done = task, self.starts[task.number]
+
+    def report(self, event: Progress) -> None:
+        """A stage's own progress, as progress of the whole run."""
+        number, share = self.task.number, event.done / event.total if event.total else 0.0
+        start, learned = self.starts[number], self.starts[number] + self.learning[number]
+        if event.stage is Stage.LEARNING:
+            done = start + share * self.learning[number]
+        elif event.stage is Stage.STATISTICS:
+            done = learned + share * len(self.task.train)
+        else:
+            done = learned + len(self.task.train) + event.done
+        self.done = min(max(done, self.done), self.starts[number + 1])
+        self.progress(Progress(event.stage, self.done, self.starts[-1], number, len(self.stream)))
+
+
+def check_out(out: Path) -> None:
+    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
+        raise UserError(f"--out {out}: {file} is a file; give a folder")
+
+
+def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
+    """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
+    check_out(out)
+    existing = out / "config.json"
+    if existing.exists():
+        if not resume:
+            raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
+        old = completed(read_saved_config(out))
+        then, now = flatten(old), flatten(config.model_dump(mode="json"))
+        # paths of data and weights may change; that their content is the same is checked later
+        moved = {"backbone"} if Path(config.backbone).is_file() else set()
+        moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
+        free = {*RESUMABLE_SETTINGS, *moved}
+        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
+        if changed:
+            pairs = ", ".join(
+                f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
+                for k in changed[:4]
+            )
+            raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
+    elif (out / INFO).exists():
+        raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")

@@ -1,0 +1,220 @@
+"""Tracking: sends a run's numbers to MLflow or TensorBoard while it runs, to watch many runs in one place.
+
+Tracking changes no result. A tracker that fails is dropped with a warning, and the run goes on. Every value has a name
+and a step; a step that a tracker already has is not sent again, so a run that was killed and resumed leaves the same
+points as one that was not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import write_atomically
+from vqprompt.research.results.config import flatten
+from vqprompt.research.results.result import RunResult
+
+
+class Point(NamedTuple):
+    name: str
+    step: int  # from 1
+    value: float
+
+
+def final_numbers(result: RunResult) -> dict[str, float]:
+    """The numbers of a finished run, by name."""
+    numbers = {"faa": result.faa, "caa": result.caa, "forgetting": result.forgetting}
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+class Tracker:
+    """Created before any work, so that it can refuse what cannot work; `begin` is called when the run begins."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.resuming = (out / "config.json").exists()  # checked before this run writes its own
+        self.last_step: dict[str, int] = {}  # per name, the last step that the tracker already has
+
+    def new_among(self, points: Sequence[Point]) -> list[Point]:
+        """The points that the tracker does not have yet."""
+        return [point for point in points if point.step > self.last_step.get(point.name, 0)]
+
+    def begin(self, config: dict[str, str]) -> None: ...
+    def log(self, points: Sequence[Point]) -> None: ...
+    def finish(self, result: RunResult) -> None: ...
+    def close(self, status: str) -> None: ...
+
+
+class MLflow(Tracker):
+    """One MLflow run per run. A file in the run's folder keeps its id, for a resume."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out)
+        from mlflow import MlflowClient
+
+        self.client, self.note, self.run = MlflowClient(), out / "mlflow_run_id.txt", None
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "vqprompt"
+        found = self.client.get_experiment_by_name(name)
+        self.experiment = found.experiment_id if found else self.client.create_experiment(name)
+        if found and found.lifecycle_stage != "active":
+            raise UserError(f"the experiment {name!r} was deleted; restore it, or set MLFLOW_EXPERIMENT_NAME")
+        if self.resuming and self.note.exists():
+            run_id = self.note.read_text(encoding="utf-8").strip()
+            with suppress(Exception):  # its type depends on the store
+                self.run = self.client.get_run(run_id)
+            if self.run is None or self.run.info.lifecycle_stage != "active":
+                raise UserError(f"the run {run_id} is not in this store; set MLFLOW_TRACKING_URI to the one where it "
+                                f"was started, or delete {self.note} to start a new one")  # fmt: skip
+
+    def begin(self, config: dict[str, str]) -> None:
+        from mlflow.entities import Param
+
+        if self.run is None:
+            self.run = self.client.create_run(self.experiment, run_name=self.out.as_posix())
+            write_atomically(self.note, self.run.info.run_id)
+        self.id, data = self.run.info.run_id, self.run.data
+        self.client.update_run(self.id, "RUNNING")
+        # MLflow refuses to change a parameter, and refuses values of more than 6000 characters
+        params = [Param(key, value[:6000]) for key, value in config.items() if key not in data.params]
+        self.client.log_batch(self.id, params=params)
+        self.last_step = {
+            name: max(m.step for m in self.client.get_metric_history(self.id, name)) for name in data.metrics
+        }
+
+    def log(self, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(point.name, point.value, now, point.step) for point in points]
+        for first in range(0, len(metrics), 1000):  # MLflow takes at most 1000 per call
+            self.client.log_batch(self.id, metrics[first : first + 1000])
+
+    def finish(self, result: RunResult) -> None:
+        for name in ("config.json", "metrics.json", "report.html"):
+            if (self.out / name).exists():
+                self.client.log_artifact(self.id, str(self.out / name))
+
+    def close(self, status: str) -> None:
+        self.client.set_terminated(self.id, status)
+
+
+class TensorBoard(Tracker):
+    """Event files in the run's folder."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out)
+        import torch.utils.tensorboard  # noqa: F401
+
+    def begin(self, config: dict[str, str]) -> None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        folder, self.texts = self.out / "tensorboard", set[str]()
+        if self.resuming and folder.exists():
+            there = EventAccumulator(str(folder)).Reload()
+            self.last_step = {name: there.Scalars(name)[-1].step for name in there.Tags()["scalars"]}
+            self.texts = {name.removesuffix("/text_summary") for name in there.Tags()["tensors"]}
+        self.writer = SummaryWriter(str(folder))
+        *beginning, self.end = hparams(
+            {k: _number(v) for k, v in config.items()}, dict.fromkeys(("faa", "caa", "forgetting"), 0)
+        )
+        if "config" not in self.texts:
+            self._text("config", config, *beginning)
+
+    def _text(self, name: str, rows: dict[str, str], *summaries: Any) -> None:
+        cells = [f"|{key}|{value.replace('|', '¦')}|" for key, value in rows.items()]
+        for summary in summaries:
+            self.writer._get_file_writer().add_summary(summary)
+        self.writer.add_text(name, "\n".join([f"|{name}||", "|---|---|", *cells]))
+        self.writer.flush()
+
+    def log(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self.writer.add_scalar(point.name, point.value, point.step)
+        self.writer.flush()  # now, because the next checkpoint will say that these steps are done
+
+    def finish(self, result: RunResult) -> None:
+        if "report" not in self.texts:  # TensorBoard cannot show pages, so it gets the numbers and the page's path
+            numbers = {name.upper(): f"{value:.2f}" for name, value in final_numbers(result).items()}
+            self._text("report", numbers | {"page": str((self.out / "report.html").resolve())}, self.end)
+
+    def close(self, status: str) -> None:
+        self.writer.close()
+
+
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+
+
+def open_tracker(name: str, out: Path) -> Tracker:
+    if name not in TRACKERS:
+        raise UserError(f"--track {name}: no such tracker; there are {' and '.join(TRACKERS)}")
+    try:
+        return TRACKERS[name](out)
+    except ImportError as error:
+        raise UserError(f'--track {name}: a library is missing ({error}); pip install "vqprompt[{name}]"') from None
+    except UserError as error:
+        raise UserError(f"--track {name}: {error}") from None
+    except Exception as error:  # a server that does not answer, a damaged store …
+        raise UserError(f"--track {name}: cannot be used ({_first_line(error)}); fix that or leave it out") from None
+
+
+class Tracking:
+    """All trackers of a run."""
+
+    def __init__(self, names: Sequence[str], out: Path) -> None:
+        self.trackers = {name: open_tracker(name, out) for name in names}
+
+    def begin(self, config: dict[str, Any]) -> None:
+        self._call(lambda tracker: tracker.begin(flatten(config)))
+
+    def losses(self, steps_before: int, losses: dict[str, list[float]]) -> None:
+        """The losses of every step of one epoch, by term. Steps are counted through all tasks."""
+        self._log([Point(f"loss/{name}", step, value) for name, values in losses.items()
+                   for step, value in enumerate(values, steps_before + 1)])  # fmt: skip
+
+    def accuracies(self, accuracies: Sequence[float]) -> None:
+        """The accuracies on all tasks so far. The step is the number of tasks."""
+        after, average = len(accuracies), sum(accuracies) / len(accuracies)
+        tasks = [Point(f"accuracy/task_{task:02}", after, value) for task, value in enumerate(accuracies, 1)]
+        self._log([*tasks, Point("accuracy/average", after, average)])
+
+    def finish(self, result: RunResult) -> None:
+        self._log([Point(name, len(result.tasks), value) for name, value in final_numbers(result).items()])
+        self._call(lambda tracker: tracker.finish(result))
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        status = "FINISHED" if kind is None else "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
+        self._call(lambda tracker: tracker.close(status))
+
+    def _log(self, points: Sequence[Point]) -> None:
+        self._call(lambda tracker: tracker.log(tracker.new_among(points)))
+
+    def _call(self, action: Callable[[Tracker], None]) -> None:
+        """Do something with every tracker; drop those that fail. A full disk or a lost server must not end a run."""
+        for name, tracker in list(self.trackers.items()):
+            try:
+                action(tracker)
+            except Exception as error:
+                del self.trackers[name]
+                text = f"--track {name} failed and is not used any more ({tracker.out}: {_first_line(error)})"
+                warnings.warn(text, stacklevel=2)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

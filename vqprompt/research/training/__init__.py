@@ -1,0 +1,5 @@
+"""How a task is learned: settings, batches, the loop, and steps that are recorded once and replayed."""
+
+from vqprompt.research.training.settings import Training
+
+__all__ = ["Training"]

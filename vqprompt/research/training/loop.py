@@ -1,0 +1,119 @@
+"""The one training loop (paper, section 4.4): optimizer and schedule by settings, everything drawn from seeds.
+
+All randomness of an epoch comes from (seed, task, epoch), and kernels add up in the same order every time. So an epoch
+can be repeated, and a run that was killed and resumed gives the same result as one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.progress import Progress, Report, Stage, ignore
+from vqprompt.core.runtime.device import Runtime
+from vqprompt.core.runtime.distributed import WHOLE
+from vqprompt.research.training.batches import TaskBatches, draw
+from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, set_rates
+from vqprompt.research.training.recorded import Recorded
+from vqprompt.research.training.schedules import rate_at
+from vqprompt.research.training.settings import Training
+from vqprompt.research.training.view import View
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A finished epoch: its number and, for each loss term, the value of every step."""
+
+    number: int
+    losses: dict[str, list[float]]
+
+
+class TrainingLoop:
+    """Minimizes the sum of a method's losses over the batches of one task.
+
+    for epoch in TrainingLoop(method.losses, method.parameter_groups(), method.vit, batches, runtime):
+        print(epoch.losses)
+
+    losses_of: gives the loss terms of a view. groups: the optimizer's parameter groups. task: the task's number.
+    """
+
+    def __init__(
+        self,
+        losses_of: Callable[[View], Losses],
+        groups: list[dict[str, Any]],
+        vit: ViT,
+        batches: TaskBatches,
+        runtime: Runtime,
+        task: int = 0,
+    ) -> None:
+        self.losses_of, self.vit, self.batches, self.runtime, self.task = losses_of, vit, batches, runtime, task
+        self.settings: Training = batches.settings
+        self.ranks, self.part = batches.ranks, WHOLE
+        self.optimizer = make_optimizer(groups, self.settings.optimizer, self.settings.lr, self.settings.weight_decay)
+        self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
+        self.progress: Report = ignore
+
+    def state(self) -> dict[str, Any]:
+        """Everything that another loop needs to continue from here. Call it between two epochs."""
+        return {
+            "epoch": self.next_epoch,
+            "optimizer": self.optimizer.state_dict(),
+            "images_seen": self.images_seen,
+            "seconds": self.seconds,
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue from another loop's `state`, which may come from another machine."""
+        self.next_epoch, self.images_seen, self.seconds = state["epoch"], state["images_seen"], state["seconds"]
+        saved = state["optimizer"]
+        own_flags = [  # these depend on the machine, not on what was learned
+            {key: group[key] for key in ("fused", "capturable") if key in group}
+            for group in self.optimizer.param_groups
+        ]
+        groups = [{**group, **flags} for group, flags in zip(saved["param_groups"], own_flags, strict=True)]
+        self.optimizer.load_state_dict({**saved, "param_groups": groups})
+
+    def __iter__(self) -> Iterator[Epoch]:
+        """Train, and yield after each epoch."""
+        recorded = Recorded(self._step, self.runtime.device, wanted=self.ranks.count == 1)
+        step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
+        shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
+        for number in range(self.next_epoch, self.settings.epochs):
+            started = time.perf_counter()
+            losses, values = Losses(), list[Tensor]()
+            with self.runtime.repeatable():
+                for size, inputs in zip(self.batches.sizes[number], self.batches.epoch(number), strict=True):
+                    set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
+                    self.part = self.ranks.part(size)
+                    losses = recorded(inputs)
+                    # a copy: the next replay overwrites its losses
+                    values.append(self.part.weigh(torch.stack(list(losses.values()))))
+                    step += 1
+                    shown += size
+                    self.images_seen += size
+                    self.progress(Progress(Stage.LEARNING, shown, total))
+            self.next_epoch = number + 1
+            summed = self.ranks.add_up(torch.stack(values, dim=1))
+            per_term = summed.tolist()  # the only place that waits for the device, once per epoch
+            self.seconds += time.perf_counter() - started
+            yield Epoch(number, dict(zip(losses, per_term, strict=True)))
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, inputs: Inputs) -> Losses:
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.runtime.autocast(self.vit):
+            images, query = partial(draw, inputs, self.vit), inputs.get("query")
+            losses = self.losses_of(View(self.vit, images, query, inputs["labels"], self.task, self.part))
+        self.part.weigh(torch.stack(list(losses.values())).sum()).backward()
+        self.ranks.add_gradients(p for group in self.optimizer.param_groups for p in group["params"])
+        if self.settings.clip:
+            clip_gradients(self.optimizer, self.settings.clip)
+        self.optimizer.step()
+        return {name: value.detach() for name, value in losses.items()}

@@ -1,0 +1,138 @@
+"""The classifier, corrected from class statistics after each task (paper, section 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
+from vqprompt.research.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
+from vqprompt.research.training.recorded import Recorded
+from vqprompt.research.training.settings import OptimizerName
+
+
+class Rebalancing(BaseModel, extra="forbid"):
+    """How the classifier is corrected after a task."""
+
+    how: Literal["train", "closed-form"] = Field(
+        "train", description="train the classifier on pseudo-features, or solve for it (linear discriminant)"
+    )
+    covariance: Covariance = Field("diagonal", description="diagonal as in the paper, full per class, or one shared")
+    centroids: int = Field(1, ge=1, description="Gaussians per class")
+    centroid_weights: CentroidWeights = Field(
+        "size", description="draw in proportion to a centroid's images, or equally from all with more than one image"
+    )
+    variance: Variance = Field("sample", description="squared residuals divided by n - 1, or by n (population)")
+    epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
+    lr: float = Field(1e-3, gt=0, description="learning rate; 1e-5 in the released code")
+    schedule: Literal["epochs", "released"] = Field(
+        "epochs", description="cosine to zero per epoch; released: per step to 1e-6, after a first step at ten times lr"
+    )
+    optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
+    weight_decay: float = Field(5e-4, ge=0, description="of the classifier")
+    ratio: int = Field(4, ge=1, description="pseudo-features per class and epoch, in batches")
+    steps_for: Literal["old", "seen"] = Field(
+        "old", description="one step per epoch for each old class, or for each class seen"
+    )
+    steps: int = Field(
+        200, ge=1, description="most steps per epoch; without a limit, twice the classes take four times as long"
+    )
+    logit_norm: float = Field(0.0, ge=0, description="temperature of logit normalization; 0: none")
+    norm_by_task: bool = Field(False, description="divide by the mean of the tasks' norms, not by the norm of all")
+    mean_decay: float = Field(0.0, ge=0, lt=1, description="shrink the means of older tasks by up to this fraction")
+    shrinkage: float = Field(0.1, ge=0, le=1, description="closed-form only: weight of the identity in the covariance")
+
+
+def normalized_cross_entropy(
+    logits: Tensor, labels: Tensor, temperature: float, task_sizes: Sequence[int] | None = None
+) -> Tensor:
+    """Cross-entropy of logits divided by their own norm and a temperature (Wei et al. 2022); 0: plain.
+
+    task_sizes: take the norm of each task's logits, and the mean of these norms (SLCA).
+    """
+    if temperature:
+        parts = logits.split(list(task_sizes or [logits.shape[-1]]), dim=-1)
+        norm = torch.stack([part.norm(dim=-1, keepdim=True) for part in parts]).mean(0)
+        logits = logits / ((norm + 1e-7) * temperature)
+    return F.cross_entropy(logits, labels)
+
+
+def rebalance(
+    head: nn.Linear,
+    statistics: ClassStatistics,
+    old_classes: int,
+    batch_size: int,
+    settings: Rebalancing,
+    seed: int,
+    task_sizes: Sequence[int] | None = None,
+) -> None:
+    """Correct the classifier, using only the statistics.
+
+    Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
+    class (or every class, by `steps_for`), each with that many features, but at most `steps` steps. If this limit
+    applies, only as many features are drawn as these steps need, of classes chosen at random. This saves time and
+    memory for features that no step would use.
+
+    task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
+    """
+    if (settings.norm_by_task or settings.mean_decay) and not task_sizes:
+        raise ValueError("norm_by_task and mean_decay need the sizes of the tasks")
+    if settings.how == "closed-form":
+        _solve(head, statistics, settings.shrinkage)
+        return
+    device = head.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    optimizer = make_optimizer(
+        [{"params": list(head.parameters())}], settings.optimizer, settings.lr, settings.weight_decay
+    )
+
+    def take_step(inputs: Inputs) -> Losses:
+        optimizer.zero_grad(set_to_none=True)
+        sizes = task_sizes if settings.norm_by_task else None
+        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
+        optimizer.step()
+        return {}
+
+    step = Recorded(take_step, device)  # recorded, because there are thousands of tiny steps
+    count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
+    if settings.mean_decay and task_sizes:
+        ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
+        scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
+    classes = old_classes if settings.steps_for == "old" else len(statistics.means)
+    steps = min(classes, settings.steps)
+    limited = settings.steps < classes and (roots is None or len(roots) == 1)
+    for epoch in range(settings.epochs):
+        set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
+        if limited:
+            features, labels = statistics.sample_some(count * steps, generator, scales, roots)
+            order = torch.arange(len(labels), device=device)  # their classes are already in random order
+        else:
+            features, labels = statistics.sample(count, generator, scales, roots)
+            order = torch.randperm(len(labels), device=device, generator=generator)
+        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
+            if settings.schedule == "released":
+                set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
+            step({"features": features[chunk], "labels": labels[chunk]})
+    optimizer.zero_grad(set_to_none=True)
+
+
+def released_rate(lr: float, step: int, steps: int) -> float:
+    """VQ-Prompt's published rate: its scheduler starts from lr, but the first step still has ten times that."""
+    return 10 * lr if step == 0 else cosine_decay(lr, 1e-6, step - 1, steps)
+
+
+@torch.no_grad()
+def _solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float) -> None:
+    """Linear discriminant: W = Σ⁻¹ μ, b = −½ μᵀ Σ⁻¹ μ, with one covariance for all classes."""
+    covariance = statistics.class_covariance().double()
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    covariance = (1 - shrinkage) * covariance + (shrinkage * covariance.diagonal().mean() + JITTER) * identity
+    means = statistics.class_means().double()
+    weight = torch.linalg.solve(covariance, means.T).T
+    head.weight.copy_(weight)
+    head.bias.copy_(-0.5 * (weight * means).sum(1))

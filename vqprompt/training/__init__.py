@@ -1,5 +1,0 @@
-"""How a task is learned: settings, batches, the loop, and steps that are recorded once and replayed."""
-
-from vqprompt.training.settings import Training
-
-__all__ = ["Training"]
