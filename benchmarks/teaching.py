@@ -101,7 +101,7 @@ def warm(size: int, home: Path) -> dict[str, float]:
     model = Model.load(home / "m.vqp")
     photo = home / "photos" / "class 000" / "0.jpg"
     model.predict(photo)
-    vit = model._open_features().vit
+    vit = model.extractor.vit
     blank = torch.randn(1, 3, size, size)
     bare, asked = [], []
     with torch.inference_mode():
@@ -137,7 +137,7 @@ def one_more_class(home: Path) -> dict[str, float]:
         return ClassRecord.of(np.arange(20, dtype=np.uint64) + np.uint64(100 * number), to_fixed_point(features))
 
     blank = Model(size=224, device="cpu")
-    blank._open_features()
+    _ = blank.extractor
     assert blank._stored is not None
     backbone: Backbone = blank._stored.backbone
     photos = photographs(home / "one more", 1, 20, 400, start=5000)
@@ -153,7 +153,7 @@ def one_more_class(home: Path) -> dict[str, float]:
         for i in range(3):
             started = time.perf_counter()
             model = Model.load(path)
-            new = {**model._content.classes, f"new {i}": record(2000 + i)}
+            new = {**model.knowledge.classes, f"new {i}": record(2000 + i)}
             model._change(new, (*model.history, event[0]), True)
             model.save()
             times.append(time.perf_counter() - started)

@@ -72,7 +72,7 @@ def asked(folders: dict[str, Path]) -> list[Path]:
 
 
 def tensors(model: Model) -> dict[str, np.ndarray]:
-    return model._content.trained.tensors
+    return model.knowledge.trained.tensors
 
 
 # ---------------------------------------------------------------------------------------------- training
@@ -101,7 +101,7 @@ def test_features_are_those_of_the_trained_network(fresh, folders, taught):
 
 
 def test_held_out_images_are_what_accuracy_is_measured_with(folders, taught):
-    content = Model.load(taught)._content
+    content = Model.load(taught).knowledge
     for name, record in content.classes.items():
         assert record.count == IMAGES and record.unseen.sum() == 2
         assert content.facts["per_class"][name][1] == 2
@@ -111,7 +111,7 @@ def test_nothing_held_out_leaves_accuracy_unmeasured(fresh, folders):
     model = fresh()
     found = model.learn(folders["first"], effort="good", hold_out=0)
     assert found.accuracy is None and model.accuracy is None
-    assert not any(record.unseen.any() for record in model._content.classes.values())
+    assert not any(record.unseen.any() for record in model.knowledge.classes.values())
     assert len(model.predict(asked(folders))) == len(asked(folders))
 
 
@@ -121,29 +121,29 @@ def test_nothing_held_out_leaves_accuracy_unmeasured(fresh, folders):
 def test_instant_on_a_trained_model_is_exact_and_trains_nothing(folders, taught):
     one, other = Model.load(taught), Model.load(taught)
     before = {name: tensor.copy() for name, tensor in tensors(one).items()}
-    old = one._content.classes["apple"]
+    old = one.knowledge.classes["apple"]
     one.learn(folders["second"])
     for place in sorted(folders["second"].iterdir(), reverse=True):
         other.learn(place, place.name)
     assert np.array_equal(one.predict_proba(asked(folders)), other.predict_proba(asked(folders)))
     assert all(np.array_equal(tensor, tensors(one)[name]) for name, tensor in before.items())
-    assert one._content.classes["apple"] is old and one.show()["moved"] == [] and one.effort == taught.stem
+    assert one.knowledge.classes["apple"] is old and one.show()["moved"] == [] and one.effort == taught.stem
 
 
 def test_training_on_moves_the_memory_and_undo_brings_all_of_it_back(folders, taught, tmp_path):
     model = Model.load(taught)
-    before, answers = model._content, model.predict_proba(asked(folders))
+    before, answers = model.knowledge, model.predict_proba(asked(folders))
     found = model.learn(folders["second"], effort=model.effort)
     assert found.new_classes == tuple(SECOND) and model.show()["moved"] == FIRST
     assert model.history[-1]["effort"] == model.effort
     for name in FIRST:
-        old, now = before.classes[name], model._content.classes[name]
+        old, now = before.classes[name], model.knowledge.classes[name]
         assert np.array_equal(old.names, now.names) and not np.array_equal(old.kept, now.kept)
         assert np.abs(now.kept.sum(0) - now.total).max() <= IMAGES  # the mean moved like the images
     # where the memory says the old images are now is nearer to where they are than where they were
     names = {name: sorted((folders["first"] / name).glob("*.png")) for name in FIRST}
     truly = {name: model.embed(files).mean(0) for name, files in names.items()}
-    moved = sum(np.linalg.norm(model._content.classes[n].mean - truly[n]) for n in FIRST)
+    moved = sum(np.linalg.norm(model.knowledge.classes[n].mean - truly[n]) for n in FIRST)
     stale = sum(np.linalg.norm(before.classes[n].mean - truly[n]) for n in FIRST)
     assert moved < stale
 
@@ -160,7 +160,7 @@ def test_an_instant_model_can_be_trained_later_and_undone(fresh, folders):
     answers = model.predict_proba(asked(folders))
     model.learn(folders["second"], effort="good")
     assert model.effort == "good" and set(model.classes) == set(FIRST + SECOND) and model.show()["moved"] == FIRST
-    assert all(model._content.classes[name].unseen.all() for name in FIRST)  # nothing was trained on these
+    assert all(model.knowledge.classes[name].unseen.all() for name in FIRST)  # nothing was trained on these
     model.undo()
     assert model.effort == "instant" and np.array_equal(model.predict_proba(asked(folders)), answers)
 
@@ -239,7 +239,7 @@ def test_the_exported_graph_has_what_was_trained(fresh, folders, taught, tmp_pat
 
     model = Model.load(taught, device="cpu")
     session = open_session(export_onnx(model, tmp_path / "model.onnx"))
-    shares, familiar = session.run(None, prepared(asked(folders), model._open_features().side))
+    shares, familiar = session.run(None, prepared(asked(folders), model.extractor.side))
     expected, margin = model.judge(model.embed(asked(folders)))
     np.testing.assert_allclose(shares, expected, atol=2e-3)
     np.testing.assert_allclose(familiar, margin, atol=2e-2, rtol=2e-3)
@@ -267,8 +267,8 @@ def test_the_file_says_what_was_trained(taught):
 
 def test_training_that_does_not_fit_its_method_is_refused(taught, folders):
     model = Model.load(taught)
-    damaged = replace(model._content.trained, tensors={"nothing": np.zeros(3, np.float32)})
-    model._stored = replace(model._stored, content=replace(model._content, trained=damaged))
+    damaged = replace(model.knowledge.trained, tensors={"nothing": np.zeros(3, np.float32)})
+    model._stored = replace(model._stored, content=replace(model.knowledge, trained=damaged))
     with pytest.raises(UserError, match="an unknown part, 'nothing'"):
         model.predict(asked(folders))
 

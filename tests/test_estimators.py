@@ -148,7 +148,7 @@ def test_paths_images_and_arrays_are_the_same_to_it(files):
     assert first.predict_proba(paths).shape == (len(paths), 4)
     for other, X in zip(others, (opened, arrays), strict=True):
         assert np.array_equal(first.transform(paths), other.transform(X))
-        one, two = (classifier.model_._content for classifier in (first, other))
+        one, two = (classifier.model_.knowledge for classifier in (first, other))
         assert np.array_equal(one.solved.weights, two.solved.weights)
         assert np.array_equal(one.solved.bias, two.solved.bias)
         # images are kept in another order, so sums round in another way; 20 rounds of golden section find the logarithm

@@ -67,14 +67,14 @@ def test_answers_are_the_same_for_any_number_of_images(model, exported, images):
 
 
 def test_several_kinds_of_a_class_are_one_column(model, images):
-    solved = model._content.solved
+    solved = model.knowledge.solved
     two = Discriminant(
         np.concatenate([solved.weights[:1] * 0.9, solved.weights]),
         np.concatenate([solved.bias[:1] * 0.9, solved.bias]),
         np.array([0, 0, 1, 2, 3]),
     )  # fmt: skip
     other = Model.load(model.path, device="cpu")
-    other._stored = replace(other._stored, content=replace(other._content, solved=two))
+    other._stored = replace(other._stored, content=replace(other.knowledge, solved=two))
     whole = Whole(other).eval()
     given = {name: torch.from_numpy(value) for name, value in prepared(list(images), whole.side).items()}
     with torch.no_grad():

@@ -71,7 +71,7 @@ def test_any_order_and_number_of_teachings_gives_the_same_model(folders, taught,
 
     assert once.counts == in_steps.counts == backwards.counts == {"apple": 12, "bicycle": 20, "cactus": 20, "car": 12}
     assert same(once, in_steps, images) and same(once, backwards, images)
-    facts = [{k: v for k, v in m._content.facts.items()} for m in (once, in_steps, backwards)]
+    facts = [{k: v for k, v in m.knowledge.facts.items()} for m in (once, in_steps, backwards)]
     assert facts[0] == facts[1] == facts[2]  # shrinkage, temperature, threshold and accuracy, to the last bit
 
 

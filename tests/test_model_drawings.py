@@ -58,7 +58,7 @@ def test_percentages_are_believable(features):
     shares, _ = model.judge(tested.reshape(-1, tested.shape[2]))
     classes = np.arange(CLASSES).repeat(20)
     error = calibration_error(shares, classes)
-    raw = calibration_error(_softmax(model._content.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
+    raw = calibration_error(_softmax(model.knowledge.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
     assert error < 0.07 < raw  # 320 images: the estimate itself is off by about 2 %
     right = (shares.argmax(1) == classes).mean()
     assert right > 0.6

@@ -76,7 +76,7 @@ def weights(tmp_path_factory):
 
 
 def content(model: Model):
-    return {name: (r.names.tolist(), r.total.tolist(), r.kept.tolist()) for name, r in model._content.classes.items()}
+    return {name: (r.names.tolist(), r.total.tolist(), r.kept.tolist()) for name, r in model.knowledge.classes.items()}
 
 
 def test_a_model_learns_the_same_from_a_folder_shards_and_parquet(sources, weights):
@@ -220,7 +220,7 @@ def test_a_cluster_learns_what_one_process_learns(sources, weights):
     finally:
         ray.shutdown()
     assert found.known_images and content(here) == content(there)
-    weights_of = [model._content.solved.weights for model in (here, there)]
+    weights_of = [model.knowledge.solved.weights for model in (here, there)]
     assert np.abs(weights_of[0] - weights_of[1]).max() <= 1e-10
 
 

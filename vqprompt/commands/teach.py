@@ -106,7 +106,7 @@ def learn(
             )  # fmt: skip
         if found.images:
             taught.save(model, locked=True)
-    line = noticed(taught._content.classes, {*found.new_classes, *found.grown_classes})
+    line = noticed(taught.knowledge.classes, {*found.new_classes, *found.grown_classes})
     if as_json:
         print(json.dumps({**as_dict(found), "noticed": line}, ensure_ascii=False))
     else:

@@ -170,7 +170,7 @@ def _known_images(model: Model | None, name: str) -> int:
 
 def _look(pictures: list[Picture], training: int, model: Model, progress: Report) -> tuple[_Rows, list[Finding]]:
     """Read every image once: its name, its small grey version and its features."""
-    extractor = model._open_features()
+    extractor = model.extractor
     broken, seen = [], dict[int, tuple[int, np.ndarray, int]]()
 
     def remembering(number: int, picture: Picture) -> Picture:
@@ -239,7 +239,7 @@ def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]
     groups = defaultdict(list)
     for row, name in enumerate(rows.names.tolist()):
         groups[name].append(row)
-    owner = {} if model is None else {int(n): c for c, r in model._content.classes.items() for n in r.names}
+    owner = {} if model is None else {int(n): c for c, r in model.knowledge.classes.items() for n in r.names}
     for name, same in groups.items():
         first = rows.pictures[same[0]]
         learned_as = owner.get(name)
@@ -317,7 +317,7 @@ def _judge(
     features, labels = [rows.features[left]], [rows.pictures[r].label for r in left]
     if model is not None:
         new = set(rows.names[left].tolist())
-        for name, record in model._content.classes.items():
+        for name, record in model.knowledge.classes.items():
             old = np.array([int(n) not in new for n in record.names[: len(record.kept)]], bool)
             features.append(record.features[old].astype(np.float32))
             labels += [name] * int(old.sum())

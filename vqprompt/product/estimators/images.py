@@ -118,7 +118,7 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if model._stored.backbone == shared.backbone:
                 model._features = shared
             else:
-                model._open_features()  # says what is wrong, if anything is
+                _ = model.extractor  # says what is wrong, if anything is
         return model
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -219,6 +219,6 @@ class _Remembering:
 @lru_cache(maxsize=4)
 def _shared_features(backbone: str, size: int | None, crop: float, device: str) -> _Remembering:
     model = Model(backbone, size=size, crop=crop, device=device)
-    features = model._open_features()
+    features = model.extractor
     assert model._stored is not None
     return _Remembering(features, model._stored.backbone)

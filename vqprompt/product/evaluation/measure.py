@@ -171,7 +171,7 @@ def test_model(
     before: the same model before its last teaching, to compare with. refuse_unknown_classes: raise an error instead of
     counting images of classes that the model does not know.
     """
-    model._check_taught()
+    model.check_taught()
     own = []
     if isinstance(source, str | Path) and labels is None:
         path = Path(source).expanduser()
@@ -222,7 +222,7 @@ def _match(name: str, classes: Sequence[str]) -> str:
 
 def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.ndarray, list[int], list[str]]:
     rows, kept, broken = [], [], []
-    for number, feature in enumerate(model._open_features().of(pictures)):
+    for number, feature in enumerate(model.extractor.of(pictures)):
         if isinstance(feature, UserError | OSError):
             broken.append(str(feature))
         elif isinstance(feature, Exception):

@@ -49,8 +49,8 @@ class Whole(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        model._check_taught()
-        features, content = model._open_features(), model._content
+        model.check_taught()
+        features, content = model.extractor, model.knowledge
         assert content.solved is not None
         self.vit, self.crop, self.side = features.vit, float(features.crop), int(features.side)
         self.encode = features.encode  # with the prompts or the change that was trained

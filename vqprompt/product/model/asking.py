@@ -26,10 +26,11 @@ class Asking:
         raise NotImplementedError
 
     @property
-    def _content(self) -> Content:
+    def knowledge(self) -> Content:
         raise NotImplementedError
 
-    def _open_features(self) -> Any:
+    @property
+    def extractor(self) -> Any:
         raise NotImplementedError
 
     def predict(
@@ -57,7 +58,7 @@ class Asking:
         self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer | Exception]:
         """Like `answers`, but an image that cannot be read gives its error instead of an answer."""
-        self._check_taught()
+        self.check_taught()
         features = self._embed(pictures)
         good = [f for f in features if not isinstance(f, Exception)]
         answers = iter(self._answers(*self.judge(np.stack(good)), top, unknown, strictness) if good else ())
@@ -82,17 +83,17 @@ class Asking:
             if isinstance(feature, Exception):
                 raise feature
             rows.append(feature)
-        return np.stack(rows) if rows else np.zeros((0, self._open_features().width), np.float32)
+        return np.stack(rows) if rows else np.zeros((0, self.extractor.width), np.float32)
 
     def _embed(self, pictures: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
         wrapped, _ = find_pictures(list(pictures), "picture")
-        extractor = self._open_features()
+        extractor = self.extractor
         return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
 
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
-        content = self._content
-        self._check_taught()
+        content = self.knowledge
+        self.check_taught()
         assert content.solved is not None
         calibration = calibration_of(content.facts)
         scores = content.solved.scores(features)
@@ -105,19 +106,19 @@ class Asking:
     def prompts_used(self, pictures: ImageLike | Sequence[ImageLike]) -> list[list[PromptUse]]:
         """Which prompts each image uses, block by block; an empty list per image for models without prompts."""
         wrapped, _ = find_pictures([pictures] if _is_one(pictures) else list(pictures), "picture")  # type: ignore[arg-type]
-        trained = self._content.trained
+        trained = self.knowledge.trained
         if trained is None or "pool.prompts" not in trained.tensors:
             return [[] for _ in wrapped]
         from vqprompt.product.model.prompt_use import prompts_used
 
-        return prompts_used(self._open_features(), trained, wrapped)
+        return prompts_used(self.extractor, trained, wrapped)
 
     def _asked(self, pictures: ImageLike | Sequence[ImageLike]) -> tuple[np.ndarray, np.ndarray]:
-        self._check_taught()
+        self.check_taught()
         return self.judge(self.embed(pictures))
 
-    def _check_taught(self) -> None:
-        if self._content.solved is None:
+    def check_taught(self) -> None:
+        if self.knowledge.solved is None:
             raise UserError("the model has learned nothing yet; teach it with learn")
 
 

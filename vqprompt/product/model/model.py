@@ -73,23 +73,23 @@ class Model(Asking, OnTheHub):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names, sorted; the columns of `predict_proba`."""
-        return tuple(self._content.classes)
+        return tuple(self.knowledge.classes)
 
     @property
     def counts(self) -> dict[str, int]:
         """Images learned of each class."""
-        return {name: record.count for name, record in self._content.classes.items()}
+        return {name: record.count for name, record in self.knowledge.classes.items()}
 
     @property
     def accuracy(self) -> float | None:
         """Share of right answers for images that it has not learned (left out one at a time); every class counts the
         same."""
-        return self._content.facts.get("accuracy")
+        return self.knowledge.facts.get("accuracy")
 
     @property
     def effort(self) -> str:
         """What was trained: "instant" for nothing, "good" for prompts, "best" for the network."""
-        return "instant" if self._content.trained is None else self._content.trained.effort
+        return "instant" if self.knowledge.trained is None else self.knowledge.trained.effort
 
     @property
     def backbone(self) -> str:
@@ -98,15 +98,16 @@ class Model(Asking, OnTheHub):
 
     @property
     def history(self) -> tuple[dict[str, Any], ...]:
-        return self._content.history
+        return self.knowledge.history
 
     @property
-    def _content(self) -> Content:
+    def knowledge(self) -> Content:
+        """What the model knows: its classes with what is kept of them, its classifier, what was measured."""
         return self._stored.content if self._stored is not None else Content()
 
     def show(self) -> dict[str, Any]:
         """Everything known about the model, for people and programs."""
-        facts = self._content.facts
+        facts = self.knowledge.facts
         per_class = facts.get("per_class", {})
         stored = self._stored
         return {
@@ -118,7 +119,7 @@ class Model(Asking, OnTheHub):
                     "accuracy": share(*per_class.get(name, (0, 0))),
                     "taught": self._dates(name),
                 }
-                for name, record in self._content.classes.items()
+                for name, record in self.knowledge.classes.items()
             ],
             "images": sum(self.counts.values()),
             "accuracy": self.accuracy,
@@ -165,7 +166,7 @@ class Model(Asking, OnTheHub):
         (`on_ray.classroom`); None: this machine.
         """
         started = time.monotonic()
-        check_effort(effort, self._content.trained)
+        check_effort(effort, self.knowledge.trained)
         if not 0 <= hold_out < 1:
             raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
         from vqprompt.product.model import streaming  # slow to import, and not needed to ask
@@ -174,23 +175,23 @@ class Model(Asking, OnTheHub):
 
         pictures, notes = streaming.to_learn(source, labels, exclude)
         check_spelling(self.classes, streaming.labels_of(pictures))
-        extractor = self._open_features()
+        extractor = self.extractor
         assert self._stored is not None
         if where is not None or streaming.too_many(pictures, self._stored.backbone.side):
-            streaming.check_possible(effort, where, self._content.trained)
+            streaming.check_possible(effort, where, self.knowledge.trained)
             place = where or streaming.ThisMachine()
             return streaming.learn_many(self, pictures, notes, place, hold_out, skip_broken, announce, progress)
         with closing(DecodedPictures(self._stored.backbone.side, on_disk)) as decoded:
-            new = scan(list(pictures), self._content.classes, decoded, skip_broken, progress)
+            new = scan(list(pictures), self.knowledge.classes, decoded, skip_broken, progress)
             if not new.pictures:
                 return nothing_new(new, self.accuracy, notes, started)
             if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
                 notes.append(f"nothing was trained: {reason}; learned as at effort instant")
                 effort = "instant"
-            fresh = tuple(name for name in sorted(set(new.labels)) if name not in self._content.classes)
+            fresh = tuple(name for name in sorted(set(new.labels)) if name not in self.knowledge.classes)
             if announce is not None:
                 announce(self._plan(effort, new.labels, fresh, extractor))
-            before, trained = self._content, self._content.trained
+            before, trained = self.knowledge, self.knowledge.trained
             moved = set(before.facts.get("moved", []))
             if effort == "instant":
                 records = records_with(features_of(extractor, new, progress), new, before.classes)
@@ -203,7 +204,7 @@ class Model(Asking, OnTheHub):
                 moved |= before.classes.keys()
         event = self._event("learned", records, before, effort=effort)
         self._change(classes, event, hold_out > 0, trained, moved)
-        return summary(before, self._content, records, new, hold_out > 0, notes, started, effort)
+        return summary(before, self.knowledge, records, new, hold_out > 0, notes, started, effort)
 
     def _plan(self, effort: str, labels: list[str], fresh: tuple[str, ...], extractor: Any) -> Plan:
         each = extractor.seconds_per_image()
@@ -220,8 +221,8 @@ class Model(Asking, OnTheHub):
         for_good: also remove its name from the history, and the older versions that `undo` could bring back.
         """
         self._known(name)
-        classes = {n: r for n, r in self._content.classes.items() if n != name}
-        history = self._event("forgot", {}, self._content, "a class, for good" if for_good else name)
+        classes = {n: r for n, r in self.knowledge.classes.items() if n != name}
+        history = self._event("forgot", {}, self.knowledge, "a class, for good" if for_good else name)
         if for_good:
             history = tuple(
                 {**e, "classes": {n: c for n, c in e["classes"].items() if n != name}} if "classes" in e else
@@ -229,7 +230,7 @@ class Model(Asking, OnTheHub):
                 for e in history
             )  # fmt: skip
         self._change(
-            classes, history, self.accuracy is not None, self._content.trained, self._content.facts.get("moved")
+            classes, history, self.accuracy is not None, self.knowledge.trained, self.knowledge.facts.get("moved")
         )
         if for_good:
             assert self._stored is not None
@@ -242,17 +243,17 @@ class Model(Asking, OnTheHub):
         if new == old:
             return
         check_spelling([name for name in self.classes if name != old], [new])
-        if new in self._content.classes:
+        if new in self.knowledge.classes:
             raise UserError(f"there is already a class {new!r}; classes cannot be merged by renaming")
-        event = self._event("renamed", {}, self._content, f"{old} → {new}")
+        event = self._event("renamed", {}, self.knowledge, f"{old} → {new}")
         assert self._stored is not None
-        self._add_version(renamed(replace(self._content, history=event), old, new), self._stored.gram)
+        self._add_version(renamed(replace(self.knowledge, history=event), old, new), self._stored.gram)
 
     def undo(self) -> str:
         """Go back to the model before the last change. Returns what was undone."""
         if self._stored is None or not self._stored.past:
             raise UserError("there is nothing to undo: no earlier version of this model is kept")
-        undone, last = self._content, self._stored.past[-1]
+        undone, last = self.knowledge, self._stored.past[-1]
         gram = updated_gram(self._stored.gram, undone.classes, last.classes)
         self._stored = Stored(
             self._stored.backbone, solved(last, gram), gram, self._stored.past[:-1], self._stored.settings
@@ -271,12 +272,12 @@ class Model(Asking, OnTheHub):
         ordered = {name: classes[name] for name in sorted(classes)}
         facts = {"measured": measure, "moved": sorted(ordered.keys() & set(moved or ()))}
         assert self._stored is not None
-        gram = updated_gram(self._stored.gram, self._content.classes, ordered)
+        gram = updated_gram(self._stored.gram, self.knowledge.classes, ordered)
         self._add_version(solved(Content(ordered, history, facts, trained=trained), gram), gram)
 
     def _add_version(self, content: Content, gram: np.ndarray) -> None:
         assert self._stored is not None
-        past = (*self._stored.past, self._content) if self._content.history else self._stored.past
+        past = (*self._stored.past, self.knowledge) if self.knowledge.history else self._stored.past
         self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
 
     def _event(
@@ -293,16 +294,17 @@ class Model(Asking, OnTheHub):
         return (*before.history, event)
 
     def _known(self, name: str) -> None:
-        if name not in self._content.classes:
+        if name not in self.knowledge.classes:
             near = [n for n in self.classes if spelling(n) == spelling(name)]
             hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes) or 'no class yet'}"
             raise UserError(f"the model knows no class {name!r}{hint}")
 
     # ------------------------------------------------------------------ backbone and file
 
-    def _open_features(self) -> Any:
+    @property
+    def extractor(self) -> Any:
         """Features under the model's network: its backbone, and what was trained."""
-        plain, trained = self._open_backbone(), self._content.trained
+        plain, trained = self._open_backbone(), self.knowledge.trained
         if trained is None:
             return plain
         from vqprompt.product.model.trained import with_trained

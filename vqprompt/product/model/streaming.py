@@ -71,8 +71,8 @@ def learn_many(
     announce: Callable[[Plan], None] | None, progress: Report,
 ) -> Taught:  # fmt: skip
     """What `Model.learn` does at effort instant, for any number of pictures."""
-    started, before = time.monotonic(), model._content
-    extractor = model._open_features()
+    started, before = time.monotonic(), model.knowledge
+    extractor = model.extractor
     new = sift(pictures, *where.name_all(pictures, skip_broken, progress), before.classes)
     if not len(new.names):
         return nothing_new(new, model.accuracy, notes, started)
@@ -86,7 +86,7 @@ def learn_many(
         {**before.classes, **records}, event, hold_out > 0, before.trained, set(before.facts.get("moved", []))
     )
     new.broken += broken
-    return summary(before, model._content, records, new, hold_out > 0, notes, started)
+    return summary(before, model.knowledge, records, new, hold_out > 0, notes, started)
 
 
 @dataclass
