@@ -18,7 +18,7 @@ from conftest import command_environment
 from drawings import write_drawings
 
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import New
+from vqprompt.product.serve.models import ModelDefaults
 from vqprompt.product.serve.server import Settings, open_server
 
 SIZE = 28
@@ -70,8 +70,9 @@ class Client:
 def serving(model: Path | None, token: str | None = None, example: bool = False, **limits: float) -> Iterator[Client]:
     """A server in a thread of this process."""
     settings = Settings(
-        model, port=0, token=token, example=example, limits=Limits(**limits), new=New(size=SIZE, device="cpu")
-    )
+        model, port=0, token=token, example=example, limits=Limits(**limits),
+        defaults=ModelDefaults(size=SIZE, device="cpu"),
+    )  # fmt: skip
     up = threading.Event()
     server = open_server(settings, lambda text: None, lambda url: up.set())
     thread = threading.Thread(target=server.run)

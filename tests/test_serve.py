@@ -14,12 +14,10 @@ from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.product.model.answers import PromptUse
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.versions import Versions
 
 
 @pytest.fixture(scope="session")
@@ -348,32 +346,8 @@ def test_what_other_programs_do_to_a_model_is_noticed(tmp_path, taught, pictures
         until(lambda: len(client.get("/models").json()["models"]) == 1)
 
 
-class TestVersions:
-    def test_the_newest_few_are_kept_and_numbers_go_on(self, tmp_path):
-        path = tmp_path / "m.vqp"
-        versions = Versions(path, 3)
-        for number in range(1, 7):
-            versions.keep()
-            write_atomically(path, f"content {number}")
-        assert versions.numbers() == [3, 4, 5] and versions.current == 6
-        assert versions.file(4).read_text() == "content 4" and versions.file(6) == path
-        versions.return_to(4)
-        assert path.read_text() == "content 4" and versions.numbers() == [4, 5, 6] and versions.current == 7
-        with pytest.raises(UserError, match="no version 2"):
-            versions.file(2)
-
-    def test_a_kill_between_keeping_and_replacing_leaves_no_copy(self, tmp_path):
-        path = tmp_path / "m.vqp"
-        path.write_text("one")
-        versions = Versions(path, 3)
-        versions.keep()
-        assert versions.all() == [1, 2]
-        versions.mend()
-        assert versions.all() == [1] and path.read_text() == "one"
-
-
 def test_limits_are_checked():
-    assert Limits.parse(["upload_mb=7", "versions=0"]) == Limits(upload_mb=7, versions=0)
+    assert Limits.parse(["upload_mb=7", "thumbnails=0"]) == Limits(upload_mb=7, thumbnails=0)
     for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "a name and a number"), ("jobs=0", "from 1")):
         with pytest.raises(UserError, match=words):
             Limits.parse([given])

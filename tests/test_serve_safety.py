@@ -24,8 +24,8 @@ from serving import SIZE, Client, serving, until
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve.batching import Batcher
+from vqprompt.product.serve.guard import check_token, is_local
 from vqprompt.product.serve.jobs import Jobs
-from vqprompt.product.serve.security import check_token, is_local
 from vqprompt.product.serve.uploads import private_folder, shown_name
 
 TOKEN = "a secret of some length"

@@ -65,6 +65,8 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]
     )
+    if images and all(isinstance(image, Picture) for image in images):
+        return images, []
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
     if (
         paths

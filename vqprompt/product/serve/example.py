@@ -35,5 +35,5 @@ def make_example(path: Path, device: str = "auto", per_class: int = PER_CLASS, p
 
 def fill(gallery: Gallery, model: str, per_class: int = PER_CLASS) -> None:
     """The drawings are part of the package, so they can be shown."""
-    for drawing, label in zip(*drawings(per_class), strict=True):
-        gallery.add(model, name_of(drawing), label, small_jpeg(Image.fromarray(drawing)))
+    images, _ = drawings(per_class)
+    gallery.add(model, ((name_of(drawing), small_jpeg(Image.fromarray(drawing))) for drawing in images))
