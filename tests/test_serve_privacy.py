@@ -31,7 +31,7 @@ def answers(client: Client) -> str:
 
 def features_of(model: Model, name: str) -> list[bytes]:
     record = model.knowledge.classes[name]
-    return [record.names[:1].tobytes(), record.kept[0].tobytes(), record.total.tobytes()]
+    return [record.ids[:1].tobytes(), record.kept[0].tobytes(), record.total.tobytes()]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def images(folder: Path) -> list[Path]:
     (folder / NAME).mkdir()
     made = [p.rename(folder / NAME / f"{FILE}-{p.name}") for p in drawn(folder, "fish", range(5))]
     (folder / "fish").rmdir()
-    broken = folder / f"{FILE}-broken.png"
+    broken = folder / NAME / f"{FILE}-broken.png"
     broken.write_bytes(b"\x89PNG nothing")
     return [*made, broken]
 

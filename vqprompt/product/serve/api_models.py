@@ -13,7 +13,6 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.efforts import EFFORTS, check_effort
-from vqprompt.product.serve import past
 from vqprompt.product.serve.changes import check_taught
 from vqprompt.product.serve.errors import NotThere
 from vqprompt.product.serve.models import ServedModel
@@ -61,9 +60,6 @@ def model(request: Request, name: str) -> dict[str, Any]:
         **snapshot.shown,
         "name": name,
         "drawings": served.drawings,
-        "version": snapshot.version,
-        "versions": past.versions(snapshot.model),
-        "can_undo": past.can_undo(snapshot.model),
         "prompt_use": snapshot.prompt_use(),
     }
 

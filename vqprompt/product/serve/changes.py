@@ -23,7 +23,6 @@ from vqprompt.product.model.erase import erase_class
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import Picture, check_spelling, clean_name
-from vqprompt.product.serve import past
 from vqprompt.product.serve.errors import Conflict, NotThere
 from vqprompt.product.serve.gallery import Thumbnail, thumbnails
 from vqprompt.product.serve.models import ModelDefaults, ServedModel
@@ -115,9 +114,9 @@ class Teach(Body):
 
 def teach(change: Change, body: Teach, tell: Tell) -> JobUpdate:
     with changed_model(change, tell) as model:
-        found = model.learn([i.picture() for i in change.images], effort=body.effort, skip_broken=True, progress=tell)
+        taught = model.learn([i.picture() for i in change.images], effort=body.effort, skip_broken=True, progress=tell)
         made = tuple(thumbnails((i.name, i.read) for i in change.images))
-    return JobUpdate("done", result=past.taught(found), thumbnails=made)
+    return JobUpdate("done", result=taught.to_json(), thumbnails=made)
 
 
 class Check(Body):
@@ -148,20 +147,20 @@ class Undo(Body):
     steps: int = Field(default=1, ge=1, le=1000, description="How many changes to undo, the last one first.")
 
     def check(self, served: ServedModel) -> None:
-        if self.steps > (possible := past.can_undo(served.snapshot.model)):
+        if self.steps > (possible := served.snapshot.model.can_undo):
             raise Conflict(f"{counted(possible, 'change')} can be undone, not {self.steps}")
 
 
 def undo(change: Change, body: Undo, tell: Tell) -> JobUpdate:
     with changed_model(change, tell) as model:
-        undone = past.undo(model, body.steps)
+        undone = model.undo(body.steps)
     return JobUpdate("done", result={"undone": undone})
 
 
 class Return(Body):
     """Return to an older version. The current one is kept as well."""
 
-    version: int = Field(ge=1, description="One of the model's versions.")
+    version: int = Field(ge=0, description="One of the model's versions; 0 is the empty model.")
 
     def check(self, served: ServedModel) -> None:
         if self.version not in (older := served.versions[:-1]):
@@ -170,7 +169,7 @@ class Return(Body):
 
 def return_to(change: Change, body: Return, tell: Tell) -> JobUpdate:
     with changed_model(change, tell) as model:
-        past.return_to(model, body.version)
+        model.return_to(body.version)
     return JobUpdate("done", result={"version": body.version})
 
 
@@ -198,7 +197,8 @@ class Forget(Body):
     for_good: bool = Field(default=False, description="Also delete everything that is kept of it, older versions too.")
 
     def check(self, served: ServedModel) -> None:
-        _check_known(served, self.name)
+        if not (self.for_good and self.name in served.snapshot.names):  # what it has forgotten before may leave traces
+            _check_known(served, self.name)
 
 
 def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
@@ -210,7 +210,7 @@ def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
         else:
             model.forget(body.name)
     result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
-    return JobUpdate("done", result=result if body.for_good else {"class": body.name, **result})
+    return JobUpdate("done", result=result if body.for_good else {"name": body.name, **result})
 
 
 class Export(Body):

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.pictures import name_of
+from vqprompt.product.model.pictures import content_id
 
 SIDE = 96
 PER_TEACHING = 500
@@ -56,7 +56,7 @@ def thumbnails(images: Iterable[tuple[str, Callable[[], bytes]]]) -> Iterator[Th
     for name, read in islice(images, PER_TEACHING):
         try:
             content = read()
-            yield name_of(content), small_jpeg(decoding.decode(content, name, SIDE))
+            yield content_id(content), small_jpeg(decoding.decode(content, name, SIDE))
         except (UserError, OSError):
             continue
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,10 +13,8 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.file import ModelError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
-from vqprompt.product.serve import past
 from vqprompt.product.serve.errors import Conflict, NotThere
 
 OLDER_IN_MEMORY = 2  # older versions that stay loaded, for requests that name a version
@@ -54,13 +51,13 @@ class Snapshot:
     @cached_property
     def names(self) -> frozenset[str]:
         """Every class that the model or its history names."""
-        taught = (event.get("classes", {}) for event in self.model.history)
-        return frozenset(self.model.classes).union(*taught)
+        events = ({*event.classes, event.name, event.new_name} for event in self.model.history)
+        return frozenset(self.model.classes).union(*events) - {""}
 
     @cached_property
     def images(self) -> np.ndarray:
-        """The images it has learned, named by their content: uint64 [n]."""
-        learned = [record.names for record in self.model.knowledge.classes.values()]
+        """The images it has learned, by their content: uint64 [n]."""
+        learned = [record.ids for record in self.model.knowledge.classes.values()]
         return np.concatenate(learned) if learned else np.zeros(0, np.uint64)
 
     def prompts_used(self, image: Any) -> list[dict[str, Any]] | None:
@@ -111,15 +108,10 @@ class ServedModel:
             stamp = _stamp(self.path)
             if stamp == self._stamp:
                 return False
-            if stamp is None and self._snapshot is not None:  # it was taken back to nothing: the same backbone
-                shown = self._snapshot.shown["backbone"]
-                size = self.defaults.size if shown is None else shown["size"]
-                self.defaults = ModelDefaults(self.defaults.backbone, size, self.defaults.device)
             self._stamp, self.problem = stamp, None
             try:
                 model = self._load()
-                snapshot = Snapshot(self.name, past.versions(model)[-1]["number"], model)
-                snapshot.names, snapshot.images  # noqa: B018 (what is wrong with them shows here)
+                snapshot = Snapshot(self.name, model.knowledge.version, model)
             except Exception as error:  # whatever is in the file, only this model suffers
                 self.problem = without_folder(error, self.path)
                 return False
@@ -137,7 +129,7 @@ class ServedModel:
         with self._loading:
             if version not in self._older:
                 model = self._load()
-                past.return_to(model, version)
+                model.return_to(version)
                 while len(self._older) >= OLDER_IN_MEMORY:
                     self._older.pop(next(iter(self._older)))
                 self._older[version] = Snapshot(self.name, version, model)
@@ -146,7 +138,7 @@ class ServedModel:
     @property
     def versions(self) -> list[int]:
         """The numbers of all versions in the file, oldest first; the last one is the current."""
-        return [version["number"] for version in past.versions(self.snapshot.model)]
+        return [version.number for version in self.snapshot.model.versions]
 
     def warm_up(self) -> None:
         """Load the backbone, so that the first answer comes as fast as any other."""
@@ -155,8 +147,6 @@ class ServedModel:
     def _load(self) -> Model:
         if self._stamp is None:
             return Model(self.defaults.backbone, size=self.defaults.size, device=self.defaults.device)
-        if not stat.S_ISREG(self._stamp[0]):
-            raise ModelError(f"{self.path}: not a regular file; give a file that vqprompt learn made")
         # None: the weights are where the model's file says
         weights = self.defaults.backbone if self.defaults.backbone != ModelDefaults.backbone else None
         return Model.load(self.path, device=self.defaults.device, backbone=weights)
@@ -173,7 +163,7 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
         status = path.stat()
     except OSError:
         return None
-    return stat.S_IFMT(status.st_mode), status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class ModelFolder:

@@ -84,8 +84,6 @@ class State:
             title = f"{served.name}-{served.snapshot.version}{'-int8' if change.body.int8 else ''}.onnx"
             self._drop_export(served.name)
             self.exports[served.name] = ExportedFile(update.file, title)
-        if done and change.kind == "forget" and change.body.for_good:
-            self.uploads.forget_class(served.name, frozenset([change.body.name]))
 
     # ------------------------------------------------------------------ what is kept
 
@@ -96,8 +94,11 @@ class State:
             now = served.snapshot
             self.gallery.keep_only(served.name, now.images)
             self._drop_export(served.name)
-            if before - now.names:  # forgotten for good, or undone
+            if gone := before - now.names:  # undone, or forgotten for good
                 self.jobs.forget_ended(served.name)
+                last = now.model.history[-1:]
+                if last and last[0].what == "forgot" and not last[0].name:  # for good
+                    self.uploads.forget_classes(served.name, gone)
 
     def _drop_export(self, model: str) -> None:
         before = self.exports.pop(model, None)

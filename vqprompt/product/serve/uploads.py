@@ -117,7 +117,7 @@ class Uploads:
             with upload.in_use():
                 pass
 
-    def forget_class(self, model: str, labels: frozenset[str]) -> None:
+    def forget_classes(self, model: str, labels: frozenset[str]) -> None:
         """Delete what waits to be taught as one of these classes."""
         for upload in list(self._held.values()):
             if upload.model == model and any(image.label in labels for image in upload.images):
