@@ -9,7 +9,7 @@ import pytest
 from serving import Client, drawn, serving, until
 
 from vqprompt import Model
-from vqprompt.core.data.source import Source
+from vqprompt.core.data.content import ContentHashes
 
 NAME, FILE = "grey heron", "IMG-7731"
 
@@ -62,9 +62,9 @@ def test_nothing_is_left_of_a_class_that_was_forgotten_for_good(scene, tmp_path_
             assert client.teach(drawn(pictures, other, range(5)), other)["state"] == "done"
         taught = client.teach(birds, NAME)
         assert taught["state"] == "done" and FILE in json.dumps(taught)
+        assert client.change("rename", old="car", new="lorry")["state"] == "done"
         assert client.change("onnx")["state"] == "done" and client.get("/models/m/onnx").status_code == 200
         checked = client.wait(client.send("uploads", birds[:2], NAME))
-        assert client.change("rename", old="car", new="lorry")["state"] == "done"
         cell = {"label": NAME, "answer": NAME}
         (image, *_) = [
             i for c in (NAME, "apple", "lorry")
@@ -73,9 +73,10 @@ def test_nothing_is_left_of_a_class_that_was_forgotten_for_good(scene, tmp_path_
         older = path.with_name(".m.vqp.versions")  # as servers before kept them
         older.mkdir()
         (older / "000001.vqp").write_bytes(path.read_bytes())
-        assert Source(pictures).entries  # remembers hashes by file name, as research commands do
+        ContentHashes(pictures).of([f"{NAME}/{bird.name}" for bird in birds])  # as research commands do
         sought = [NAME.encode(), FILE.encode(), *features_of(Model.load(path), NAME)]
-        assert {Path(t.split(":")[0]).name for t in traces(scene, sought)} >= {"m.vqp", "000001.vqp"}
+        places = {Path(trace.split(":")[0]).relative_to(scene).parts[0] for trace in traces(scene, sought)}
+        assert places == {"models", "home", "temporary"} and older.name in str(traces(scene, sought))
         assert NAME in answers(client) and FILE in answers(client)
 
         job = client.change("forget", name=NAME, for_good=True)
@@ -90,7 +91,7 @@ def test_nothing_is_left_of_a_class_that_was_forgotten_for_good(scene, tmp_path_
             f"/jobs/{checked['id']}",
         ):
             assert client.get(gone).status_code == 404, gone
-        assert client.post("/models/m/return", json={"version": 1}).status_code == 404
+        assert client.post("/models/m/return", json={"version": 3}).status_code == 404, "it was taught then"
         assert list(client.server.state.folder.iterdir()) == [], "uploads and exported files"
 
         # the same with the command line, while the model is served

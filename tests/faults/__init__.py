@@ -19,6 +19,8 @@ from faults.disk import try_disk
 from faults.images import try_image
 from faults.kills import try_kill
 from faults.readers import try_readers
+from faults.requests import try_request
+from faults.slow_clients import try_slow_client
 from faults.weights import try_weights
 
 Fault = Callable[[random.Random, Path], str]
@@ -33,11 +35,13 @@ KINDS: dict[str, Fault] = {
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
+    "requests": try_request,
+    "slow clients": try_slow_client,
 }
 
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 SHORT = {
     "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "archives": 60,
-    "caches": 25, "weights": 60,
+    "caches": 25, "weights": 60, "requests": 150, "slow clients": 6,
 }  # fmt: skip
 LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000}
