@@ -28,10 +28,10 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        if len(self.connections) >= self.limits.connections - 1:
-            waiting = [c for c in self.connections if c.is_waiting and c.transport is not None]
-            if waiting:
-                min(waiting, key=lambda c: c.since).hang_up()
+        others = [other for other in self.connections if not other.transport.is_closing()]
+        waiting = [other for other in others if other.is_waiting]
+        if len(others) >= self.limits.connections - 1 and waiting:
+            min(waiting, key=lambda other: other.since).hang_up()
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that every byte that a client does not read is noticed
         self._expect_headers()

@@ -33,17 +33,17 @@ from vqprompt.product.serve.models import Snapshot
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 LENGTH = "inference-header-content-length"
 MOST_IMAGES = 256  # per request
-MOST_VALUES = 500_000  # in the JSON of a request: read in less than a second
+MOST_VALUES, MOST_LISTS = 500_000, 100_000  # in the JSON of a request: no other thread works while it is read
 OUTPUTS = {"class": "BYTES", "probability": "FP32", "probabilities": "FP32", "familiarity": "FP32"}
 
 
 @router.get("/health/live", summary="Whether the server runs")
-def live() -> dict[str, bool]:
+async def live() -> dict[str, bool]:
     return {"live": True}
 
 
 @router.get("/health/ready", summary="Whether it can answer")
-def ready(request: Request) -> Response:
+async def ready(request: Request) -> Response:
     closing = state_of(request).closing
     return JSONResponse({"ready": not closing}, status_code=503 if closing else 200)
 
@@ -81,7 +81,7 @@ def model_ready(request: Request, name: str, version: str | None = None) -> Resp
 async def infer(request: Request, name: str, version: str | None = None) -> Response:
     snapshot = _snapshot(request, name, version)
     body, state = await request.body(), state_of(request)
-    async with state.parsing:  # a thread that reads JSON lets no other thread work until it is through
+    async with state.parsing:  # one at a time, so that others are answered in between
         asked, images, wanted = await run_in_threadpool(_parse, body, request.headers.get(LENGTH))
     classes = snapshot.model.classes
     with state.metrics.seconds.time():
@@ -122,8 +122,8 @@ def _parse(body: bytes, length: str | None) -> tuple[dict[str, Any], list[Given]
     end = len(body)
     if length is not None and (not length.isdecimal() or len(length) > 12 or (end := int(length)) > len(body)):
         raise Refused(f"{LENGTH} must be the length of the JSON in bytes, not {length[:20]!r}")
-    if body.count(b",", 0, end) > MOST_VALUES:
-        raise TooLarge(f"the JSON has more than {MOST_VALUES} values; send image files, or pixels in binary")
+    if body.count(b",", 0, end) > MOST_VALUES or body.count(b"[", 0, end) + body.count(b"{", 0, end) > MOST_LISTS:
+        raise TooLarge(f"the JSON has more than {MOST_VALUES} values or {MOST_LISTS} lists; send pixels in binary")
     try:
         asked = from_json(body[:end])
     except ValueError as error:
