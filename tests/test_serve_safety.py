@@ -285,7 +285,10 @@ def test_slow_clients_are_given_up_in_every_phase(impatient):
 
 def test_half_requests_do_not_take_the_place_of_whole_ones(model):
     with serving(model, connections=20) as client:
-        half = [client.connect(f"GET /v2/health/live {client.head}\r\nGET / HT".encode()) for _ in range(60)]
+        half = []
+        for _ in range(60):
+            half.append(client.connect(f"GET /v2/health/live {client.head}\r\nGET / HT".encode()))
+            assert half[-1].recv(65536).startswith(b"HTTP/1.1 200")
         for _ in range(20):
             assert Client(client.url).get("/models/m").status_code == 200
         for connection in half:

@@ -137,10 +137,10 @@ def _tensors(rng: random.Random) -> tuple[bytes, str]:
         "inputs": [{"name": "image", "datatype": rng.choice(["BYTES"] * 4 + ["UINT8", "FP32"]), "shape": [1],
                     "parameters": {}, "data": ["aGk="]}],
     }  # fmt: skip
+    if rng.random() < 0.2:
+        del given["inputs"][0][rng.choice(["name", "datatype", "shape", "data"])]
     place = rng.choice([given, given["inputs"][0], given["outputs"][0], given["inputs"][0]["parameters"]])
     place[rng.choice([*place, "binary_data_size"])] = rng.choice(ODD)
-    if rng.random() < 0.2:
-        del given["inputs"][0][rng.choice(list(given["inputs"][0]))]
     text = json.dumps(given).encode()
     return damaged(text, rng) if rng.random() < 0.2 else text, "application/json"
 
