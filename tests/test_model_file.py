@@ -146,9 +146,9 @@ from vqprompt.product.model import file as files
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses
-history = (*stored.content.history, {"date": "2030-01-01", "what": "x" * 100})
-content = dataclasses.replace(stored.content, history=history)
-new = dataclasses.replace(stored, content=content)
+from vqprompt.product.model.knowledge import Event
+history = (*stored.knowledge.history, Event("2030-01-01", "forgot", name="x" * 100))
+new = dataclasses.replace(stored, knowledge=dataclasses.replace(stored.knowledge, history=history))
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if moment == "half":
