@@ -6,6 +6,7 @@ count is compared with its tensor (file.py), and what is not described here is r
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -32,6 +33,11 @@ def _text(text: str) -> str:
     if not text.isprintable():
         raise ValueError("not printable")
     return text
+
+
+def _finite(options: dict[str, Any]) -> dict[str, Any]:
+    json.dumps(options, allow_nan=False)  # raises ValueError for what is no number
+    return options
 
 
 ClassName = Annotated[str, AfterValidator(_class_name)]
@@ -68,7 +74,7 @@ class RecordFields(Fields):
 class TrainedFields(Fields):
     effort: Literal["good", "best"]
     method: Literal["moving-prompts", "moving-weights"]
-    options: dict[str, Any]
+    options: Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class EventFields(Fields):

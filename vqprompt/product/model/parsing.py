@@ -205,7 +205,7 @@ def _trained_tensors(
         fits = own.keys() == {"pool.prompts"} and own["pool.prompts"].shape == shape and options.get("pool") == 1
     else:
         ranks = {own[name].shape[-1:] for name in own if name.startswith("up")}
-        fits = ranks == {(options.get("rank"),)}
+        fits = list(ranks) == [(options.get("rank"),)]
     if not fits:
         raise ValueError(f"trained.{number}: its tensors do not fit its options")
     return own
