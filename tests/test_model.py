@@ -107,15 +107,17 @@ def test_forgetting_for_good_leaves_nothing_of_the_class_in_the_file(folders, tm
     model.rename("apple", "plum")
     model.rename("plum", "pear")
     model.learn(folders["more"] / "bicycle", "bicycle")
+    model.undo()  # what is undone can be returned to, and must be searched as well
+    model.forget("bicycle")
     model.forget("pear", for_good=True)
     path = model.save(tmp_path / "m.vqp")
     assert not any(name in path.read_bytes() for name in (b"apple", b"plum", b"pear"))
     assert not any(int(i).to_bytes(8, "little") in path.read_bytes() for i in ids)
     again = Model.load(path)
-    assert again.classes == ("bicycle", "cactus", "car") and [v.number for v in again.versions] == [0, 1, 6]
-    assert [event.what for event in again.history] == ["learned", "learned", "learned", "forgot"]
+    assert again.classes == ("cactus", "car") and [v.number for v in again.versions] == [0, 1, 7]
+    assert [event.what for event in again.history] == ["learned", "learned", "forgot", "forgot"]
     again.undo()
-    assert again.classes == ("cactus", "car")
+    assert again.knowledge.version == 1 and again.can_undo == 1
 
 
 def test_a_class_that_was_forgotten_can_be_forgotten_for_good_later(folders, tmp_path):
@@ -180,14 +182,17 @@ def test_versions_have_numbers_that_are_never_given_again_and_can_be_returned_to
     assert [v.number for v in model.versions] == [0, 1, 2, 3] and second.knowledge.version == 2
     model.undo(steps=2)
     model.rename("apple", "pear")
-    assert [v.number for v in model.versions] == [0, 1, 4] and "renamed apple → pear" in model.versions[-1].description
+    assert [v.number for v in model.versions] == [0, 1, 2, 3, 4] and model.can_undo == 2
+    assert "renamed apple → pear" in model.versions[-1].description
+    model.return_to(3)  # what was undone comes back
+    assert same(model, Model.load(taught), images)
     model = Model.load(taught)
     model.forget("car")
     model.return_to(2)
     model = Model.load(model.save(tmp_path / "m.vqp"))
     assert model.knowledge.version == 5 and str(model.history[-1]).startswith("returned to version 2")
     assert same(model, second, images) and "returned to version 2" in model.undo() and "car" not in model.classes
-    with pytest.raises(UserError, match=r"no earlier version 7.*kept: 0, 1, 2, 3"):
+    with pytest.raises(UserError, match=r"no other version 7.*kept: 0, 1, 2, 3, 5"):
         model.return_to(7)
     with pytest.raises(UserError, match="9 steps cannot be undone; give 1 to 4"):
         model.undo(9)
@@ -217,6 +222,9 @@ def test_versions_are_kept_within_limits(taught, monkeypatch, tmp_path):
         model.rename(model.classes[0], f"a{i}")
     again = Model.load(model.save(tmp_path / "m.vqp"))
     assert again.can_undo == versions.VERSIONS_KEPT and len(again.history) == 12
+    again.undo(again.can_undo)
+    again.rename(again.classes[0], "b")
+    assert again.can_undo == 1 and len(again.versions) == versions.VERSIONS_KEPT + 1  # undone ones go first
     monkeypatch.setattr(file, "BYTES_KEPT", 1000)
     model.forget(model.classes[1])
     assert Model.load(model.save(tmp_path / "small.vqp")).can_undo == 0

@@ -117,7 +117,7 @@ def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
         Knowledge(
             v.number, {name: records[i] for name, i in v.classes.items()},
             tuple(Event(**vars(event)) for event in v.history), None if v.trained is None else trained[v.trained],
-            frozenset(v.moved), v.measured,
+            frozenset(v.moved), v.measured, parent=v.parent,
         )
         for v in described.versions
     ]  # fmt: skip
