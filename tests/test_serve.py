@@ -303,9 +303,11 @@ def test_the_story_of_a_model(tmp_path, pictures):
         assert old["parameters"]["classes"] == ["apple", "bicycle"]
         assert client.change("return", version=2)["state"] == "done"
         assert [c["name"] for c in client.about()["classes"]] == ["apple", "bicycle"]
-        assert client.change("undo", steps=1)["state"] == "done"
+        assert client.change("undo", steps=2)["state"] == "done"
+        assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "apple", "bicycle"]
+        assert client.change("return", version=5)["state"] == "done", "also to one that was undone"
         assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "bicycle"]
-        assert client.change("undo", steps=5)["state"] == "done"  # to before the first teaching: empty
+        assert client.change("undo", steps=4)["state"] == "done"  # to before the first teaching: empty
         assert client.about()["classes"] == [] and client.about()["can_undo"] == 0
         assert client.get("/models/m/file").status_code == 409
         job = client.teach(of(pictures, "car"), "car")
@@ -313,12 +315,13 @@ def test_the_story_of_a_model(tmp_path, pictures):
 
         assert client.change("forget", name="car", for_good=True)["state"] == "done"
         assert "car" not in json.dumps(client.about())
+        again = client.change("forget", name="car", for_good=True)
+        assert again["state"] == "failed" and "knows no class" in again["error"]
 
         for path, body, status, words in (
             ("undo", {"steps": 50}, 409, "can be undone"),
             ("rename", {"old": "heron", "new": "x"}, 404, "knows no class"),
-            ("forget", {"name": "car", "for_good": True}, 404, "knows no class"),
-            ("return", {"version": 77}, 404, "no older version"),
+            ("return", {"version": 77}, 404, "no other version"),
             ("teach", {"upload": "x"}, 404, "no such upload"),
             ("teach", {"surprise": 1}, 400, "surprise"),
             ("forget", {}, 422, "name"),

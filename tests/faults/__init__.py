@@ -18,6 +18,7 @@ from faults.configurations import try_configuration
 from faults.disk import try_disk
 from faults.images import try_image
 from faults.kills import try_kill
+from faults.models import try_model
 from faults.readers import try_readers
 from faults.requests import try_request
 from faults.slow_clients import try_slow_client
@@ -35,6 +36,7 @@ KINDS: dict[str, Fault] = {
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
+    "models": try_model,
     "requests": try_request,
     "slow clients": try_slow_client,
 }
@@ -42,6 +44,6 @@ KINDS: dict[str, Fault] = {
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 SHORT = {
     "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "archives": 60,
-    "caches": 25, "weights": 60, "requests": 60, "slow clients": 6,
+    "caches": 25, "weights": 60, "models": 600, "requests": 60, "slow clients": 6,
 }  # fmt: skip
-LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000, "slow clients": 1000}
+LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000, "models": 20_000, "slow clients": 1000}

@@ -214,15 +214,22 @@ def forget(
 def undo(
     model: ModelPath,
     steps: Annotated[int, typer.Option(min=1, help="How many changes to undo; `show` lists them.")] = 1,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="VERSION", help="Return to this version instead; see show --json.")
+    ] = None,
 ) -> None:
     """Go back to the model before the last change.
 
     [bold]vqprompt undo garden.vqp[/bold]
     """
     with _changing(model) as changed:
-        what = changed.undo(steps)
+        if to is None:
+            done = f"undone: {changed.undo(steps)}"
+        else:
+            changed.return_to(to)
+            done = f"returned to version {to}"
         left = len(changed.classes)
-    print_plain(f"undone: {what}; the model has {counted(left, 'class')} now")
+    print_plain(f"{done}; the model has {counted(left, 'class')} now")
 
 
 def cache(

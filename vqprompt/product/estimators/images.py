@@ -82,7 +82,7 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> np.ndarray:
         """The class of each image."""
         shares, familiar = self._judged(X)
-        best = self.classes_[shares.argmax(1)]
+        best: np.ndarray = self.classes_[shares.argmax(1)]
         if self.unknown is None:
             return best
         best = best.astype(object) if not isinstance(self.unknown, type(self.classes_[0])) else best
@@ -94,7 +94,7 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._judged(X)[0]
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
+        return np.asarray(np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny)))
 
     def transform(self, X: Any) -> np.ndarray:
         """Features [n, D] of images under the backbone: for estimators of your own, such as `ClosedFormClassifier`."""

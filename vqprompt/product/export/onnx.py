@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.data.views import _draw, central_boxes
 from vqprompt.core.errors import UserError
+from vqprompt.product.model.features import Features
+from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.model import Model
 
 OPSET = 18
@@ -46,10 +48,8 @@ class Whole(nn.Module):
     spread: Tensor
     slope: Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, features: Features, known: Knowledge) -> None:
         super().__init__()
-        model.check_taught()
-        features, known = model.network, model.knowledge
         solution = known.solution
         assert solution is not None
         self.vit, self.crop, self.side = features.vit, float(features.crop), int(features.side)
@@ -104,7 +104,8 @@ def export_onnx(model: Model, target: str | Path, *, int8: bool = False) -> Path
     """Write a model as ONNX. int8: weights of the matrix products in 8 bits, a quarter of the size."""
     onnx, _ = _libraries()
     target = Path(target)
-    whole = Whole(model).eval().cpu()
+    model.check_taught()
+    whole = Whole(model.network, model.knowledge).eval().cpu()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".onnx-") as folder:
         plain = Path(folder) / "plain.onnx"

@@ -6,6 +6,7 @@ count is compared with its tensor (file.py), and what is not described here is r
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
@@ -32,6 +33,11 @@ def _text(text: str) -> str:
     if not text.isprintable():
         raise ValueError("not printable")
     return text
+
+
+def _finite(options: dict[str, Any]) -> dict[str, Any]:
+    json.dumps(options, allow_nan=False)  # raises ValueError for what is no number
+    return options
 
 
 ClassName = Annotated[str, AfterValidator(_class_name)]
@@ -68,7 +74,7 @@ class RecordFields(Fields):
 class TrainedFields(Fields):
     effort: Literal["good", "best"]
     method: Literal["moving-prompts", "moving-weights"]
-    options: dict[str, Any]
+    options: Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class EventFields(Fields):
@@ -83,6 +89,7 @@ class EventFields(Fields):
 
 class VersionFields(Fields):
     number: Count
+    parent: Count | None = None
     classes: dict[ClassName, Annotated[int, Field(ge=0)]]
     history: Annotated[list[EventFields], Field(max_length=HISTORY_KEPT)]
     measured: bool
@@ -126,8 +133,8 @@ class SolutionFields(Fields):
 
 
 class Description(Fields):
-    """versions: the last one is the model, those before are for undo. latest: the largest number that a version of this
-    model ever had. solution: of the model; None if it has no class."""
+    """versions: the last one is the model, the others can be returned to. latest: the largest number that a version of
+    this model ever had. solution: of the model; None if it has no class."""
 
     backbone: BackboneFields
     records: list[RecordFields]
@@ -139,8 +146,8 @@ class Description(Fields):
     @model_validator(mode="after")
     def _consistent(self) -> Description:
         numbers = [version.number for version in self.versions]
-        if sorted(set(numbers)) != numbers or numbers[-1] > self.latest:
-            raise ValueError("the numbers of the versions are not in order")
+        if len(set(numbers)) < len(numbers) or max(numbers) > self.latest:
+            raise ValueError("the numbers of the versions are not all different, or too large")
         for version in self.versions:
             if max(version.classes.values(), default=-1) >= len(self.records):
                 raise ValueError("a class has a record that is not there")

@@ -171,8 +171,7 @@ def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:
 
 def last_block_last(features: torch.Tensor, blocks: int) -> torch.Tensor:
     """The order of class tokens in models. (In `ViT.encode`, and so in run folders, the last block comes first.)"""
-    tokens: torch.Tensor = features.reshape(len(features), blocks, -1).flip(1)
-    return tokens.flatten(1)
+    return torch.cat(features.chunk(blocks, dim=1)[::-1], dim=1)
 
 
 def load(picture: Picture, side: int) -> tuple[np.ndarray, float]:

@@ -1,7 +1,7 @@
 """A model's file: safetensors, with its description as JSON inside (docs/format.md).
 
 What is notable about this implementation:
-- One file has everything: the classes, the solved classifier, the history, and earlier versions, for `undo`. Versions
+- One file has everything: the classes, the solved classifier, the history, and other versions, for `undo`. Versions
   share what they have in common: a version is a list of classes, each of them a row in the file's tables.
 - A new file is written beside the old one, synced, and renamed over it. So there is always a complete file, old or new,
   for readers and after a kill. A checksum covers the description and every tensor.
@@ -40,7 +40,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-BYTES_KEPT = 64 << 20  # of what only earlier versions have
+BYTES_KEPT = 64 << 20  # of what only other versions have
 
 
 # ---------------------------------------------------------------------------------------------- pack
@@ -50,12 +50,14 @@ def pack(stored: Stored) -> bytes:
     records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
     trainings: dict[int, tuple[int, Trained]] = {}
     versions = []
-    for known in (*_within_limits(stored), stored.knowledge):
+    for known in (*_within_limits(stored), stored.knowledge):  # the last one is the model
         places = {name: records.setdefault(id(r), (len(records), r))[0] for name, r in known.classes.items()}
         version = {
             "number": known.version, "classes": places, "history": [_event_fields(event) for event in known.history],
             "measured": known.measured, "moved": sorted(known.moved),
         }  # fmt: skip
+        if known.parent is not None:
+            version["parent"] = known.parent
         if (t := known.trained) is not None:
             version["trained"] = trainings.setdefault(id(t), (len(trainings), t))[0]
         versions.append(version)
@@ -108,16 +110,16 @@ def _solution_fields(solution: Solution) -> dict[str, Any]:
 
 
 def _within_limits(stored: Stored) -> list[Knowledge]:
-    """The newest of the earlier versions, as many as the limits allow, oldest first."""
+    """The most important of the other versions, as many as the limit allows."""
     kept: list[Knowledge] = []
     counted, total = {id(part) for part in _parts(stored.knowledge)}, 0
-    for known in reversed(stored.past):
+    for known in stored.by_importance():
         own = {id(part): part.nbytes for part in _parts(known) if id(part) not in counted}
         total += sum(own.values())
         if total > BYTES_KEPT:
             break
         counted |= own.keys()
-        kept.insert(0, known)
+        kept.append(known)
     return kept
 
 

@@ -133,10 +133,11 @@ class Solution:
 class Knowledge:
     """What a model knows at one moment.
 
-    version: counts the changes; 0 is the empty model. classes: sorted by name. history: oldest first. trained: what
-    changes the network, if anything was trained; features are those of the changed network. moved: classes whose memory
-    was moved when the network was trained on others. measured: whether accuracy is wanted. solution: None without
-    classes, and for earlier versions, which are solved again when they are returned to.
+    version: counts the changes; 0 is the empty model. parent: the version that this one was made from. classes: sorted
+    by name. history: oldest first. trained: what changes the network, if anything was trained; features are those of
+    the changed network. moved: classes whose memory was moved when the network was trained on others. measured: whether
+    accuracy is wanted. solution: None without classes, and for other versions than the model as it is, which are solved
+    again when they are returned to.
     """
 
     version: int = 0
@@ -146,6 +147,7 @@ class Knowledge:
     moved: frozenset[str] = frozenset()
     measured: bool = True
     solution: Solution | None = None
+    parent: int | None = None
 
     @property
     def measurements(self) -> Measurements | None:

@@ -44,6 +44,7 @@ def _version(number: int, version: dict[str, Any]) -> dict[str, Any]:
     facts = version["facts"]
     return {
         "number": number,
+        "parent": number - 1 or None,
         "classes": version["classes"],
         "history": [_event(event) for event in version["history"]],
         "measured": facts.get("measured", True),

@@ -98,11 +98,11 @@ class Model(Predicting, OnTheHub):
         return files.pack(self._written())
 
     def shareable(self) -> Model:
-        """A copy for other people: without earlier versions, which may hold forgotten classes, and without the path of
+        """A copy for other people: without other versions, which may hold forgotten classes, and without the path of
         the backbone."""
         stored = self._written()
         backbone = replace(stored.backbone, name=Path(stored.backbone.name).name)
-        return self._of(replace(stored, backbone=backbone, past=()), self._network.device, self.weights)
+        return self._of(replace(stored, backbone=backbone, others=()), self._network.device, self.weights)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name != "_changing"}
@@ -168,13 +168,13 @@ class Model(Predicting, OnTheHub):
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        """Those that are kept, oldest first; the last one is the model as it is."""
+        """Those that are kept, by number: the model as it is (`knowledge.version`), earlier ones, and undone ones."""
         return (Version.of(Knowledge()),) if self._stored is None else self._stored.versions
 
     @property
     def can_undo(self) -> int:
         """How many steps."""
-        return len(self.versions) - 1
+        return 0 if self._stored is None else len(self._stored.ancestors)
 
     def show(self) -> dict[str, Any]:
         """Everything known about the model, for people and programs."""
@@ -182,7 +182,7 @@ class Model(Predicting, OnTheHub):
         size = self.path.stat().st_size if self.path is not None and self.path.is_file() else None
         versions = [asdict(version) for version in self.versions]
         return {
-            **self.knowledge.to_json(), "backbone": backbone, "versions": versions, "can_undo": len(versions) - 1,
+            **self.knowledge.to_json(), "backbone": backbone, "versions": versions, "can_undo": self.can_undo,
             "bytes": size,
         }  # fmt: skip
 
@@ -293,7 +293,7 @@ class Model(Predicting, OnTheHub):
     def forget(self, name: str, *, for_good: bool = False) -> None:
         """Remove a class: the model becomes what it would be if it had never learned it.
 
-        for_good: also remove it from the history, and all earlier versions that know it, so that nothing can bring it
+        for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
         back. A class that was forgotten before can be forgotten for good later.
         """
         with self._changing:
@@ -303,13 +303,16 @@ class Model(Predicting, OnTheHub):
             self._stored = stored.erased(name) if for_good else stored.without(name)
 
     def undo(self, steps: int = 1) -> str:
-        """Go back to the model before the last changes. Returns what was undone, newest first."""
+        """Go back to the model before the last changes. Returns what was undone, newest first. Undone versions are kept
+        for a while, so that `return_to` can bring them back."""
         with self._changing:
-            versions, self._stored = self.versions, self._opened().undone(steps)
-            return ", ".join(version.description for version in reversed(versions[-steps:]))
+            before = self._opened()
+            self._stored = before.undone(steps)
+            undone = [before.knowledge, *before.ancestors][:steps]
+            return ", ".join(Version.of(known).description for known in undone)
 
     def return_to(self, number: int) -> None:
-        """Make the model what it was in an earlier version. That is a change like others: it can be undone."""
+        """Make the model what it was in another version. That is a change like others: it can be undone."""
         with self._changing:
             self._stored = self._opened().returned(number)
 

@@ -117,7 +117,7 @@ def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
         Knowledge(
             v.number, {name: records[i] for name, i in v.classes.items()},
             tuple(Event(**vars(event)) for event in v.history), None if v.trained is None else trained[v.trained],
-            frozenset(v.moved), v.measured,
+            frozenset(v.moved), v.measured, parent=v.parent,
         )
         for v in described.versions
     ]  # fmt: skip
@@ -205,7 +205,7 @@ def _trained_tensors(
         fits = own.keys() == {"pool.prompts"} and own["pool.prompts"].shape == shape and options.get("pool") == 1
     else:
         ranks = {own[name].shape[-1:] for name in own if name.startswith("up")}
-        fits = ranks == {(options.get("rank"),)}
+        fits = list(ranks) == [(options.get("rank"),)]
     if not fits:
         raise ValueError(f"trained.{number}: its tensors do not fit its options")
     return own

@@ -1,15 +1,17 @@
-"""A model with its earlier versions: the one place that knows them."""
+"""A model with its other versions: the one place that knows them."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 
-VERSIONS_KEPT = 10  # earlier ones
+VERSIONS_KEPT = 10  # besides the model as it is
 EMPTY = Knowledge()
 
 
@@ -30,39 +32,60 @@ class Version:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """All that a file holds. past: earlier versions, newest last, without their solutions. latest: the largest number
-    that a version of this model ever had."""
+    """All that a file holds. others: versions that are kept besides the model as it is, without their solutions: those
+    that it was made from, and those that were undone. latest: the largest number that a version ever had."""
 
     backbone: Backbone
     knowledge: Knowledge = EMPTY
-    past: tuple[Knowledge, ...] = ()
+    others: tuple[Knowledge, ...] = ()
     latest: int = 0
 
     @property
     def versions(self) -> tuple[Version, ...]:
-        """Oldest first; the last one is the model as it is."""
-        return tuple(map(Version.of, (*self.past, self.knowledge)))
+        """All that are kept, with the model as it is, by number."""
+        return tuple(Version.of(known) for known in sorted((*self.others, self.knowledge), key=lambda k: k.version))
+
+    @property
+    def ancestors(self) -> list[Knowledge]:
+        """The versions that the model was made from, newest first: what can be undone to."""
+        kept, found, number = {known.version: known for known in self.others}, [], self.knowledge.parent
+        while number is not None and number in kept:
+            found.append(kept.pop(number))
+            number = found[-1].parent
+        return found
+
+    def by_importance(self) -> list[Knowledge]:
+        """The other versions: first those that can be undone to, newest first."""
+        ancestors = self.ancestors
+        return [*ancestors, *sorted(set(self.others) - set(ancestors), key=lambda known: -known.version)]
+
+    def _at(self, known: Knowledge, **changes: Any) -> Stored:
+        """With another version as the model. The one before is kept."""
+        before = replace(self.knowledge, solution=None)
+        others = (*(other for other in self.others if other.version != known.version), before)
+        now = replace(self, knowledge=known, others=others, **changes)
+        return replace(now, others=tuple(now.by_importance()[:VERSIONS_KEPT]))
 
     def with_version(self, known: Knowledge) -> Stored:
         """After a change."""
-        past = (*self.past, replace(self.knowledge, solution=None))[-VERSIONS_KEPT:]
         latest = self.latest + 1
-        return replace(self, knowledge=replace(known, version=latest), past=past, latest=latest)
+        return self._at(replace(known, version=latest, parent=self.knowledge.version), latest=latest)
 
     def undone(self, steps: int) -> Stored:
-        if not self.past:
+        ancestors = self.ancestors
+        if not ancestors:
             raise UserError("there is nothing to undo: no earlier version of this model is kept")
-        if not 1 <= steps <= len(self.past):
-            raise UserError(f"{steps} steps cannot be undone; give 1 to {len(self.past)}, the versions that are kept")
-        return replace(self, knowledge=self.past[-steps].solved(self.knowledge), past=self.past[:-steps])
+        if not 1 <= steps <= len(ancestors):
+            raise UserError(f"{steps} steps cannot be undone; give 1 to {len(ancestors)}, the versions that are kept")
+        return self._at(ancestors[steps - 1].solved(self.knowledge))
 
     def returned(self, number: int) -> Stored:
-        kept = {known.version: known for known in self.past}
+        kept = {known.version: known for known in self.others}
         if number not in kept:
-            numbers = ", ".join(map(str, kept)) or "none"
-            raise UserError(f"there is no earlier version {number} of this model; those that are kept: {numbers}")
-        earlier = kept[number].changed(Event.now("returned", version=number))
-        return self.with_version(earlier.solved(self.knowledge))
+            numbers = ", ".join(map(str, sorted(kept))) or "none"
+            raise UserError(f"there is no other version {number} of this model; those that are kept: {numbers}")
+        other = kept[number].changed(Event.now("returned", version=number))
+        return self.with_version(other.solved(self.knowledge))
 
     def without(self, name: str) -> Stored:
         """After a class was forgotten."""
@@ -73,22 +96,26 @@ class Stored:
         """Of a class that the model no longer knows, under any name."""
         known = self.knowledge
         current = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.classes.values())])
-        former = [k.classes[name] for k in self.past if name in k.classes]
+        former = [k.classes[name] for k in self.others if name in k.classes]
         forgotten = any(event.what == "forgot" and event.name == name for event in known.history)
         return forgotten or any(not np.isin(record.ids, current).any() for record in former)
 
     def erased(self, name: str) -> Stored:
         """After a class was forgotten for good: without a trace of it, under none of the names that it ever had."""
-        versions = (*self.past, self.knowledge)
+        versions = (*self.others, self.knowledge)
         names = frozenset[str]().union(*(known.aliases(name) for known in versions))
         records = [known.classes[n] for known in versions for n in names & known.classes.keys()]
         own = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in records)])
         now = self.without(name)
-        past = [
-            known.without_trace(names)
-            for known in now.past
+        kept = {
+            known.version: known.without_trace(names)
+            for known in now.others
             if not any(n in names or np.isin(record.ids, own).any() for n, record in known.classes.items())
-        ]
-        history = now.knowledge.without_trace(frozenset({name})).history
-        event = Event.now("forgot")
-        return replace(now, knowledge=replace(now.knowledge, history=(*history, event)), past=tuple(past))
+        }
+        history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
+        line = [*(known.version for known in now.ancestors if known.version in kept), None]
+        for number, parent in itertools.pairwise(line):  # from each version to the next that is left
+            kept[number] = replace(kept[number], parent=parent)
+        return replace(
+            now, knowledge=replace(now.knowledge, history=history, parent=line[0]), others=tuple(kept.values())
+        )

@@ -158,13 +158,14 @@ def undo(change: Change, body: Undo, tell: Tell) -> JobUpdate:
 
 
 class Return(Body):
-    """Return to an older version. The current one is kept as well."""
+    """Return to another version, an older one or one that was undone. This can be undone."""
 
     version: int = Field(ge=0, description="One of the model's versions; 0 is the empty model.")
 
     def check(self, served: ServedModel) -> None:
-        if self.version not in (older := served.versions[:-1]):
-            raise NotThere(f"there is no older version {self.version}; the older versions are {older or 'none'}")
+        others = [number for number in served.versions if number != served.snapshot.version]
+        if self.version not in others:
+            raise NotThere(f"there is no other version {self.version}; the other versions are {others or 'none'}")
 
 
 def return_to(change: Change, body: Return, tell: Tell) -> JobUpdate:
@@ -197,7 +198,7 @@ class Forget(Body):
     for_good: bool = Field(default=False, description="Also delete everything that is kept of it, older versions too.")
 
     def check(self, served: ServedModel) -> None:
-        if not (self.for_good and self.name in served.snapshot.names):  # what it has forgotten before may leave traces
+        if not self.for_good:  # what it has forgotten before may have left traces
             _check_known(served, self.name)
 
 

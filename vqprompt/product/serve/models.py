@@ -137,7 +137,7 @@ class ServedModel:
 
     @property
     def versions(self) -> list[int]:
-        """The numbers of all versions in the file, oldest first; the last one is the current."""
+        """The numbers of all versions in the file."""
         return [version.number for version in self.snapshot.model.versions]
 
     def warm_up(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,8 @@ class State:
             self.gallery.add(served.name, update.thumbnails)
             if upload is not None and change.kind == "teach":
                 upload.waits = False
-        self.refresh(served)
+        erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
+        self.refresh(served, erased)
         if done and update.file is not None:
             title = f"{served.name}-{served.snapshot.version}{'-int8' if change.body.int8 else ''}.onnx"
             self._drop_export(served.name)
@@ -87,9 +88,10 @@ class State:
 
     # ------------------------------------------------------------------ what is kept
 
-    def refresh(self, served: ServedModel) -> None:
-        """Load a model's file if it has changed. What the new one does not know, the server must not know either."""
-        before = served.snapshot.names if served.usable else frozenset()
+    def refresh(self, served: ServedModel, erased: Set[str] = frozenset()) -> None:
+        """Load a model's file if it has changed. What the new one does not know, the server must not know either.
+        erased: classes that were forgotten for good, if that is known."""
+        before = served.snapshot.names | erased if served.usable else erased
         if served.refresh():
             now = served.snapshot
             self.gallery.keep_only(served.name, now.images)

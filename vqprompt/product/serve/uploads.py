@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,7 +117,7 @@ class Uploads:
             with upload.in_use():
                 pass
 
-    def forget_classes(self, model: str, labels: frozenset[str]) -> None:
+    def forget_classes(self, model: str, labels: Set[str]) -> None:
         """Delete what waits to be taught as one of these classes."""
         for upload in list(self._held.values()):
             if upload.model == model and any(image.label in labels for image in upload.images):

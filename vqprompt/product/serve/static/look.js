@@ -152,9 +152,9 @@ export class Look {
           h("span", { class: "grow" }, says(event)),
           steps <= about.can_undo && h("button", { type: "button", class: "quiet", onclick: () => undo(steps) }, steps === 1 ? "Undo" : `Undo back to before this (${steps} changes)`)))) : h("p", {}, "Nothing has happened yet."),
       about.versions.length > 1 ? [
-        h("h3", {}, "Older versions"),
-        h("p", { class: "hint" }, "The last ten versions are kept in the model. Returning to one is a change like others: it can be undone."),
-        h("ul", { class: "chips" }, about.versions.slice(0, -1).reverse().map((version) =>
+        h("h3", {}, "Other versions"),
+        h("p", { class: "hint" }, "The model keeps ten versions, also of what was undone. Returning to one is a change like others: it can be undone."),
+        h("ul", { class: "chips" }, about.versions.filter((v) => v.number !== about.version).reverse().map((version) =>
           h("li", {}, h("button", { type: "button", onclick: () => returnTo(version.number) }, `Version ${version.number}: ${version.description}`)))),
       ] : null);
   }
