@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import requests
 from PIL import Image
 from serving import Client
 
@@ -77,7 +78,7 @@ def complaint(client: Client, status: int, body: bytes) -> str | None:
         return f"status {status} without words: {body[:200]!r}"
     if not client.server.state.jobs._thread.is_alive():
         return "the thread that does the jobs has ended"
-    alive = client.session.get(f"{client.url}/v2/health/live", timeout=SECONDS)
+    alive = requests.get(f"{client.url}/v2/health/live", timeout=SECONDS)
     return None if alive.status_code == 200 else f"health: {alive.status_code}"
 
 

@@ -19,7 +19,7 @@ from faults.servers import SECONDS, complaint, image, start
 @functools.cache
 def client() -> Client:
     folder = Path(tempfile.mkdtemp(prefix="vqprompt-fault-"))
-    return start(folder, header_seconds=0.3, body_seconds=0.3, answer_seconds=0.3, connections=50)
+    return start(folder, header_seconds=0.3, body_seconds=0.3, answer_seconds=0.3, idle_seconds=0.3, connections=50)
 
 
 def try_slow_client(rng: random.Random, folder: Path) -> str:
@@ -65,10 +65,9 @@ def _ends(connection: socket.socket) -> bool:
 
 
 def _until_alone() -> str | None:
-    """Our own connection for `complaint` is the only one that may stay."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
-        if len(client().server.server_state.connections) <= 1:
+        if not client().server.server_state.connections:
             return None
         time.sleep(0.05)
     return "a client that does not read is kept"

@@ -29,6 +29,7 @@ class Limits:
     predict_seconds: float = _limit(60, "seconds that a prediction may take")
     body_seconds: float = _limit(60, "seconds that a client may take to send 16 MB (larger bodies get more)")
     header_seconds: float = _limit(10, "seconds that a client may take to send its headers")
+    idle_seconds: float = _limit(30, "seconds that a connection may be idle between two requests")
     connections: float = _limit(512, "connections at once")
     answer_seconds: float = _limit(60, "seconds that a client may take to read the next 64 kB of an answer")
     thumbnails: float = _limit(4000, "thumbnails of taught images, in memory")
