@@ -261,10 +261,12 @@ def _check_size(path: Path, model: Model, size: int | None) -> None:
 
 
 def _listed(path: Path | None) -> list[str]:
+    from vqprompt.core.files import read_text
+
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"--exclude {path}: cannot be read ({error})") from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

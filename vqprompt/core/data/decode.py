@@ -240,7 +240,7 @@ def load_pixels(image: ImageLike, side: int) -> tuple[np.ndarray, float]:
 
 def _open(image: ImageLike, side: int | None) -> tuple[Image.Image, float]:
     if isinstance(image, str | Path):
-        return _decode(_read(image), str(image), side)
+        return _decode(read_image(image), str(image), side)
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
             raise UserError(
@@ -260,16 +260,16 @@ def _open(image: ImageLike, side: int | None) -> tuple[Image.Image, float]:
     return opened, opened.width / opened.height
 
 
-def _read(given: str | Path) -> bytes:
+def read_image(given: str | Path) -> bytes:
+    """The content of an image file, within the limit on its size."""
     try:
-        path = Path(given).expanduser()
-        with open_regular(path) as file:
+        with open_regular(Path(given).expanduser()) as file:
             size = os.fstat(file.fileno()).st_size
             check_file_size(str(given), size)
             return file.read(size)
+    except UserError:
+        raise
     except FileNotFoundError:
-        raise UserError(f"{given}: no such image file; check the path") from None
+        raise ImageError(f"{given}: no such image file; check the path") from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte in the path; RuntimeError: no home
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{given}: no image file that can be read ({error}); give a regular file") from None
+        raise ImageError(f"{given}: no image file that can be read ({error}); give a regular file") from None

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,16 +24,10 @@ from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
+from vqprompt.core.files import lock_file, open_regular, read_regular, write_atomically
 from vqprompt.product.model.closed_form import Discriminant
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.records import ClassRecord
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 FORMAT = "vqprompt-model"
 VERSION, WITH_TRAINING = 1, 2  # files with training have version 2, so that older readers do not ignore it
@@ -251,7 +242,7 @@ def _assemble(described: dict[str, Any], tensors: dict[str, np.ndarray]) -> Stor
 def read(path: Path) -> tuple[Stored, str]:
     """A file's content, and the checksum in it, which identifies it."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such model; make one with vqprompt learn {path} FOLDER") from None
     except IsADirectoryError:
@@ -263,7 +254,7 @@ def read(path: Path) -> tuple[Stored, str]:
 
 def checksum_inside(path: Path) -> str:
     """The checksum that identifies a file. Only the header is read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
     return _metadata(length + header, path)["checksum"]
@@ -283,39 +274,9 @@ def write(path: Path, stored: Stored) -> str:
     return digest
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> AbstractContextManager[None]:
     """Only one process at a time can be inside this block for the same model."""
-    lock = path.with_name(f".{path.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _open_lock(lock)
-    except BlockingIOError:
-        raise ModelError(f"{path}: another process is teaching this model; wait until it is done") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written here ({error.strerror or error}); choose another place") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock.unlink(missing_ok=True)
-        file.close()
-
-
-def _open_lock(lock: Path) -> Any:
-    while True:
-        file = lock.open("w")
-        if fcntl is None:
-            return file
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_ino == lock.stat().st_ino:  # else the process before us has just deleted it
-                return file
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            file.close()
-            raise
-        except OSError:  # a file system without locks
-            return file
-        file.close()
+    if not path.name or path.is_dir():
+        raise ModelError(f"{path}: this is a folder; a model is one file, such as garden.vqp")
+    busy = f"{path}: another process is teaching this model; wait until it is done"
+    return lock_file(path.with_name(f".{path.name}.lock"), busy)

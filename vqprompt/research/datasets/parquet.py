@@ -17,7 +17,7 @@ from vqprompt.core.data.archives import hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.shards import Shards, TarShards, find_shards, in_order
-from vqprompt.core.data.source import Entry
+from vqprompt.core.data.source import Entry, key_of
 from vqprompt.core.errors import ImageError
 from vqprompt.research.datasets.common import Listing, natural
 
@@ -40,7 +40,7 @@ def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] 
     names: the class names for labels that are numbers; without them, those stated in the files are used.
     """
     files = [_File(file, label_columns) for file in parquet_files(path)]
-    entries, classes = [], {}
+    entries, classes, stamps = [], {}, {}
     root = path if path.is_dir() else path.parent
     splits = {split_of(file.path, root) for file in files}
     hashes = ContentHashes(root).of([file.path.relative_to(root).as_posix() for file in files])
@@ -53,12 +53,13 @@ def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] 
                 raise ImageError(f"{file.path}: row {row} has the label {label}, but there are {len(known)} classes")
             name = known[label] if isinstance(label, int) and known else str(label)
             classes[name] = label
-            entries.append(Entry(f"{inside}/{row}/{name}/{image}", name, split, hashes[inside]))
+            entries.append(Entry(f"{inside}/{row}/{name}/{image}", name, split))
+            stamps[entries[-1].path] = hashes[inside]
     if not entries:
         raise ImageError(f"{path}: its parquet files have no rows; get them again")
     by_number = all(isinstance(label, int) for label in classes.values())
     order = sorted(classes, key=(lambda name: classes[name]) if by_number else natural)
-    return Listing(path, entries, order, _Reader(files, entries).read, "")
+    return Listing(path, entries, order, _Reader(files, entries).read, key_of("", stamps))
 
 
 def split_of(path: Path, root: Path) -> str | None:

@@ -13,8 +13,6 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from torch import Tensor
 from vqprompt.core.errors import CheckpointError
 from vqprompt.core.files import (
     delete_abandoned,
-    fcntl,
+    lock_file,
     open_regular,
     save_tensors,
     sha256_of,
@@ -45,7 +43,7 @@ ATTEMPTS = 100  # how often a reader tries again when a writer was faster
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with _one_writer(folder):
+    with lock_file(folder / SAVING):
         target = folder / f"state-{_last_number(folder) + 1}.safetensors"
         save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
         with open_regular(target) as file:
@@ -63,7 +61,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
 
 def tidy(folder: Path) -> None:
     """Delete what a writer that was killed left behind."""
-    with _one_writer(folder):
+    with lock_file(folder / SAVING):
         _delete_all_but(folder, _read_info(folder)["tensors"])
 
 
@@ -142,32 +140,3 @@ def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
 def _last_number(folder: Path) -> int:
     names = (path.stem.removeprefix("state-") for path in folder.glob("state-*.safetensors"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-@contextmanager
-def _one_writer(folder: Path) -> Iterator[None]:
-    """Writers wait for each other; the system releases the lock of one that is killed."""
-    path = folder / SAVING
-    while True:
-        with writing(path), open(path, "w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                except OSError:  # a file system without locks
-                    pass
-                else:
-                    if not _is_at(path, file.fileno()):
-                        continue  # the writer before us deleted the file that we waited for
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is still the one at a path."""
-    try:
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False

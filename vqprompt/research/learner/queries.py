@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from vqprompt.core.data.images import Images
-from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, warn_no_cache
+from vqprompt.core.data.limits import CACHE_GB
+from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
 from vqprompt.core.runtime.distributed import InTurns
 from vqprompt.research.learner.evaluator import Evaluator
-from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, temporary_file, write_rows
+from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
 from vqprompt.research.training.batches import KnownQueries, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
@@ -98,7 +99,10 @@ class QueryCache:
             save_rows(file, computed.in_order(), shape)
             return open_rows(file, shape, device)
         size, used = shape[0] * shape[1] * BYTES, self._bytes(RowsInFile)
-        room = temporary_file(cache_folder() / "queries", size, used) if again else None
+        room = None
+        if again and used + size <= CACHE_GB.value * 1e9:
+            with suppress(OSError):
+                room = temporary_file(size)
         if not ranks.all(room is not None) or room is None:
             return None
         failed: OSError | None = None

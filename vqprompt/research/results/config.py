@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from vqprompt.core.errors import UserError, explain, shown
-from vqprompt.core.files import read_json
+from vqprompt.core.files import read_json, read_text
 from vqprompt.research.datasets import DATASETS, parse_data
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method, StatisticsOptions
@@ -241,7 +241,7 @@ def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
     """Settings from a JSON or TOML file. A run's config.json is such a file."""
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         found = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except OSError as error:
         raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
