@@ -16,7 +16,7 @@ from faults.caches import try_cache
 from faults.checkpoints import try_checkpoint
 from faults.configurations import try_configuration
 from faults.disk import try_disk
-from faults.images import try_image
+from faults.images import try_image, try_thin_image
 from faults.kills import try_kill
 from faults.readers import try_readers
 from faults.weights import try_weights
@@ -30,6 +30,7 @@ KINDS: dict[str, Fault] = {
     "configurations": try_configuration,
     "disk": try_disk,
     "images": try_image,
+    "thin images": try_thin_image,
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
@@ -37,7 +38,7 @@ KINDS: dict[str, Fault] = {
 
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 SHORT = {
-    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "archives": 60,
-    "caches": 25, "weights": 60,
+    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "thin images": 40,
+    "archives": 60, "caches": 25, "weights": 60,
 }  # fmt: skip
 LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000}
