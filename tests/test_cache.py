@@ -292,3 +292,45 @@ class TestLocks:
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(work, range(40)))
         assert not list(tmp_path.iterdir())
+
+
+class TestPrivacy:
+    @pytest.fixture(params=["folder", "zip", "tar", "tgz", "csv", "one class"])
+    def given(self, request, tmp_path):
+        """Images to learn, in each of the forms that people have them in."""
+        from test_archives import tar_of
+        from test_images import zip_of
+
+        folder = fill(tmp_path / "files")
+        if request.param in ("tar", "tgz"):
+            return tar_of(folder, tmp_path / f"x.{request.param}", "w:gz" if request.param == "tgz" else "w"), None
+        if request.param == "zip":
+            return zip_of(folder, tmp_path / "x.zip"), None
+        if request.param == "csv":
+            images = [path for path in folder.rglob("*") if path.is_file()]
+            (tmp_path / "x.csv").write_text("path,label\n" + "".join(f"{p},{p.parent.name}\n" for p in images))
+            return tmp_path / "x.csv", None
+        return (folder / "cat", "cat") if request.param == "one class" else (folder, None)
+
+    def test_teaching_leaves_nothing_in_the_cache(self, given, home, monkeypatch):
+        from vqprompt.product.model import decoded
+        from vqprompt.product.model.model import Model
+
+        monkeypatch.setattr(decoded, "IN_MEMORY", 0)  # as with many images: decoded ones go through a temporary file
+        Model(size=14).learn(*given)
+        assert not [path for path in home.rglob("*") if path.is_file()]
+
+    def test_the_cache_is_listed_and_cleared_as_a_whole(self, tmp_path, home, monkeypatch):
+        from test_archives import tar_of
+
+        monkeypatch.setattr("vqprompt.core.data.content.TICK", -1.0)  # so that hashes of new files are kept too
+        build_store(Source(tar_of(fill(tmp_path / "files"), tmp_path / "x.tgz", "w:gz")), SIDE)
+        keep_array(home / "queries" / "a.npy", ARRAY)
+        (home / "backbones").mkdir()
+        (home / "backbones" / "mine.safetensors").touch()
+        assert {path.parent for path in home.rglob("*") if path.is_file()} == {
+            *(part.folder for part in cache.list_cache()), home / "backbones"
+        }  # fmt: skip
+        assert all(part.files and part.size for part in cache.list_cache())
+        cache.clear_cache()
+        assert not any(part.files for part in cache.list_cache()) and (home / "backbones" / "mine.safetensors").exists()

@@ -72,8 +72,9 @@ def learn(
         bool,
         typer.Option(
             "--no-cache",
-            help="Write no image data to disk. Without this option, more than 128 MB of decoded images are put "
-            "into a temporary file in the cache folder while learning. Either way, nothing of it is kept.",
+            help="Write no decoded images to disk. Without this option, more than 128 MB of them are put into a "
+            "temporary file in the cache folder while learning. (A compressed tar is always unpacked into one.) Either "
+            "way nothing of it is kept, not even a name.",
         ),
     ] = False,
     as_json: Json = False,
@@ -214,26 +215,21 @@ def undo(model: ModelPath) -> None:
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
 ) -> None:
-    """Show what the research commands keep of images on disk, or delete it. Teaching a model keeps nothing.
+    """Show what the research commands keep of images on disk, or delete it. No names of files or classes are kept.
+
+    Teaching a model keeps nothing here.
 
     [bold]vqprompt cache --clear[/bold]
     """
-    import shutil
+    from vqprompt.core.files.cache import clear_cache, list_cache
 
-    from vqprompt.core.files import cache_folder
-
-    folder = cache_folder()
-    total = 0
-    for name, what in (("images", "decoded images"), ("queries", "features"), ("unpacked", "unpacked archives")):
-        place = folder / name
-        sizes = [f.stat().st_size for f in place.rglob("*") if f.is_file()] if place.is_dir() else []
-        total += sum(sizes)
-        print_plain(f"{what:18} {len(sizes):6} files {sum(sizes) / 1e6:10.1f} MB  {place}")
-        if clear and place.is_dir():
-            shutil.rmtree(place)
+    parts = list_cache()
+    for part in parts:
+        print_plain(f"{part.what:18} {part.files:6} files {part.size / 1e6:10.1f} MB  {part.folder}")
     if clear:
-        print_plain(f"deleted {total / 1e6:.1f} MB")
-    elif total:
+        clear_cache()
+        print_plain(f"deleted {sum(part.size for part in parts) / 1e6:.1f} MB")
+    elif any(part.files for part in parts):
         print_plain("vqprompt cache --clear deletes it; it is made again when needed")
 
 
