@@ -28,7 +28,8 @@ from vqprompt.core.data.decode import (
 )
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store, stored_side
-from vqprompt.core.errors import ImageError, UserError, printable
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.words import printable
 from vqprompt.research.datasets import open_dataset
 
 SIDE = 64

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from vqprompt.commands.console import console, print_plain, printable
+from vqprompt.commands.console import SafeConsole, console, print_plain
 from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
@@ -147,10 +146,10 @@ def run(
     print_table_for_terminal(table)
     print_plain(f"\nLook at {written[3]}", style="bold")
     if failed:
-        stderr = Console(stderr=True)
+        stderr = SafeConsole(stderr=True)
         stderr.print(f"\n[red]{len(failed)} of {len(runs)} runs failed[/red]; the same command tries them again:")
         for run_name, reason in failed.items():
-            stderr.print(printable(f"  {run_name}: {reason}"), markup=False, highlight=False, soft_wrap=True)
+            stderr.print(f"  {run_name}: {reason}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -204,13 +203,13 @@ def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequenc
                     shares[run.name] = progress.done / progress.total if known else 0.0
                 case Lost(reason):
                     bars.remove(run.name)
-                    line = f"{run.name} lost its machine and continues on another one: {printable(reason)}"
+                    line = f"{run.name} lost its machine and continues on another one: {reason}"
                     console.print(f"[yellow]↻[/yellow] {escape(line)}", highlight=False, soft_wrap=True)
                 case Finished(result):
                     numbers = f"FAA {result.faa:.2f}, CAA {result.caa:.2f}, {result.seconds:.0f} s"
                     over(run, f"[green]✓[/green] {escape(run.name)}: {numbers}")
                 case Failed(reason):
-                    first = printable(reason.partition("\n")[0])
+                    first = reason.partition("\n")[0]
                     over(run, f"[red]✗[/red] {escape(run.name)}: {escape(first)}")
             if len(todo) > 1:
                 bars.set(together, sum(shares.values()))

@@ -15,17 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as LiveBars
 
-from vqprompt.commands.console import printable
 from vqprompt.core.progress import Progress, Report
+from vqprompt.core.words import duration, printable
 
 SECONDS_BETWEEN_LINES = 10.0
-
-
-def seconds_as_text(seconds: float) -> str:
-    """75 → 1:15, 4000 → 1:06:40."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 @dataclass
@@ -96,8 +89,8 @@ class Bars:
         remaining = timeline.remaining(event) if known else None
         if not self.console.is_terminal and timeline.is_line_due(event):
             text += f", {event.done / known:.0%} done" if known else ""
-            text += f", {seconds_as_text(time.monotonic() - timeline.started)} elapsed"
-            text += f", {seconds_as_text(remaining)} remaining" if remaining is not None else ""
+            text += f", {duration(time.monotonic() - timeline.started)} elapsed"
+            text += f", {duration(remaining)} remaining" if remaining is not None else ""
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def set(self, name: str, completed: float) -> None:

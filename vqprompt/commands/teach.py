@@ -5,7 +5,6 @@ A model is one file. Every command reads it, changes it under a lock, and replac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.console import console, print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
 from vqprompt.commands.teaching_words import announce, as_dict, percent, progress_shown, tell
 from vqprompt.core.errors import UserError
@@ -109,7 +108,7 @@ def learn(
             taught.save(model, locked=True)
     line = noticed(taught.knowledge.classes, {*found.new_classes, *found.grown_classes})
     if as_json:
-        print(json.dumps({**as_dict(found), "noticed": line}, ensure_ascii=False))
+        print_json({**as_dict(found), "noticed": line})
     else:
         tell(found, taught, model, line)
 
@@ -123,7 +122,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
 
     found = Model.load(model).show()
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found, indent=2)
         return
     from rich.markup import escape
     from rich.table import Table

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vqprompt.commands.console import print_plain
-from vqprompt.core.words import counted
+from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
     from vqprompt.core.progress import Progress, Report
@@ -107,13 +107,6 @@ def progress_shown() -> Iterator[Report]:
         )  # fmt: skip
 
     yield lines
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def percent(share: float | None) -> str:

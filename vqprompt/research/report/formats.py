@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vqprompt.core import words
+
 UNKNOWN = "–"
 
 
@@ -22,10 +24,4 @@ def short(count: int) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return UNKNOWN
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return UNKNOWN if seconds is None else words.duration(seconds)
