@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from test_images import encoded, fill, picture, zip_of
 
-from vqprompt.core.data.archives import open_files
+from vqprompt.core.data.archives import count_listed, open_files
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import ImageError
@@ -170,6 +170,16 @@ class TestDamage:
         assert not list(home.rglob("*.tar")) and not list(home.rglob("*.partial"))
         (tmp_path / f"x.tar.{suffix}").write_bytes(packed)
         assert len(Source(tmp_path / f"x.tar.{suffix}").entries) == 10
+
+
+@pytest.mark.parametrize(("count", "comment"), [(3, b""), (3, b"a comment"), (70_000, b"")])
+def test_the_private_part_of_zipfile_that_is_used_counts_files(count, comment):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.comment = comment
+        for number in range(count):
+            archive.writestr(str(number), b"")
+    assert count_listed(packed) == count  # above 65,535 files, the number is in a record of its own (zip64)
 
 
 class TestContent:

@@ -14,6 +14,7 @@ from pathlib import Path
 from faults.archives import try_archive
 from faults.caches import try_cache
 from faults.checkpoints import try_checkpoint
+from faults.command_lines import try_command_line, try_early_interrupt
 from faults.configurations import try_configuration
 from faults.disk import try_disk
 from faults.images import try_image, try_thin_image
@@ -28,6 +29,8 @@ KINDS: dict[str, Fault] = {
     "checkpoints": try_checkpoint,
     "readers": try_readers,
     "configurations": try_configuration,
+    "command lines": try_command_line,
+    "early Ctrl-C": try_early_interrupt,
     "disk": try_disk,
     "images": try_image,
     "thin images": try_thin_image,
@@ -38,7 +41,7 @@ KINDS: dict[str, Fault] = {
 
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 SHORT = {
-    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "thin images": 40,
-    "archives": 60, "caches": 25, "weights": 60,
+    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "command lines": 40,
+    "early Ctrl-C": 12, "disk": 12, "images": 150, "thin images": 40, "archives": 60, "caches": 25, "weights": 60,
 }  # fmt: skip
-LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000}
+LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000, "command lines": 1000, "early Ctrl-C": 1000}

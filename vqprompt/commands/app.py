@@ -98,6 +98,8 @@ def explain(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, RecursionError):
         return "a file or setting is nested too deeply; give a simpler one"
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "a path has a null byte in it; check the command line"
     return explain_disk_error(error)
 
 

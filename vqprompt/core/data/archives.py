@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import KeysView, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_file_size, check_ratio
@@ -272,11 +273,12 @@ class ZipFiles(Files):
         return data
 
 
-def count_listed(file) -> int:  # type: ignore[no-untyped-def]
-    """How many files the end record of a zip says there are; the directory must have room for just these."""
+def count_listed(file: BinaryIO) -> int:
+    """How many files the end record of a zip says there are; the directory must have room for just these. (`zipfile`
+    reads this record but does not show it; tests/test_archives.py notices if it changes.)"""
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if not end:
-        raise ImageError(f"{file.name}: not a zip file; get it again")
+        raise zipfile.BadZipFile("it has no end record")
     count, size = end[zipfile._ECD_ENTRIES_TOTAL], end[zipfile._ECD_SIZE]  # type: ignore[attr-defined]
     if end[zipfile._ECD_DISK_NUMBER] or end[zipfile._ECD_DISK_START]:  # type: ignore[attr-defined]
         raise zipfile.BadZipFile("it is one part of several")

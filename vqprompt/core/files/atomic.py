@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vqprompt.core.errors import WriteError
+from vqprompt.core.files.regular import exists
 
 ABANDONED_AFTER = 24 * 3600  # seconds; for partial files of other hosts, whose processes cannot be looked up
 HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"  # part of a partial file's name, beside the process number
@@ -33,6 +34,7 @@ CANNOT_WRITE = {
     errno.EISDIR: "there is a folder of this name; move it away",
     errno.ENAMETOOLONG: "choose a shorter name (most systems allow 255 bytes per name)",
     errno.ELOOP: "its links go in a circle; choose another place",
+    errno.EINVAL: "choose another place",
     errno.EIO: "check the disk, or choose another place",
 }
 
@@ -47,6 +49,8 @@ def replacing(path: Path, private: bool = False) -> Iterator[Path]:
     """
     with writing(path):
         make_folder(path.parent, private)
+        if exists(path) and not path.is_file() and not path.is_dir():  # else a device would be replaced by a file
+            raise OSError(errno.EINVAL, "it is a pipe, socket or device")
         partial = partial_path(path)
         try:
             yield partial

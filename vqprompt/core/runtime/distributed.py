@@ -139,7 +139,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-class InTurns:
+class LazyBatches:
     """Values of images [n, …] that are computed in batches when they are asked for, each batch by one process.
 
     sizes: of all batches. compute: yields the values of those that are this process's turn.
@@ -151,9 +151,9 @@ class InTurns:
     def __len__(self) -> int:
         return sum(self.sizes)
 
-    def then(self, work: Callable[[Tensor], Tensor]) -> InTurns:
+    def then(self, work: Callable[[Tensor], Tensor]) -> LazyBatches:
         """What `work` makes of each batch of values."""
-        return InTurns(self.ranks, self.sizes, lambda: map(work, self._compute()))
+        return LazyBatches(self.ranks, self.sizes, lambda: map(work, self._compute()))
 
     def own(self) -> Iterator[tuple[slice, Tensor]]:
         """Batches that are this process's turn: which rows, and their values. Nothing is exchanged."""
@@ -253,18 +253,18 @@ class SeveralRanks(Ranks):
 
     def gather(self, own: T) -> list[T]:
         """The values of all processes, in order."""
-        found: list[Any] = [None] * self.count
+        values: list[Any] = [None] * self.count
         with _exchanging():
-            dist.all_gather_object(found, own)
-        return found
+            dist.all_gather_object(values, own)
+        return values
 
     def all(self, yes: bool) -> bool:
         return all(self.gather(yes))
 
     def refuse_differences(self, **own: object) -> None:
-        found = self.gather((platform.node(), own))
-        first_machine, first = found[0]
-        for rank, (machine, values) in enumerate(found):
+        everyone = self.gather((platform.node(), own))
+        first_machine, first = everyone[0]
+        for rank, (machine, values) in enumerate(everyone):
             for what, value in values.items():
                 if value != first[what]:
                     raise UserError(

@@ -90,8 +90,8 @@ def train(
     options = {"statistics": False, "class_tokens": min(BLOCKS, config.depth), **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
-        plain.vit, settings.method, seed=seed, device=str(plain.device), compile="off",
-        training=loop, **options,
+        plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
+        compile="off", training=loop, **options,
     )  # fmt: skip
     method = learner.method
     if before is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vqprompt.core.data.images import Images
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime
-from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.core.runtime.distributed import LazyBatches
 from vqprompt.research.methods.base import Method, View
 from vqprompt.research.training.batches import clean_images, draw, epoch_views
 from vqprompt.research.training.settings import Training
@@ -45,14 +45,14 @@ class Evaluator:
         finally:
             self.progress = ignore
 
-    def features(self, images: Images, task: int | None = None) -> InTurns:
+    def features(self, images: Images, task: int | None = None) -> LazyBatches:
         """Features [n, D]. task: the number of their task, if they are its training images."""
         queries = self._known(images, again=False) if self.method.uses_query else None
         return self._compute(
             images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task, queries
         )
 
-    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> InTurns:
+    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> LazyBatches:
         """Features [n, D] of one augmented view of each image, drawn from the seed."""
         vit, ranks, batches = self.method.vit, self.runtime.ranks, self._batches(len(images))
 
@@ -83,7 +83,7 @@ class Evaluator:
         answers = self._compute(images, best, Stage.TESTING, None, queries).whole()
         return answers[:, 0].long(), answers[:, 1].float()
 
-    def queries(self, images: Images) -> InTurns:
+    def queries(self, images: Images) -> LazyBatches:
         """Features without prompts [n, D]: from the cache, or computed now."""
         known, batches = self._known(images, again=False), self._batches(len(images))
         if known is None:
@@ -91,7 +91,7 @@ class Evaluator:
         own = self._own(batches)
         return self._in_turns(batches, len(images), lambda: (known[batch] for batch in own), Stage.TESTING, ignore)
 
-    def compute_queries(self, images: Images, mirrored: bool = False) -> InTurns:
+    def compute_queries(self, images: Images, mirrored: bool = False) -> LazyBatches:
         """Queries, computed now, of the images as they are or mirrored."""
         return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, progress=ignore)
 
@@ -106,7 +106,7 @@ class Evaluator:
         task: int | None = None,
         queries: Rows | JoinedRows | None = None,
         progress: Report | None = None,
-    ) -> InTurns:
+    ) -> LazyBatches:
         device, vit, batches = self.runtime.device, self.method.vit, self._batches(len(images))
         own = self._own(batches)
 
@@ -128,7 +128,7 @@ class Evaluator:
     def _in_turns(
         self, batches: Sequence[Tensor], count: int, compute: Callable[[], Iterator[Tensor]], stage: Stage,
         progress: Report,
-    ) -> InTurns:  # fmt: skip
+    ) -> LazyBatches:  # fmt: skip
         """Only the first `count` rows are used, because the last batch may have the last image several times."""
         ranks, sizes = self.runtime.ranks, list(map(len, batches))
         sizes[-1] -= sum(sizes) - count
@@ -140,7 +140,7 @@ class Evaluator:
                 progress(Progress(stage, done, count))
                 yield values[:size]
 
-        return InTurns(ranks, sizes, reported)
+        return LazyBatches(ranks, sizes, reported)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
-from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.core.runtime.distributed import LazyBatches
 from vqprompt.research.learner.evaluator import Evaluator
 from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
 from vqprompt.research.training.batches import KnownQueries, draw, epoch_views
@@ -79,7 +79,7 @@ class QueryCache:
     def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
         return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
 
-    def _in_memory(self, computed: InTurns, file: Path | None) -> Tensor:
+    def _in_memory(self, computed: LazyBatches, file: Path | None) -> Tensor:
         known, ranks = None if file is None else load_array(file), computed.ranks
         # processes compute together: either all of them load the queries, or all compute them
         if ranks.all(known is not None and len(known) == len(computed)):
@@ -89,7 +89,9 @@ class QueryCache:
             keep_array(file, queries.cpu().numpy())
         return queries
 
-    def _in_file(self, computed: InTurns, shape: tuple[int, int], file: Path | None, again: bool) -> RowsInFile | None:
+    def _in_file(
+        self, computed: LazyBatches, shape: tuple[int, int], file: Path | None, again: bool
+    ) -> RowsInFile | None:
         """Raises OSError if they could not be written."""
         device, ranks = self.evaluator.runtime.device, computed.ranks
         known = None if file is None else open_rows(file, shape, device)

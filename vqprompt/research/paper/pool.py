@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from vqprompt.core.backbones.load import backbone_path
+from vqprompt.core.runtime.device import cpu_cores
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.paper.grids import Run
 from vqprompt.research.paper.results import read_runs
@@ -53,8 +54,7 @@ class Worker:
 
 def default_workers() -> int:
     """One worker per GPU, or one per 8 cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return torch.cuda.device_count() or max(1, cores // CORES_PER_RUN)
+    return torch.cuda.device_count() or max(1, cpu_cores() // CORES_PER_RUN)
 
 
 # ---------------------------------------------------------------------------------------------- what is done already
