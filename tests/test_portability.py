@@ -17,7 +17,7 @@ from vqprompt.core.runtime.device import Runtime, pick_device, pick_precision
 
 # Libraries are imported first: they have other code for Windows, which they do not choose here.
 ELSEWHERE = """
-import os, signal, sys
+import os, shutil, signal, sys
 import filelock, platformdirs, psutil, torch, sklearn, scipy.linalg, PIL.Image, multiprocessing.connection, subprocess
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):
     sys.modules[name] = None
@@ -28,6 +28,7 @@ for name in ("pread", "pwrite", "posix_fallocate", "nice", "sched_getaffinity", 
 for name in ("SIGKILL", "SIGHUP", "SIGALRM", "SIGUSR1", "alarm"):
     if hasattr(signal, name):
         delattr(signal, name)
+shutil._use_fd_functions = False  # Windows has no functions for opened folders
 psutil.pid_exists = lambda process: process in psutil.pids()  # on Linux it asks os.kill
 opened = os.open
 def windows_open(path, *given, **named):

@@ -5,6 +5,7 @@ Ctrl-C ends it without a traceback, also while it starts and while it ends.
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -18,6 +19,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run()
+    except KeyboardInterrupt:  # outside of a command, such as while its options are read
+        sys.exit(130)
     finally:
         if interruptible:
             signal.signal(signal.SIGINT, _leave)

@@ -223,7 +223,7 @@ class ZipFiles(Files):
             raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
 
     @cached_property
-    def key(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         with self._lock:
             return ContentHashes(self.path).of_open(self._file)
 

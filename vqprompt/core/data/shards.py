@@ -212,4 +212,5 @@ def _splits(paths: Sequence[Path], groups: np.ndarray) -> np.ndarray | None:
     kinds = [re.match(r"(train|test|val)", path.name) for path in paths]
     if {kind[1] == "train" for kind in kinds if kind} != {True, False} or not all(kinds):
         return None
-    return np.array([kind[1] != "train" for kind in kinds if kind])[groups]
+    tests: np.ndarray = np.array([kind[1] != "train" for kind in kinds if kind])[groups]
+    return tests

@@ -72,7 +72,7 @@ class TarFiles(Files):
             raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
 
     @cached_property
-    def key(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         with self._lock:
             return ContentHashes(self.path).of_open(self._packed)
 
@@ -94,7 +94,7 @@ class TarFiles(Files):
         """The plain tar in a temporary file, and its length."""
         plain = tempfile.TemporaryFile()  # noqa: SIM115 (kept open as long as the archive is)
         _copy(self.path, self._packed, plain)
-        return plain, plain.tell()  # type: ignore[return-value]
+        return plain, plain.tell()
 
     def _list(self) -> None:
         members: dict[str, tarfile.TarInfo] = {}

@@ -127,7 +127,7 @@ def _is_running(process: int) -> bool:
     import psutil  # here, because partial files of others are rare
 
     try:
-        return psutil.pid_exists(process)
+        return bool(psutil.pid_exists(process))
     except OverflowError:
         return False
 

@@ -85,7 +85,7 @@ def temporary_file(size: int = 0) -> BinaryIO:
     make_folder(folder)
     if size > shutil.disk_usage(folder).free / 2:
         raise OSError(errno.ENOSPC, f"{size:,} bytes are more than half of the free space", str(folder))
-    return tempfile.TemporaryFile(dir=folder, prefix=".temporary-")  # type: ignore[return-value]
+    return tempfile.TemporaryFile(dir=folder, prefix=".temporary-")
 
 
 # ---------------------------------------------------------------------------------------------- checksums
@@ -170,10 +170,13 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray | None:
     if length is None:
         return None
     try:
+        array: np.ndarray
         if mapped:
-            return np.load(path, mmap_mode="c", allow_pickle=False)
-        with open_regular(path) as file:
-            return np.load(io.BytesIO(file.read(length)), allow_pickle=False)
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
+        else:
+            with open_regular(path) as file:
+                array = np.load(io.BytesIO(file.read(length)), allow_pickle=False)
+        return array
     except (OSError, ValueError, EOFError) as error:
         warnings.warn(f"{path}: the cached file cannot be read ({error}) and is made again", stacklevel=2)
         return None

@@ -73,8 +73,9 @@ class Runtime:
 def pick_device(name: str) -> torch.device:
     """A device by its name; for "auto" an Nvidia GPU, else Apple's GPU, else the CPU."""
     if name == "auto":
-        gpus = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-        return torch.device(next((gpu for gpu, is_available in gpus.items() if is_available()), "cpu"))
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # the device must hold values; "meta" has only shapes
@@ -150,7 +151,7 @@ class seeded:
     def __enter__(self) -> None:
         _seeding.acquire()
         self.state = torch.random.get_rng_state()
-        torch.random.default_generator.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
 
     def __exit__(self, *error: object) -> None:
         torch.random.set_rng_state(self.state)

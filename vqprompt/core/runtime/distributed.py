@@ -221,7 +221,7 @@ class SeveralRanks(Ranks):
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         together = self.add_up(torch.cat([gradient.flatten() for gradient in gradients]))  # one exchange, not hundreds
-        for gradient, total in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
+        for gradient, total in zip(gradients, torch.split(together, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
     def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -233,7 +233,7 @@ class SeveralRanks(Ranks):
             )  # the first process always has a turn, others may have none
         )
         whole = torch.zeros(sum(sizes), *shape, dtype=dtype, device=device)
-        for place, own in zip(whole.split(list(sizes))[self.rank :: self.count], computed, strict=True):
+        for place, own in zip(torch.split(whole, list(sizes))[self.rank :: self.count], computed, strict=True):
             place.copy_(own)
         return self.add_up(whole)
 
@@ -294,14 +294,14 @@ class _WholeBatch(torch.autograd.Function):
     by its share. So the gradients of all processes are added up, and each process takes those of its own rows."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:
         ctx.share, ctx.rows = share, len(own)
         whole = own.new_zeros(share.size, *own.shape[1:])
         whole[share.start : share.stop] = own[: share.own]
         return _joined.add_up(whole)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         share, whole = ctx.share, _joined.add_up(gradient.clone(memory_format=torch.contiguous_format))
         own = whole.new_zeros(ctx.rows, *whole.shape[1:])
         own[: share.own] = whole[share.start : share.stop]
@@ -335,7 +335,7 @@ def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.s
     if started_together() > 1 and not isinstance(_joined, SeveralRanks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[no-untyped-call]
+            store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[attr-defined]
             dist.init_process_group(backend, timeout=FOREVER, store=store, rank=rank, world_size=count)
             lifeline = Lifeline(rank, count, JOINING, report)
         except (RuntimeError, ValueError) as error:

@@ -56,10 +56,10 @@ class Lifeline:
     def __init__(self, rank: int, count: int, joining: timedelta, report: Callable[[str], None]) -> None:
         self.rank, self.count, self.report, self.patience = rank, count, report, patience()
         self.watched = [other for other in range(count) if other != 0] if rank == 0 else [0]
-        import torch.distributed as dist  # here, because importing torch takes seconds
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here: importing torch takes seconds
 
         # a connection of its own, because requests on one connection wait for each other
-        self.store = dist.TCPStore(
+        self.store = TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=joining
         )
         self.released, self.ending = threading.Event(), False
