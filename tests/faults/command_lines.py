@@ -114,7 +114,7 @@ def try_early_interrupt(rng: random.Random, folder: Path) -> str:
     _, said = process.communicate(timeout=50)
     if process.returncode not in (0, 130) or b"Traceback" in said or b"Exception ignored" in said:
         return f"bad: {words}: exit status {process.returncode}: {said.decode('utf-8', 'replace')[-2500:]}"
-    if process.returncode == 130 and (here / "model.vqp").read_bytes() != before and words[0] not in ("learn", "rename"):
+    if words[0] not in ("learn", "rename") and (here / "model.vqp").read_bytes() != before:
         return f"bad: {words}: the model has changed"
     left = [path.name for path in here.iterdir() if path.name.startswith(".")]
     return "handled" if not left else f"bad: {words}: left behind {left}"

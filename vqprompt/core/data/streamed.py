@@ -89,7 +89,7 @@ class StreamedStore(Store):
         """Never: they do not fit."""
 
     def digest(self, rows: np.ndarray) -> str:
-        """Of the files. (For the pixels, all images would have to be decoded.)"""
+        """Changes with the content of the files. (For the pixels, all images would have to be decoded.)"""
         return "files:" + hashlib.sha256(f"{self.rows.key}:".encode() + rows.tobytes()).hexdigest()[:16]
 
     def _fill(self, pixels: np.ndarray, row: int) -> None:
