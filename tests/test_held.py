@@ -11,7 +11,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViTConfig
 from vqprompt.core.data.stream import Stream
 from vqprompt.core.progress import Stage
-from vqprompt.core.runtime.distributed import InTurns, Ranks
+from vqprompt.core.runtime.distributed import Ranks, ShardedRows
 from vqprompt.core.statistics.gaussians import make_statistics
 from vqprompt.research.learner import queries as queries_module
 from vqprompt.research.learner.learner import Learner
@@ -220,10 +220,10 @@ def test_turns_cover_all_rows_once():
     batches, seen = values.split(3), []
     for rank in range(3):
         ranks = type("Some", (Ranks,), {"rank": rank, "count": 3})()
-        turns = InTurns(ranks, list(map(len, batches)), lambda rank=rank: iter(batches[rank::3]))
+        turns = ShardedRows(ranks, list(map(len, batches)), lambda rank=rank: iter(batches[rank::3]))
         seen += [values[rows].equal(own) and range(40)[rows] for rows, own in turns.own()]
     assert sorted(row for rows in seen for row in rows) == list(range(40))
-    alone = InTurns(Ranks(), list(map(len, batches)), lambda: iter(batches))
+    alone = ShardedRows(Ranks(), list(map(len, batches)), lambda: iter(batches))
     assert torch.equal(alone.whole(), values) and torch.equal(alone.then(lambda v: 2 * v).whole(), 2 * values)
 
 

@@ -20,7 +20,6 @@ from vqprompt.research.learner.build import rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.methods.base import Method
-from vqprompt.research.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
@@ -50,8 +49,8 @@ class Predictor:
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
         built.method.end_task()  # drops what only training needs
-        training = Training(**state.info["training"])
-        return cls(built.method, state.info["classes"], runtime, training.test_crop, training.stored)
+        training = state.record.training
+        return cls(built.method, state.record.classes, runtime, training.test_crop, training.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] of one picture or of several."""

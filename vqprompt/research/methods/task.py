@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from vqprompt.core.data.images import Images
-from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.core.statistics import ClassSums, means_by_class
 
 Sums = TypeVar("Sums", bound=ClassSums)
@@ -34,9 +34,9 @@ class TaskInfo:
 class ImageEvaluator(Protocol):
     """Shows images, without augmentation, to the network."""
 
-    def features(self, images: Images, task: int | None = None) -> InTurns: ...
+    def features(self, images: Images, task: int | None = None) -> ShardedRows: ...
 
-    def queries(self, images: Images) -> InTurns: ...
+    def queries(self, images: Images) -> ShardedRows: ...
 
     def logits(self, images: Images) -> Tensor: ...
 
@@ -47,7 +47,7 @@ class TaskFeatures:
     labels: their positions in the head [n].
     """
 
-    def __init__(self, computed: InTurns, labels: Tensor) -> None:
+    def __init__(self, computed: ShardedRows, labels: Tensor) -> None:
         self.computed, self.labels = computed, labels
 
     @cached_property
@@ -84,7 +84,7 @@ class TaskData:
         self.task, self.images, self.labels = task, images, labels
         self.batch_size, self.seed = batch_size, seed
         self.features_before: Tensor | None = None
-        self.augmented: Callable[[int], InTurns] | None = None
+        self.augmented: Callable[[int], ShardedRows] | None = None
         self._evaluator = evaluator
 
     @property
