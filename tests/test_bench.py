@@ -27,7 +27,7 @@ from vqprompt.research.paper.grids import GRIDS, combine, described, find_grid, 
 from vqprompt.research.paper.numbers import NUMBERS, Quoted
 from vqprompt.research.paper.parameters import prompt_configurations
 from vqprompt.research.paper.pool import Advanced, adopt, run_all, split_done
-from vqprompt.research.paper.results import differences, make_rows, read_runs
+from vqprompt.research.paper.table_rows import differences, make_rows, read_runs
 from vqprompt.research.paper.tables import Table
 from vqprompt.research.results.config import flatten
 from vqprompt.research.runs import runner as runs

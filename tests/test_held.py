@@ -28,7 +28,7 @@ TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
 
 @pytest.fixture
 def nothing_held(monkeypatch):
-    monkeypatch.setattr(task_module, "HELD", 0)
+    monkeypatch.setattr(task_module, "MOST_IN_MEMORY", 0)
     monkeypatch.setattr(queries_module, "IN_MEMORY_ELSEWHERE", 0)
 
 
@@ -175,7 +175,7 @@ def test_a_method_learns_from_sums_what_it_learns_from_features(method, options,
     training = Training(epochs=1, batch_size=16, test_crop=0.0)
     found = []
     for held in (1 << 20, 0):
-        monkeypatch.setattr(task_module, "HELD", held)
+        monkeypatch.setattr(task_module, "MOST_IN_MEMORY", held)
         learner = make_learner(method, training=training, **options)
         answers, _ = learn_and_test(learner, stream(40))
         found.append((tensors_of(learner), answers.guesses))

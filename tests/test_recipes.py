@@ -18,7 +18,7 @@ from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.l2p import pull_to_batch
 from vqprompt.research.methods.recipes import PAPER_DATA, describe_recipe, find_recipe, in_use, recipe_settings
 from vqprompt.research.paper.grids import GRIDS, plan
-from vqprompt.research.paper.results import make_rows, read_runs
+from vqprompt.research.paper.table_rows import make_rows, read_runs
 from vqprompt.research.report import prompt_use
 from vqprompt.research.results.config import completed, resolve
 from vqprompt.research.results.result import PromptUse, RunResult

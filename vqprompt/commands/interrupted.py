@@ -11,9 +11,8 @@ from typing import ParamSpec
 
 from rich.console import Console
 
-from vqprompt.commands.console import printable
 from vqprompt.commands.options import option_value
-from vqprompt.core.errors import UserError
+from vqprompt.core.errors import UserError, printable
 from vqprompt.core.runtime.lifelines import end_run
 
 RESUMABLE_COMMANDS = ("run", "demo")

@@ -26,7 +26,7 @@ class Registry(MutableMapping[str, T]):
 
     @cached_property
     def entry_points(self) -> dict[str, EntryPoint]:
-        """Of other packages, by name."""
+        """Those of other packages, by name."""
         by_name: dict[str, EntryPoint] = {}
         for point in sorted(entry_points(group=self.group), key=_package):
             if point.name in self.entries or point.name in by_name:

@@ -118,10 +118,9 @@ def _read_info(folder: Path) -> dict[str, Any]:
         )
     if (version == VERSION or CHECKSUM in info) and info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
-    if version == OLD_CHECKPOINT:
-        info = upgrade_checkpoint(info, path)
-    info["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
-    return info
+    fields = upgrade_checkpoint(info, path) if version == OLD_CHECKPOINT else dict(info)
+    fields["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
+    return fields
 
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:

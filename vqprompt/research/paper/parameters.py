@@ -15,7 +15,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 from vqprompt.research.methods.base import Method
-from vqprompt.research.paper import formats
+from vqprompt.research.paper import table_formats
 from vqprompt.research.report.render import render
 
 NAME, PAPER_TABLE = "parameters", "Table 6"
@@ -54,12 +54,12 @@ def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE,
 
 def _rows(method: type[Method], backbone: str, tasks: int) -> list[PromptConfiguration]:
     """One row with the default settings, and one per preset that changes the prompts' shape."""
-    found = [_describe(method, "default", {}, backbone, tasks)]
+    rows = [_describe(method, "default", {}, backbone, tasks)]
     for name, preset in method.presets.items():
         changed = {key: value for key, value in preset.items() if key in SHAPE}
         if changed:
-            found.append(_describe(method, f"preset {name}", changed, backbone, tasks))
-    return found
+            rows.append(_describe(method, f"preset {name}", changed, backbone, tasks))
+    return rows
 
 
 def _describe(
@@ -99,13 +99,13 @@ class ParameterTable:
         ]
 
     def markdown(self) -> str:
-        return formats.markdown(self.title, HEADINGS, [row.cells for row in self.rows], self.notes)
+        return table_formats.markdown(self.title, HEADINGS, [row.cells for row in self.rows], self.notes)
 
     def csv(self) -> str:
-        return formats.comma_separated([HEADINGS, *([*row.cells[:-1], row.parameters] for row in self.rows)])
+        return table_formats.comma_separated([HEADINGS, *([*row.cells[:-1], row.parameters] for row in self.rows)])
 
     def latex(self) -> str:
-        return formats.latex(self.title, HEADINGS, [row.cells for row in self.rows], self.notes, "llllrrr")
+        return table_formats.latex(self.title, HEADINGS, [row.cells for row in self.rows], self.notes, "llllrrr")
 
     def html(self) -> str:
         return render(

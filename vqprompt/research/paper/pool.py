@@ -23,13 +23,12 @@ import torch
 
 from vqprompt.core.backbones.load import backbone_path
 from vqprompt.research.datasets import parse_data
+from vqprompt.research.paper.execution import CORES_PER_RUN, Advanced, Event, Failed, Listener, Started, do_run
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.results import read_runs
-from vqprompt.research.paper.work import Advanced, Event, Failed, Listener, Started, do_run
+from vqprompt.research.paper.table_rows import read_runs
 from vqprompt.research.results.config import MACHINE_SETTINGS, RunConfig, completed
 
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
-CORES_PER_RUN = 8  # with more, a single run gets hardly faster
 SECONDS_BETWEEN_MESSAGES = 0.1
 
 
@@ -66,7 +65,7 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
     for saved in read_runs(out):
         if saved.result.done and saved.folder is not None:
             done.setdefault(_identity(completed(saved.config)), []).append(saved.folder)
-    todo, elsewhere = [], dict[str, Path]()
+    todo, in_other_tables = [], dict[str, Path]()
     for run in runs:
         folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
         if place in folders:
@@ -74,8 +73,8 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
         if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
-            elsewhere[run.name] = folders[0]
-    return todo, elsewhere
+            in_other_tables[run.name] = folders[0]
+    return todo, in_other_tables
 
 
 def _identity(config: dict[str, Any]) -> str:

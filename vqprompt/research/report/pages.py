@@ -20,8 +20,7 @@ from markupsafe import Markup
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.research.report import figures, prompt_use
-from vqprompt.research.report.formats import UNKNOWN, duration, fixed, percent, short
-from vqprompt.research.report.render import render
+from vqprompt.research.report.render import UNKNOWN, fixed, percent, render, short, time_taken
 from vqprompt.research.results.config import flatten, read_saved_config
 from vqprompt.research.results.result import ClassResults, EpochLosses, PromptUse, RunResult
 
@@ -97,7 +96,7 @@ def _cards(result: RunResult) -> list[tuple[str, str, str]]:
         ("FAA", percent(result.faa), f"Final average accuracy: over all tasks, after the last.{so_far}"),
         ("CAA", percent(result.caa), "Cumulative average accuracy: the mean of the averages after each task."),
         ("Forgetting", UNKNOWN if single else fixed(result.forgetting), forgetting),
-        ("Time", duration(result.seconds), "Learning and testing of all tasks."),
+        ("Time", time_taken(result.seconds), "Learning and testing of all tasks."),
         ("Images per second", fixed(rate, 0), "Speed of training." if rate else "Nothing was trained."),
         (
             "Prompting parameters",
@@ -165,12 +164,12 @@ def _task_rows(result: RunResult) -> list[dict[str, Any]]:
     return rows
 
 
-def _classes(found: ClassResults | None) -> dict[str, Any] | None:
+def _classes(results: ClassResults | None) -> dict[str, Any] | None:
     """Classes, the weakest first, and the worst mistakes; None for a run that did not record them."""
-    if found is None:
+    if results is None:
         return None
-    weakest = sorted((c for c in found.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
-    return {"after": found.after, "weakest": weakest, "worst": found.worst}
+    weakest = sorted((c for c in results.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
+    return {"after": results.after, "weakest": weakest, "worst": results.worst}
 
 
 def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:

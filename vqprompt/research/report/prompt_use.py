@@ -25,12 +25,12 @@ def in_use(use: PromptUse, after: int = -1) -> list[int]:
 def kept(use: PromptUse) -> list[float]:
     """For each task, the share of its test images that still use the prompt most of them used when it was new (mean
     over the blocks), after the last task."""
-    found = []
+    shares_kept = []
     for number, last in enumerate(use.test[-1]):
         first = use.test[number][number]
         pairs = [(max(then, key=lambda n: then[n]), now) for then, now in zip(first, last, strict=True)]
-        found.append(sum(now.get(best, 0) / max(sum(now.values()), 1) for best, now in pairs) / len(pairs))
-    return found
+        shares_kept.append(sum(now.get(best, 0) / max(sum(now.values()), 1) for best, now in pairs) / len(pairs))
+    return shares_kept
 
 
 def cells(use: PromptUse, after: int = -1) -> list[list[str]]:
@@ -54,7 +54,7 @@ def markdown(use: PromptUse, after: int = -1) -> str:
 
 def chart(use: PromptUse, block: int, after: int = -1) -> str:
     """An SVG: one row per task, one column per prompt, darker where more of the task's test images use it."""
-    found = shares(use, block, after)
+    of_tasks = shares(use, block, after)
     number = len(use.test[after])
     title = f"Block {use.blocks[block]}: prompts of the test images of each task, after task {number}"
-    return figures.prompt_use_chart(found, max(map(max, found)) or 1, f"tested{block}", title)
+    return figures.prompt_use_chart(of_tasks, max(map(max, of_tasks)) or 1, f"tested{block}", title)

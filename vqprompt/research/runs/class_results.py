@@ -11,7 +11,7 @@ from PIL import Image
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.stream import Task
 from vqprompt.research.learner.evaluator import Predictions
-from vqprompt.research.report.thumbnails import thumbnail
+from vqprompt.research.report.render import thumbnail
 from vqprompt.research.results.result import ClassResult, ClassResults, Mistake
 
 WORST = 24

@@ -55,7 +55,7 @@ def _depth_for(blocks: Any) -> int:
 def available_memory(device: str) -> int | None:
     """Bytes: of the GPU if the run uses one, else of the machine. None where the system does not tell."""
     if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
-        return torch.cuda.mem_get_info(device if ":" in device else None)[1]
+        return int(torch.cuda.mem_get_info(device if ":" in device else None)[1])
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -18,12 +18,23 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
-from vqprompt.research.cluster.wanted import Wanted, host_name
+from vqprompt.research.cluster.requirements import Requirements, host_name
 from vqprompt.research.learner.checkpoint import INFO
-from vqprompt.research.paper.elsewhere import RemoteRun, after_loss, refuse_local_tracking
+from vqprompt.research.paper.execution import (
+    CORES_PER_RUN,
+    Advanced,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    Lost,
+    RemoteRun,
+    Started,
+    after_loss,
+    refuse_local_tracking,
+    requirements_of,
+)
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.pool import CORES_PER_RUN
-from vqprompt.research.paper.work import Advanced, Event, Failed, Finished, Listener, Lost, Started
 
 FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
 HOURS = 24  # SBATCH_TIMELIMIT sets another limit
@@ -74,9 +85,9 @@ class SlurmExecutor:
         if not todo:
             return {}
         refuse_local_tracking(track)
-        wanted = Wanted.here((run.config.backbone for run in todo), (run.config.data for run in todo))
+        requirements = requirements_of(todo)
         folder = out.resolve() / FOLDER
-        return _Queue(self._open(folder), folder, out.resolve(), listener, tuple(track), wanted, self).run(todo)
+        return _Queue(self._open(folder), folder, out.resolve(), listener, tuple(track), requirements, self).run(todo)
 
     def _open(self, folder: Path) -> Any:
         """submitit's executor, with the resources that every job asks for."""
@@ -99,11 +110,11 @@ class _Queue:
     """Jobs that are submitted, and the events that they report."""
 
     def __init__(
-        self, executor: Any, folder: Path, out: Path, listener: Listener, track: tuple[str, ...], wanted: Wanted,
-        settings: SlurmExecutor,
+        self, executor: Any, folder: Path, out: Path, listener: Listener, track: tuple[str, ...],
+        requirements: Requirements, settings: SlurmExecutor,
     ) -> None:  # fmt: skip
         self.executor, self.folder, self.out, self.listener = executor, folder, out, listener
-        self.track, self.wanted, self.settings = track, wanted, settings
+        self.track, self.requirements, self.settings = track, requirements, settings
         self.failed: dict[str, str] = {}
         self.losses: dict[str, int] = {}
         self.saved: dict[str, int | None] = {}  # by run name: when the checkpoint at the last loss was written
@@ -134,7 +145,7 @@ class _Queue:
 
     def _submit(self, run: Run) -> Any:
         self._news(run).unlink(missing_ok=True)
-        remote = RemoteRun(run.config, self.track, self.wanted, self.settings.cpus, SECONDS_BETWEEN_MESSAGES)
+        remote = RemoteRun(run.config, self.track, self.requirements, self.settings.cpus, SECONDS_BETWEEN_MESSAGES)
         return self.executor.submit(SlurmJob(remote, self.out / run.name, self._news(run)))
 
     def _listen(self, run: Run) -> None:

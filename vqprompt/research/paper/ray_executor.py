@@ -19,14 +19,25 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder
-from vqprompt.research.cluster.parcels import Parcel, pack, unpack
-from vqprompt.research.cluster.rays import alive_nodes, connected, refuse_unlike
-from vqprompt.research.cluster.wanted import Wanted, host_name
+from vqprompt.research.cluster.ray_cluster import alive_nodes, check_machines, connected
+from vqprompt.research.cluster.requirements import Requirements, host_name
+from vqprompt.research.cluster.transfer import FolderContent, pack, unpack
 from vqprompt.research.learner.checkpoint import INFO
-from vqprompt.research.paper.elsewhere import RemoteRun, after_loss, refuse_local_tracking
+from vqprompt.research.paper.execution import (
+    CORES_PER_RUN,
+    Advanced,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    Lost,
+    RemoteRun,
+    Started,
+    after_loss,
+    refuse_local_tracking,
+    requirements_of,
+)
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.pool import CORES_PER_RUN
-from vqprompt.research.paper.work import Advanced, Event, Failed, Finished, Listener, Lost, Started
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 
@@ -37,7 +48,7 @@ class RayJob:
     runs share the hardware."""
 
     run: RemoteRun
-    files: Parcel
+    files: FolderContent
     shown_folder: Path
     at_once: int
 
@@ -55,11 +66,11 @@ class RayExecutor:
         if not todo:
             return {}
         refuse_local_tracking(track)
-        wanted = Wanted.here((run.config.backbone for run in todo), (run.config.data for run in todo))
+        requirements = requirements_of(todo)
         with connected(self.address) as ray:
             cpus, gpus = self._resources(ray)
-            slots = refuse_unlike(ray, wanted, cpus, gpus)
-            grid = _Grid(ray, out, listener, tuple(track), wanted, cpus, gpus, min(self.at_once or slots, slots))
+            slots = check_machines(ray, requirements, cpus, gpus)
+            grid = _Grid(ray, out, listener, tuple(track), requirements, cpus, gpus, min(self.at_once or slots, slots))
             return grid.run(todo)
 
     def _resources(self, ray: Any) -> tuple[int, float]:
@@ -74,10 +85,10 @@ class _Grid:
     """Runs that wait, runs that are being done, and what arrives from these."""
 
     def __init__(
-        self, ray: Any, out: Path, listener: Listener, track: tuple[str, ...], wanted: Wanted, cpus: int, gpus: float,
-        at_once: int,
+        self, ray: Any, out: Path, listener: Listener, track: tuple[str, ...], requirements: Requirements, cpus: int,
+        gpus: float, at_once: int,
     ) -> None:  # fmt: skip
-        self.ray, self.out, self.listener, self.track, self.wanted = ray, out, listener, track, wanted
+        self.ray, self.out, self.listener, self.track, self.requirements = ray, out, listener, track, requirements
         self.cpus, self.at_once = cpus, at_once
         self.failed: dict[str, str] = {}
         self.losses: dict[str, int] = {}  # in a row, by run name
@@ -121,7 +132,7 @@ class _Grid:
             self._tell(run, Failed(str(error)))
             self._over(run)
             return None
-        remote = RemoteRun(run.config, self.track, self.wanted, self.cpus, SECONDS_BETWEEN_MESSAGES)
+        remote = RemoteRun(run.config, self.track, self.requirements, self.cpus, SECONDS_BETWEEN_MESSAGES)
         return self.task.remote(RayJob(remote, files, folder, self.at_once))
 
     def _over(self, run: Run) -> None:
@@ -132,7 +143,7 @@ class _Grid:
         from ray.exceptions import RayError, RayTaskError
 
         try:
-            item: Event | Parcel = self.ray.get(next(stream))
+            item: Event | FolderContent = self.ray.get(next(stream))
         except StopIteration:
             item = Failed("it ended without a result")
         except RayTaskError as error:  # our own code failed there, outside of the run
@@ -156,14 +167,14 @@ class _Grid:
 # ---------------------------------------------------------------------------------------------- in a worker
 
 
-def work(job: RayJob) -> Iterator[Event | Parcel]:
+def work(job: RayJob) -> Iterator[Event | FolderContent]:
     """A run's events, and its files after each checkpoint and at the end, in the order in which they come."""
     yield Started(host_name())
     refusal = job.run.refusal()  # machines may have joined since all were asked
     if refusal is not None:
         yield refusal
         return
-    outbox: queue.Queue[Event | Parcel] = queue.Queue(maxsize=4)
+    outbox: queue.Queue[Event | FolderContent] = queue.Queue(maxsize=4)
     with tempfile.TemporaryDirectory(prefix="vqprompt-") as name:
         folder = Path(name) / "run"
         unpack(job.files, folder)
@@ -175,7 +186,7 @@ def work(job: RayJob) -> Iterator[Event | Parcel]:
                 return
 
 
-def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | Parcel]) -> None:
+def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | FolderContent]) -> None:
     sent = _stamp(folder)
 
     def send(event: Advanced) -> None:
