@@ -19,7 +19,7 @@ from vqprompt.research.cluster.transfer import pack, unpack
 from vqprompt.research.paper import ray_executor, slurm_executor
 from vqprompt.research.paper.execution import Advanced, Finished, Lost, Started
 from vqprompt.research.paper.grids import find_grid, plan
-from vqprompt.research.paper.pool import run_all
+from vqprompt.research.paper.pool import LocalExecutor
 from vqprompt.research.paper.ray_executor import RayExecutor
 from vqprompt.research.paper.slurm_executor import SlurmExecutor
 from vqprompt.research.paper.table_rows import make_rows, read_runs
@@ -49,7 +49,7 @@ def grid_here(weights, tmp_path_factory):
     out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(weights), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert run_all(todo, out, 1, lambda run, event: None) == {}
+        assert LocalExecutor(1).run(todo, out, lambda run, event: None) == {}
     finally:
         torch.set_num_threads(threads)
     return todo, out

@@ -29,7 +29,7 @@ TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
 @pytest.fixture
 def nothing_held(monkeypatch):
     monkeypatch.setattr(task_module, "MOST_IN_MEMORY", 0)
-    monkeypatch.setattr(queries_module, "IN_MEMORY_ELSEWHERE", 0)
+    monkeypatch.setattr(queries_module, "IN_MEMORY_OTHERWISE", 0)
 
 
 def stream(each: int) -> Stream:
@@ -99,7 +99,7 @@ def test_where_queries_lie_changes_nothing(method, augment, monkeypatch, home):
     whole = learn_and_test(first := make_learner(method, training=training), stream(20))
     for how in ("file", "named file", "the same again", "no room"):
         with monkeypatch.context() as patch:
-            patch.setattr(queries_module, "IN_MEMORY_ELSEWHERE", 0)
+            patch.setattr(queries_module, "IN_MEMORY_OTHERWISE", 0)
             if how == "no room":
                 patch.setenv("VQPROMPT_CACHE_GB", "1e-9")
             tasks, learner = stream(20), make_learner(method, training=training)

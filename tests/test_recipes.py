@@ -19,7 +19,7 @@ from vqprompt.research.methods.l2p import pull_to_batch
 from vqprompt.research.methods.recipes import PAPER_DATA, describe_recipe, find_recipe, in_use, recipe_settings
 from vqprompt.research.paper.grids import GRIDS, plan
 from vqprompt.research.paper.table_rows import make_rows, read_runs
-from vqprompt.research.report import prompt_use
+from vqprompt.research.report.pages import prompts_chosen, prompts_kept
 from vqprompt.research.results.config import completed, resolve
 from vqprompt.research.results.result import PromptUse, RunResult
 from vqprompt.research.runs.runner import run
@@ -475,19 +475,9 @@ class TestPromptUse:
         assert [len(after) for after in use.test] == [1, 2, 3]
         assert all(sum(block.values()) == 6 for after in use.test for task in after for block in task)
         assert RunResult.read(tmp_path / "run").prompt_use == use, "kept, and read back"
-        table = prompt_use.markdown(use)
-        assert table.count("\n") == 4 and "block 4" in table and "%" in table
-        assert len(prompt_use.shares(use, 0)) == 3 and all(
-            sum(row) == pytest.approx(1) for row in prompt_use.shares(use, 0)
-        )
-        assert prompt_use.chart(use, 0).startswith("<svg")
+        assert [len(row) for row in prompts_chosen(use)] == [5, 5, 5], "tasks × blocks"
 
     def test_numbers(self):
         use = PromptUse(blocks=[0], counts=[[[4, 0]], [[0, 4]]], test=[[[{0: 4}]], [[{0: 1, 1: 3}], [{1: 4}]]])
-        assert prompt_use.in_use(use) == [2] and prompt_use.in_use(use, 0) == [1]
-        assert prompt_use.kept(use) == [0.25, 1.0]
-        assert prompt_use.shares(use, 0) == [[0.25, 0.75], [0.0, 1.0]]
-        assert "2: 75 %, 1: 25 %" in prompt_use.markdown(use)
-
-    def test_older_results_have_none(self):
-        assert PromptUse(**{"blocks": [0], "counts": [[[1]]]}).test == []
+        assert prompts_kept(use) == [0.25, 1.0]
+        assert prompts_chosen(use) == [["2: 75 %, 1: 25 %"], ["2: 100 %"]]

@@ -102,7 +102,7 @@ if __name__ == "__main__":
     except UserError as error:
         found["refused"] = str(error)
     found["closed form"] = tuple(learn("linear", CLOSED_FORM))
-    queries.IN_MEMORY_ELSEWHERE = 0
+    queries.IN_MEMORY_OTHERWISE = 0
     found["queries in files"] = tuple(learn("coda-p", augment="flip"))
     if ranks.first:
         torch.save(found, sys.argv[1])

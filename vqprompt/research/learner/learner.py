@@ -26,11 +26,12 @@ from vqprompt.core.progress import Report, ignore
 from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
 from vqprompt.research.learner.build import Built, build_method, rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator, Predictions
-from vqprompt.research.learner.predictor import Picture, Predictor, predict_proba
+from vqprompt.research.learner.predictor import Picture, Predictor
 from vqprompt.research.learner.queries import QueryCache
 from vqprompt.research.learner.rows import JoinedRows
 from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, as_list, saved_names, write_state
 from vqprompt.research.methods import find_method
+from vqprompt.research.methods.base import Method
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.batches import TaskBatches
 from vqprompt.research.training.loop import Epoch, TrainingLoop
@@ -249,18 +250,19 @@ class Learner:
 
     def predictor(self) -> Predictor:
         """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""
-        return Predictor(
-            self.method.frozen_copy(), self.classes, self.runtime.alone(), self.settings.test_crop, self.settings.stored
-        )
+        return self._predictor(self.method.frozen_copy())
+
+    def _predictor(self, method: Method) -> Predictor:
+        evaluator = Evaluator(method, self.runtime.alone(), self.settings.test_crop)
+        return Predictor(evaluator, self.classes, self.settings.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
-        without_cache = Evaluator(self.method, self.runtime.alone(), self.settings.test_crop)
-        return predict_proba(without_cache, self.classes, pictures, self.settings.stored)
+        return self._predictor(self.method).predict_proba(pictures)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
-        return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
+        return self._predictor(self.method).predict(pictures)
 
     # ------------------------------------------------------------------ save and load
 

@@ -104,16 +104,6 @@ def _link(source: str, target: str) -> None:
 # ---------------------------------------------------------------------------------------------- the pool
 
 
-def run_all(
-    todo: Sequence[Run], out: Path, workers: int, listener: Listener, track: Sequence[str] = ()
-) -> dict[str, str]:
-    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; a failure does not stop the
-    other runs."""
-    if not todo:
-        return {}
-    return Pool(min(workers, len(todo)), out, listener, track).run(todo)
-
-
 class LocalExecutor:
     """A pool on this machine."""
 
@@ -121,7 +111,7 @@ class LocalExecutor:
         self.workers = workers or default_workers()
 
     def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
-        return run_all(todo, out, self.workers, listener, track)
+        return Pool(min(self.workers, len(todo)), out, listener, track).run(todo)
 
 
 class Pool:

@@ -183,7 +183,7 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
     """A saved run's settings. Settings that did not exist when it was saved get the values of that time."""
     try:
         saved = upgrade_config(config)
-        options = find_method(str(saved.get("method"))).Options(**saved.get("options", {}))
+        options = find_method(str(saved.get("method", "vq-prompt"))).Options(**saved.get("options", {}))
         return RunConfig(**{**saved, "options": options.model_dump()}).model_dump(mode="json")
     except (UserError, ValidationError, TypeError):
         return config  # it has settings that no longer exist, so it equals no run of today

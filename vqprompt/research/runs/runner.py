@@ -389,7 +389,7 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
         # paths of data and weights may change; that their content is the same is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
-        moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
+        moved |= {"data"} if parse_data(str(old.get("data")))[0] == parse_data(config.data)[0] else set()
         free = {*RESUMABLE_SETTINGS, *moved}
         changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
         if changed:
