@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,6 +18,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
 from vqprompt.research.cluster import parse_on
 from vqprompt.research.cluster.requirements import Requirements, host_name
+from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.paper.grids import Run
 from vqprompt.research.results.config import RunConfig
 from vqprompt.research.results.result import RunResult
@@ -164,11 +167,69 @@ def requirements_of(runs: Sequence[Run]) -> Requirements:
     return Requirements.here((c.backbone for c in configs), (c.data for c in configs), (c.method for c in configs))
 
 
-def after_loss(times: int, reason: str) -> Lost | Failed:
-    """What becomes of a run that lost its machine. times: losses in a row, without a new checkpoint."""
-    if times > MOST_LOSSES:
-        return Failed(f"it lost its machine {times} times without making progress ({reason})")
-    return Lost(reason)
+class RemoteGrid(ABC):
+    """Does runs on other machines, at most `at_once` at a time. A run that loses its machine is started again."""
+
+    def __init__(self, out: Path, listener: Listener, at_once: int) -> None:
+        self.out, self.listener, self.at_once = out, listener, at_once
+        self.failed: dict[str, str] = {}  # reasons by run name
+        self.losses: dict[str, tuple[int, tuple[int, int] | None]] = {}  # in a row, and the checkpoint at the last one
+
+    @abstractmethod
+    def start(self, run: Run) -> Any:
+        """A job, as a key. Raises UserError or OSError if the run cannot be started."""
+
+    @abstractmethod
+    def events(self, jobs: dict[Any, Run]) -> Iterator[tuple[Any, Event]]:
+        """Wait for something to happen, and yield it. The last event of a job is Finished, Failed or Lost."""
+
+    @abstractmethod
+    def stop(self, jobs: dict[Any, Run]) -> None:
+        """Cancel what is left, and tidy up."""
+
+    def run(self, todo: Sequence[Run]) -> dict[str, str]:
+        waiting, jobs = deque(todo), dict[Any, Run]()
+        try:
+            while waiting or jobs:
+                while waiting and len(jobs) < self.at_once:
+                    run = waiting.popleft()
+                    try:
+                        jobs[self.start(run)] = run
+                    except (UserError, OSError) as error:
+                        self.tell(run, Failed(str(error)))
+                for job, event in self.events(jobs):
+                    self.tell(jobs[job], event)
+                    if isinstance(event, Lost):
+                        waiting.appendleft(jobs[job])
+                    if isinstance(event, Finished | Failed | Lost):
+                        del jobs[job]
+            return self.failed
+        finally:
+            self.stop(jobs)
+
+    def tell(self, run: Run, event: Event) -> None:
+        if isinstance(event, Failed):
+            self.failed[run.name] = event.reason
+        self.listener(run, event)
+
+    def lost(self, run: Run, reason: str) -> Lost | Failed:
+        """What becomes of a run that lost its machine."""
+        times, before = self.losses.get(run.name, (0, None))
+        now = checkpoint_stamp(self.out / run.name)
+        times = times + 1 if now == before else 1
+        self.losses[run.name] = times, now
+        if times > MOST_LOSSES:
+            return Failed(f"it lost its machine {times} times without making progress ({reason})")
+        return Lost(reason)
+
+
+def checkpoint_stamp(folder: Path) -> tuple[int, int] | None:
+    """Changes with every checkpoint of a run."""
+    try:
+        status = (folder / INFO).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def refuse_local_tracking(track: Sequence[str]) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 from vqprompt.research.methods.base import Method
 from vqprompt.research.paper import table_formats
@@ -24,8 +23,7 @@ HEADINGS = ("method", "settings", "strategy", "locations", "N", "L_p", "promptin
 SHAPE = ("pool", "length", "blocks", "general_length", "general_blocks")  # options that change the prompts' shape
 
 
-@dataclass(frozen=True)
-class PromptConfiguration:
+class PromptConfiguration(NamedTuple):
     """How one method prompts with one set of settings."""
 
     method: str
@@ -38,9 +36,7 @@ class PromptConfiguration:
 
     @property
     def cells(self) -> list[str]:
-        return [
-            self.method, self.settings, self.strategy, self.locations, self.pool, self.length, f"{self.parameters:,}",
-        ]  # fmt: skip
+        return [*map(str, self[:-1]), f"{self.parameters:,}"]
 
 
 def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE, tasks: int = TASKS) -> ParameterTable:
@@ -102,7 +98,7 @@ class ParameterTable:
         return table_formats.markdown(self.title, HEADINGS, [row.cells for row in self.rows], self.notes)
 
     def csv(self) -> str:
-        return table_formats.comma_separated([HEADINGS, *([*row.cells[:-1], row.parameters] for row in self.rows)])
+        return table_formats.comma_separated([HEADINGS, *self.rows])
 
     def latex(self) -> str:
         return table_formats.latex(self.title, HEADINGS, [row.cells for row in self.rows], self.notes, "llllrrr")
@@ -116,7 +112,4 @@ class ParameterTable:
     def write(self, folder: Path) -> list[Path]:
         """Write parameters.md, .csv, .tex and .html into the folder."""
         texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html()}
-        folder.mkdir(parents=True, exist_ok=True)
-        for kind, text in texts.items():
-            write_atomically(folder / f"{NAME}.{kind}", text)
-        return [folder / f"{NAME}.{kind}" for kind in texts]
+        return table_formats.write_files({folder / f"{NAME}.{kind}": text for kind, text in texts.items()})

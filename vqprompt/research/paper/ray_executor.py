@@ -10,19 +10,16 @@ from __future__ import annotations
 import queue
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder
 from vqprompt.research.cluster.ray_cluster import alive_nodes, check_machines, connected
 from vqprompt.research.cluster.requirements import Requirements, host_name
 from vqprompt.research.cluster.transfer import FolderContent, pack, unpack
-from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.paper.execution import (
     CORES_PER_RUN,
     Advanced,
@@ -30,10 +27,10 @@ from vqprompt.research.paper.execution import (
     Failed,
     Finished,
     Listener,
-    Lost,
+    RemoteGrid,
     RemoteRun,
     Started,
-    after_loss,
+    checkpoint_stamp,
     refuse_local_tracking,
     requirements_of,
 )
@@ -81,87 +78,59 @@ class RayExecutor:
         return self.cpus or max(1, min(CORES_PER_RUN, int(most))), gpus
 
 
-class _Grid:
-    """Runs that wait, runs that are being done, and what arrives from these."""
+class _Grid(RemoteGrid):
+    """The runs as Ray tasks. A run's folder is locked here while another machine does the run."""
 
     def __init__(
         self, ray: Any, out: Path, listener: Listener, track: tuple[str, ...], requirements: Requirements, cpus: int,
         gpus: float, at_once: int,
     ) -> None:  # fmt: skip
-        self.ray, self.out, self.listener, self.track, self.requirements = ray, out, listener, track, requirements
-        self.cpus, self.at_once = cpus, at_once
-        self.failed: dict[str, str] = {}
-        self.losses: dict[str, int] = {}  # in a row, by run name
-        self.locks: dict[str, ExitStack] = {}  # a run's folder is locked here while another machine does the run
+        super().__init__(out, listener, at_once)
+        self.ray, self.track, self.requirements, self.cpus = ray, track, requirements, cpus
+        self.locks: dict[str, ExitStack] = {}  # by run name
         # no retries by Ray, which would start a lost run from the beginning; we start it again with its files
         self.task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, num_returns="streaming")(work)
 
-    def run(self, todo: Sequence[Run]) -> dict[str, str]:
-        waiting, going = deque(todo), dict[Any, Run]()
-        try:
-            while waiting or going:
-                while waiting and len(going) < self.at_once:
-                    run = waiting.popleft()
-                    stream = self._start(run)
-                    if stream is not None:
-                        going[stream] = run
-                for stream in self.ray.wait(list(going), num_returns=1)[0] if going else ():
-                    run = going[stream]
-                    event = self._receive(stream, run)
-                    if isinstance(event, Finished | Failed | Lost):
-                        del going[stream]
-                    if isinstance(event, Lost):
-                        waiting.appendleft(run)
-                    elif isinstance(event, Finished | Failed):
-                        self._over(run)
-            return self.failed
-        finally:
-            for stream in going:
-                self.ray.cancel(stream, force=True)
-            for lock in self.locks.values():
-                lock.close()
-
-    def _start(self, run: Run) -> Any:
+    def start(self, run: Run) -> Any:
         folder = self.out / run.name
-        try:
-            if run.name not in self.locks:
-                self.locks[run.name] = ExitStack()
-                self.locks[run.name].enter_context(lock_folder(folder))
-            files = pack(folder)
-        except (UserError, OSError) as error:
-            self._tell(run, Failed(str(error)))
-            self._over(run)
-            return None
+        if run.name not in self.locks:
+            self.locks[run.name] = ExitStack()
+            self.locks[run.name].enter_context(lock_folder(folder))
         remote = RemoteRun(run.config, self.track, self.requirements, self.cpus, SECONDS_BETWEEN_MESSAGES)
-        return self.task.remote(RayJob(remote, files, folder, self.at_once))
+        return self.task.remote(RayJob(remote, pack(folder), folder, self.at_once))
 
-    def _over(self, run: Run) -> None:
-        self.locks.pop(run.name).close()
+    def events(self, jobs: dict[Any, Run]) -> Iterator[tuple[Any, Event]]:
+        """Files that arrive are written to the run's folder."""
+        for stream in self.ray.wait(list(jobs), num_returns=1)[0] if jobs else ():
+            item = self._receive(stream, jobs[stream])
+            if isinstance(item, dict):
+                unpack(item, self.out / jobs[stream].name)
+            else:
+                yield stream, item
 
-    def _receive(self, stream: Any, run: Run) -> Event | None:
-        """The next event of a run. Files are written to the run's folder, and give None."""
+    def _receive(self, stream: Any, run: Run) -> Event | FolderContent:
         from ray.exceptions import RayError, RayTaskError
 
         try:
             item: Event | FolderContent = self.ray.get(next(stream))
         except StopIteration:
-            item = Failed("it ended without a result")
+            return Failed("it ended without a result")
         except RayTaskError as error:  # our own code failed there, outside of the run
-            item = Failed(f"{type(error.cause).__name__}: {error.cause}")
+            return Failed(f"{type(error.cause).__name__}: {error.cause}")
         except RayError as error:  # its machine or process was lost
-            self.losses[run.name] = self.losses.get(run.name, 0) + 1
-            item = after_loss(self.losses[run.name], str(error).strip().partition("\n")[0])
-        if isinstance(item, dict):
-            unpack(item, self.out / run.name)
-            self.losses.pop(run.name, None)
-            return None
-        self._tell(run, item)
+            return self.lost(run, str(error).strip().partition("\n")[0])
         return item
 
-    def _tell(self, run: Run, event: Event) -> None:
-        if isinstance(event, Failed):
-            self.failed[run.name] = event.reason
-        self.listener(run, event)
+    def tell(self, run: Run, event: Event) -> None:
+        super().tell(run, event)
+        if isinstance(event, Finished | Failed):
+            self.locks.pop(run.name).close()
+
+    def stop(self, jobs: dict[Any, Run]) -> None:
+        for stream in jobs:
+            self.ray.cancel(stream, force=True)
+        for lock in self.locks.values():
+            lock.close()
 
 
 # ---------------------------------------------------------------------------------------------- in a worker
@@ -187,11 +156,11 @@ def work(job: RayJob) -> Iterator[Event | FolderContent]:
 
 
 def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | FolderContent]) -> None:
-    sent = _stamp(folder)
+    sent = checkpoint_stamp(folder)
 
     def send(event: Advanced) -> None:
         nonlocal sent
-        if (now := _stamp(folder)) != sent:  # between two saves, because the run itself calls this
+        if (now := checkpoint_stamp(folder)) != sent:  # between two saves, because the run itself calls this
             sent = now
             outbox.put(pack(folder))
         outbox.put(event)
@@ -202,12 +171,3 @@ def _work(job: RayJob, folder: Path, outbox: queue.Queue[Event | FolderContent])
     except BaseException as error:  # for example: the folder cannot be read, or the disk is full
         ending = Failed(f"{type(error).__name__}: {error}")
     outbox.put(ending)
-
-
-def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Changes with every checkpoint."""
-    try:
-        status = (folder / INFO).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns

@@ -13,7 +13,6 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.research.paper import table_formats
 from vqprompt.research.paper.charts import Chart, distinct_name, make_charts
 from vqprompt.research.paper.grids import Grid, described
@@ -22,11 +21,7 @@ from vqprompt.research.report import figures
 from vqprompt.research.report.render import render
 
 Cell = Callable[[Row], str]
-
-
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
-
-
 CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second")
 
 
@@ -172,10 +167,7 @@ class Table:
         files = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html(folder, charts)}
         texts = {folder / f"{self.grid.name}.{kind}": text for kind, text in files.items()}
         texts |= {folder / f"{chart.name}.svg": figures.standalone(chart.svg, chart.lines) for chart in charts}
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in texts.items():
-            write_atomically(path, content)
-        return list(texts)
+        return table_formats.write_files(texts)
 
 
 def _mark(row: Row) -> str:
