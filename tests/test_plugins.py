@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from vqprompt.core.errors import UserError
 from vqprompt.research import plugins
+from vqprompt.research.cluster.requirements import Requirements
 from vqprompt.research.plugins import Registry
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +76,17 @@ def test_what_is_broken_is_named_when_it_is_asked_for(installed, tmp_path):
     done = vqprompt(installed, "run", "--method", "cracked", "--out", tmp_path / "run", status=2)
     assert "error: 'cracked' (vqprompt.methods) of the package broken cannot be loaded" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_another_machine_must_have_the_package_in_the_same_version():
+    here = Requirements.here([], [], ["vq-prompt"])
+    assert here.packages == () and here.missing() is None, "our own methods need no other package"
+    assert (
+        replace(here, packages=("pip 0.0",))
+        .missing()
+        .endswith("and the work needs 0.0; install the same version there")
+    )
+    assert replace(here, packages=("never-made 1.0",)).missing().startswith("it has never-made in no version")
 
 
 @pytest.fixture

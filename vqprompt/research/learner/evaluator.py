@@ -43,7 +43,7 @@ class Predictions:
 
     def accuracies(self) -> list[float]:
         """Percent right on each task."""
-        return [100 * int(part.sum()) / len(part) for part in self.right.split(self.sizes)]
+        return [100 * int(part.sum()) / len(part) for part in torch.split(self.right, self.sizes)]
 
     def worst(self, most: int) -> Tensor:
         """Positions of wrong predictions, the most confident first."""
@@ -184,7 +184,7 @@ class Evaluator:
         if device.type == "cuda":  # compiled code needs few shapes: fill the last batch up with the last image
             size = min(size, 1 << (len(order) - 1).bit_length())
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
-        return order.split(size)
+        return torch.split(order, size)
 
 
 @contextmanager

@@ -174,7 +174,7 @@ class SharedQueries:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(self.folder).free > SPARE_DISK:
                     save_array(file, queries.cpu().numpy())
-        self.batches = queries.split([len(batch) for batch in batches])
+        self.batches = torch.split(queries, [len(batch) for batch in batches])
 
     def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
         return self.batches[number]

@@ -47,7 +47,7 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         )
 
 
-def _depth_for(blocks: Any) -> int:
+def _depth_for(blocks: list[int] | None) -> int:
     """How many blocks a ViT needs so that all of `blocks` exist; the weights file may have more than ViT-S."""
     return min(max([ViTConfig().depth, *(block + 1 for block in blocks or [])]), 1000)
 
