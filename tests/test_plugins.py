@@ -81,11 +81,8 @@ def test_what_is_broken_is_named_when_it_is_asked_for(installed, tmp_path):
 def test_another_machine_must_have_the_package_in_the_same_version():
     here = Requirements.here([], [], ["vq-prompt"])
     assert here.packages == () and here.missing() is None, "our own methods need no other package"
-    assert (
-        replace(here, packages=("pip 0.0",))
-        .missing()
-        .endswith("and the work needs 0.0; install the same version there")
-    )
+    needs = replace(here, packages=("pip 0.0",)).missing()
+    assert needs.endswith("and the work needs 0.0; install the same version there")
     assert replace(here, packages=("never-made 1.0",)).missing().startswith("it has never-made in no version")
 
 
