@@ -93,7 +93,6 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
-    before: ClassVar[dict[str, Any]] = {}  # option values for runs that were saved without these options
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
@@ -237,20 +236,6 @@ class Method(nn.Module):
         return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
 
     # ------------------------------------------------------------------ shared services
-
-    @classmethod
-    def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Options that an older run saved. Options that did not exist then get the values of `before`. What is not a
-        group of options is left for validation to refuse."""
-        completed = copy.deepcopy(saved)
-        for name, value in cls.before.items():
-            *groups, last = name.split(".")
-            inner: Any = completed
-            for group in groups:
-                inner = inner.setdefault(group, {}) if isinstance(inner, dict) else None
-            if isinstance(inner, dict):
-                inner.setdefault(last, value)
-        return completed
 
     def classifiers(self) -> list[nn.Linear]:
         """The head, and other classifiers if the method has some. They do not count as prompting parameters."""
