@@ -37,9 +37,7 @@ class Drift:
     error: covariance [D, D] of what the moved mean of a class is off by; None: not measured.
     """
 
-    def __init__(
-        self, center: Tensor, shift: Tensor, slope: Tensor | None = None, error: Tensor | None = None
-    ) -> None:
+    def __init__(self, center: Tensor, shift: Tensor, slope: Tensor | None = None, error: Tensor | None = None) -> None:
         self.center, self.shift, self.slope, self.error = center, shift, slope, error
 
     @property
