@@ -140,30 +140,33 @@ class MovingMemory(Method):
 
     # ------------------------------------------------------------------ keep what pays
 
+    @torch.no_grad()
     def finish_task(self, data: TaskData) -> None:
         assert self.task_head is not None
+        share = 1.0 if self.task_head.out_features > 1 else 0.0
+        if self.options.guarded and self._solved and share and data.features_before is not None:
+            share = self.keep_what_pays(data)
+        else:
+            super().finish_task(data)
         if self.options.guarded:
-            share = 1.0 if self.task_head.out_features > 1 else 0.0
-            if share and data.features_before is not None and self._solved:
-                share = self.undo_what_does_not_pay(data)
             self.kept = torch.cat([self.kept, torch.full((1,), share).to(self.kept)])
-        super().finish_task(data)
 
-    @torch.no_grad()
-    def undo_what_does_not_pay(self, data: TaskData) -> float:
+    def keep_what_pays(self, data: TaskData) -> float:
         """Keep the largest share of the task's training that promises at least the accuracy, over all classes, that
-        there would be without it. Returns the share."""
+        there would be without it; and remember the new classes. Returns the share."""
         assert data.features_before is not None and isinstance(self.former, MovingMemory)
-        least = self.promised_accuracy(data, data.features_before, None)
+        stay = Outcome(self, data, data.features_before, None)
         learned = {name: p.detach().clone() for name, p in self.named_parameters() if self._learns(name, p)}
-        for share in SHARES:
+        for share in (*SHARES, 0.0):
             if share < 1:
                 self._go_back(learned, share, data)
-            if self.promised_accuracy(data, data.features, self.drift(data)) >= least:
-                return share
-        self._go_back(learned, 0.0, data)
-        self.trained = self.former.trained
-        return 0.0
+            outcome = Outcome(self, data, data.statistics_features.whole, self.drift(data)) if share else stay
+            if outcome.accuracy >= stay.accuracy:
+                break
+        self.statistics = outcome.statistics
+        self.head.load_state_dict(outcome.classifier.state_dict())
+        self.trained = share > 0 or self.former.trained
+        return share
 
     def _learns(self, name: str, parameter: nn.Parameter) -> bool:
         return parameter.requires_grad and name.partition(".")[0] not in ("head", "task_head", "former", "frozen")
@@ -175,26 +178,33 @@ class MovingMemory(Method):
             self.get_parameter(name).copy_(torch.lerp(self.former.get_parameter(name), after, share))
         data.network_changed()
 
-    def promised_accuracy(self, data: TaskData, features: Tensor, drift: Drift | None) -> float:
-        """What the statistics promise over all classes, if the memory moves by this drift and the new classes have
-        these features [n, D]: the chance that a draw from a class is told from every other class. Two Gaussians with
-        one covariance, the doubt about their means included, are told apart with chance Φ(distance / 2)."""
-        trial = copy.deepcopy(self.statistics)
-        assert trial is not None
-        if drift is not None:
-            trial.move(drift)
-        trial.add(features, data.labels)
-        means = trial.class_means()
-        solved = nn.Linear(means.shape[1], len(means)).to(means)
-        rebalance(solved, trial, data.task.old_classes, data.batch_size, self.options.rebalancing, data.seed)
-        products = means.double() @ solved.weight.double().T
-        own = products.diagonal()
-        distance = (own[:, None] + own - products - products.T).clamp(min=0).sqrt()
-        told = torch.special.log_ndtr(distance / 2)
-        return float(told.fill_diagonal_(0.0).sum(1).exp().mean())
-
     def notes(self) -> list[str]:
         if not self.options.guarded:
             return []
         undone = [f"{n + 1} ({share:.0%})" for n, share in enumerate(self.kept.tolist()) if share < 1]
         return [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
+
+
+class Outcome:
+    """The memory after a task, if it moves by this drift and the new classes have these features [n, D], and what it
+    promises.
+
+    accuracy: the chance that a draw from a class is told from every other class, mean over the classes. Two Gaussians
+    with one covariance, the doubt about their means included, are told apart with chance Φ(distance / 2).
+    """
+
+    def __init__(self, method: MovingMemory, data: TaskData, features: Tensor, drift: Drift | None) -> None:
+        assert method.statistics is not None
+        self.statistics = copy.deepcopy(method.statistics)
+        if drift is not None:
+            self.statistics.move(drift)
+        self.statistics.add(features, data.labels)
+        means = self.statistics.class_means()
+        self.classifier = nn.utils.skip_init(nn.Linear, means.shape[1], len(means), device=means.device)
+        settings = method.options.rebalancing
+        rebalance(self.classifier, self.statistics, data.task.old_classes, data.batch_size, settings, data.seed)
+        products = means.double() @ self.classifier.weight.double().T
+        own = products.diagonal()
+        distance = (own[:, None] + own - products - products.T).clamp(min=0).sqrt()
+        told = torch.special.log_ndtr(distance / 2).fill_diagonal_(0.0)
+        self.accuracy = float(told.sum(1).exp().mean())
