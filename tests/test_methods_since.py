@@ -11,9 +11,9 @@ from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, t
 
 from vqprompt import Learner
 from vqprompt.core.backbones.low_rank import add_low_rank, linear_layers, low_rank_changes
+from vqprompt.research.methods.base import symmetric_cross_entropy
 from vqprompt.research.methods.ease import EASE
 from vqprompt.research.methods.ranpac import solve_ridge
-from vqprompt.research.methods.base import symmetric_cross_entropy
 from vqprompt.research.methods.sldc import blended_map
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.view import View
