@@ -220,7 +220,7 @@ class TestSLDC:
 class TestMovingMemory:
     @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
     def test_features_are_two_class_tokens_averaged_over_the_mirror_image(self, method):
-        learner, _ = learned(method)
+        learner, _ = learned(method, frozen_beside=True)
         view = view_of(learner)
         plain, mirrored = (learner.method.encode(v, 2)[0] for v in (view, view.mirrored()))
         assert plain.shape == (5, 64)

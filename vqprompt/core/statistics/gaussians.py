@@ -287,6 +287,10 @@ class SharedGaussians(ClassStatistics):
     def shared_covariance(self) -> Tensor:
         return self.spread / self.seen.clamp(min=1)
 
+    @property
+    def images_per_class(self) -> float:
+        return float(self.seen) / max(len(self.means), 1) + self.centroids
+
     def roots(self) -> Tensor:
         return _root(self.shared_covariance()[None])
 

@@ -7,16 +7,14 @@ prevents it, for any number of tasks:
 - While a task is learned, its features are held to where they were before (distillation).
 - Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
   them. What the move is off by is measured and widens the covariance (statistics/drift.py).
-- The features of the frozen network, which never move, are beside the moved ones (`frozen_beside`). The classifier is
-  solved for (linear discriminant), so it relies on them the more, the less certain the moved ones are.
-- Training that would cost old classes more than it gains is undone, in part or as a whole (`guarded`).
+- Training is kept only as far as the memory of old classes bears it (`most_doubt`).
+- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`).
 
 Each task has its own classifier, which trains the features and is then thrown away.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics import Drift, Moving
+from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research.methods.base import (
     STATISTICS,
     Classifier,
@@ -38,9 +37,9 @@ from vqprompt.research.methods.base import (
     scaled,
     symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, rebalance
+from vqprompt.research.training.rebalancing import Rebalancing, shrunk
 
-SHARES = (1.0, 0.5, 0.25)  # how much of a task's training may be kept, tried in this order
+LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
 class MovingOptions(StatisticsOptions):
@@ -51,9 +50,12 @@ class MovingOptions(StatisticsOptions):
     plasticity: float = Field(
         1.0, ge=0, description="rates are multiplied by the share of new classes among all, to this power"
     )
-    frozen_beside: bool = Field(True, description="join the features of the frozen network to the moved ones")
-    guarded: bool = Field(
-        True, description="undo training, in part or as a whole, that would cost old classes more than it gains"
+    frozen_beside: bool = Field(False, description="join the features of the frozen network to the moved ones")
+    most_doubt: float = Field(
+        1.0,
+        ge=0,
+        description="how much doubt moves may bring to old means, relative to that of having few images of a class; "
+        "training that would bring more is undone, in part or as a whole; 0: no limit",
     )
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
@@ -68,14 +70,14 @@ class MovingMemory(Method):
     of the frozen network in `encode_frozen`."""
 
     year = 2026
-    before: ClassVar = {"plasticity": 0.0, "frozen_beside": False, "guarded": False}
+    before: ClassVar = {"plasticity": 0.0, "frozen_beside": False, "most_doubt": 0.0}
     kept: Tensor  # [tasks], which share of its training each task kept
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.task_head: nn.Linear | None = None  # for the new classes; exists while a task is learned
-        self.trained = not options.guarded  # whether features are other than the frozen network's
-        if options.guarded:
+        self.trained = not options.most_doubt  # whether features are other than the frozen network's
+        if options.most_doubt:
             self.register_buffer("kept", torch.zeros(0))
 
     @property
@@ -101,7 +103,7 @@ class MovingMemory(Method):
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
-        if task.number and self.options.guarded and self.former is None:
+        if task.number and self.options.most_doubt and self.former is None:
             self.former = self.frozen_copy()
         self.task_head = Classifier(self.vit.config.width, task.new_classes)
         self.trained = self.trained or task.new_classes > 1
@@ -111,7 +113,7 @@ class MovingMemory(Method):
         self.task_head = None
 
     def loaded(self) -> None:
-        if self.options.guarded:
+        if self.options.most_doubt:
             before = bool(self.kept.any())
             self.trained = before or (self.task_head is not None and self.task_head.out_features > 1)
             if isinstance(self.former, MovingMemory):
@@ -138,73 +140,57 @@ class MovingMemory(Method):
             losses |= self.keep_features(features, before)
         return losses
 
-    # ------------------------------------------------------------------ keep what pays
+    # ------------------------------------------------------------------ keep what the memory bears
 
     @torch.no_grad()
     def finish_task(self, data: TaskData) -> None:
         assert self.task_head is not None
         share = 1.0 if self.task_head.out_features > 1 else 0.0
-        if self.options.guarded and self._solved and share and data.features_before is not None:
-            share = self.keep_what_pays(data)
-        else:
-            super().finish_task(data)
-        if self.options.guarded:
+        drift = self.drift(data) if share and data.features_before is not None else None
+        if drift is not None and self.options.most_doubt:
+            share = self.bearable(drift)
+            if share < 1:
+                self.go_back(share, data)
+                drift = self.drift(data) if share else None
+        if self.statistics is not None:
+            if drift is not None:
+                self.statistics.move(drift)
+            self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+        if self.options.most_doubt:
             self.kept = torch.cat([self.kept, torch.full((1,), share).to(self.kept)])
 
-    def keep_what_pays(self, data: TaskData) -> float:
-        """Keep the largest share of the task's training that promises at least the accuracy, over all classes, that
-        there would be without it; and remember the new classes. Returns the share."""
-        assert data.features_before is not None and isinstance(self.former, MovingMemory)
-        stay = Outcome(self, data, data.features_before, None)
-        learned = {name: p.detach().clone() for name, p in self.named_parameters() if self._learns(name, p)}
-        for share in (*SHARES, 0.0):
-            if share < 1:
-                self._go_back(learned, share, data)
-            outcome = Outcome(self, data, data.statistics_features.whole, self.drift(data)) if share else stay
-            if outcome.accuracy >= stay.accuracy:
-                break
-        self.statistics = outcome.statistics
-        self.head.load_state_dict(outcome.classifier.state_dict())
+    def bearable(self, drift: Drift) -> float:
+        """The share of a task's training, 0 to 1, that the memory of old classes bears.
+
+        A mean of n images is in doubt by Σ / n anyway. All moves together may bring `most_doubt` times as much, on
+        average over the classes: with 1, a class is then remembered as if by half its images. Doubt is measured as the
+        classifier weighs it, by Σ⁻¹. An error grows with the square of the training that is kept.
+        """
+        statistics = self.statistics
+        if not isinstance(statistics, SharedGaussians) or drift.error is None:
+            return 1.0
+        covariance, classes = statistics.shared_covariance().double(), len(statistics.means)
+        precision = torch.linalg.inv(shrunk(covariance, self.options.rebalancing.shrinkage))
+        noise, doubt, added = (
+            float((precision * part.double()).sum())
+            for part in (covariance / statistics.images_per_class, statistics.doubt / classes, drift.error)
+        )
+        share = (max(self.options.most_doubt * noise - doubt, 0.0) / added) ** 0.5 if added > 0 else 1.0
+        return min(share, 1.0) if share >= LEAST else 0.0
+
+    def go_back(self, share: float, data: TaskData) -> None:
+        """Keep only this share of what the parameters learned in the task."""
+        assert isinstance(self.former, MovingMemory)
+        former = dict(self.former.named_parameters())
+        learned = {id(p) for group in self.parameter_groups()[1:] for p in group["params"]}
+        for name, parameter in self.named_parameters():
+            if id(parameter) in learned:
+                parameter.copy_(torch.lerp(former[name], parameter, share))
         self.trained = share > 0 or self.former.trained
-        return share
-
-    def _learns(self, name: str, parameter: nn.Parameter) -> bool:
-        return parameter.requires_grad and name.partition(".")[0] not in ("head", "task_head", "former", "frozen")
-
-    def _go_back(self, learned: dict[str, Tensor], share: float, data: TaskData) -> None:
-        """Give the parameters this share of what they learned in the task."""
-        assert self.former is not None
-        for name, after in learned.items():
-            self.get_parameter(name).copy_(torch.lerp(self.former.get_parameter(name), after, share))
         data.network_changed()
 
     def notes(self) -> list[str]:
-        if not self.options.guarded:
+        if not self.options.most_doubt:
             return []
         undone = [f"{n + 1} ({share:.0%})" for n, share in enumerate(self.kept.tolist()) if share < 1]
         return [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
-
-
-class Outcome:
-    """The memory after a task, if it moves by this drift and the new classes have these features [n, D], and what it
-    promises.
-
-    accuracy: the chance that a draw from a class is told from every other class, mean over the classes. Two Gaussians
-    with one covariance, the doubt about their means included, are told apart with chance Φ(distance / 2).
-    """
-
-    def __init__(self, method: MovingMemory, data: TaskData, features: Tensor, drift: Drift | None) -> None:
-        assert method.statistics is not None
-        self.statistics = copy.deepcopy(method.statistics)
-        if drift is not None:
-            self.statistics.move(drift)
-        self.statistics.add(features, data.labels)
-        means = self.statistics.class_means()
-        self.classifier = nn.utils.skip_init(nn.Linear, means.shape[1], len(means), device=means.device)
-        settings = method.options.rebalancing
-        rebalance(self.classifier, self.statistics, data.task.old_classes, data.batch_size, settings, data.seed)
-        products = means.double() @ self.classifier.weight.double().T
-        own = products.diagonal()
-        distance = (own[:, None] + own - products - products.T).clamp(min=0).sqrt()
-        told = torch.special.log_ndtr(distance / 2).fill_diagonal_(0.0)
-        self.accuracy = float(told.sum(1).exp().mean())

@@ -63,8 +63,8 @@ class MovingWeights(MovingMemory):
             self.reduce()
         super().finish_task(data)
 
-    def _go_back(self, learned: dict[str, Tensor], share: float, data: TaskData) -> None:
-        super()._go_back(learned, share, data)
+    def go_back(self, share: float, data: TaskData) -> None:
+        super().go_back(share, data)
         if self.options.rank:
             self.reduce()
 
