@@ -48,7 +48,7 @@ class SLCA(Method):
 
     def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.register_buffer("unaligned", torch.zeros(0, vit.config.width + 1))
+        self.register_buffer("unaligned", torch.zeros(0, self.feature_width + 1))
 
     @torch.no_grad()
     def start_task(self, task: TaskInfo) -> None:

@@ -93,6 +93,11 @@ class TaskData:
         """Features of the un-augmented images after training [n, D]. Do not use it before training ends."""
         return self.trained_features.whole
 
+    def network_changed(self) -> None:
+        """Compute features again when they are next needed."""
+        self.__dict__.pop("trained_features", None)
+        self.__dict__.pop("statistics_features", None)
+
     @property
     def queries(self) -> Tensor:
         """Features without prompts [n, D]."""

@@ -310,7 +310,7 @@ class Run:
             prompt_use=self._prompt_use(),
             losses=state.losses,
             validation=config.validation,
-            notes=[*self.stream.dataset.notes, *self._left_out(), *self._rounding_note()],
+            notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),
             processes=self.ranks.count,
             rounding=state.rounding,
