@@ -171,17 +171,17 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
     names = [field.name for field in fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
-    fields: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
-    if "heads" not in fields:
-        if fields["width"] % 64:
+    settings: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
+    if "heads" not in settings:
+        if settings["width"] % 64:
             raise WeightsError(
-                f"width {fields['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
+                f"width {settings['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
             )
-        fields["heads"] = fields["width"] // 64
+        settings["heads"] = settings["width"] // 64
     try:
-        fields |= {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])}  # JSON has lists
-        check_values(fields)
-        return ViTConfig(**fields)
+        settings |= {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])}  # JSON has lists
+        check_values(settings)
+        return ViTConfig(**settings)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise WeightsError(f"{error}; state the right values in config_overrides") from error
 
