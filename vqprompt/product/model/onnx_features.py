@@ -3,8 +3,8 @@
 What is notable about this implementation:
 - Each core computes one image at a time, as in features.py. The features of an image do not depend, to the last bit, on
   the other images or on the number of cores.
-- In fp32, features are those of PyTorch up to rounding. In int8 they are others, about three times as fast: a model
-  is asked with the precision that it was taught with.
+- In fp32, features are those of PyTorch up to rounding. With activations of 16 bits they differ from them by about
+  0.02 %, and are faster where the processor multiplies integers fast.
 - The graph crops and normalizes, so that an exported model does the same.
 """
 
