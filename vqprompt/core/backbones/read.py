@@ -55,7 +55,7 @@ def _read_safetensors(path: Path) -> tuple[State, dict[str, Any]]:
         tensors = {key: file.get_tensor(key) for key, kind in kinds.items() if kind != "BF16"}
         stated = json.loads((file.metadata() or {}).get("config", "{}"))
     if "BF16" in kinds.values():  # numpy has no such type
-        raw = dict(deserialize(path.read_bytes()))
+        raw = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
         tensors |= {key: _bfloat16(**raw[key]) for key, kind in kinds.items() if kind == "BF16"}
     if not isinstance(stated, dict):
         raise WeightsError(f"the config in its metadata is a {type(stated).__name__}, not a dictionary; save it again")

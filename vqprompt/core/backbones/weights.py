@@ -62,9 +62,10 @@ def bicubic(old: int, new: int) -> Array:
     weights = np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
     if scale > 1:
         weights[:, (places < 0) | (places >= old)] = 0
-    matrix = np.zeros((new, old))
+    matrix: Array = np.zeros((new, old))
     np.add.at(matrix.T, places.clip(0, old - 1), weights.T)
-    return matrix / matrix.sum(1, keepdims=True)
+    matrix /= matrix.sum(1, keepdims=True)
+    return matrix
 
 
 def read_weights(

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ import numpy as np
 from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.errors import UserError
-from vqprompt.core.onnx.graph import Array, Graph
+from vqprompt.core.onnx.graph import Array, Graph, Session
 from vqprompt.core.onnx.vit import Precision, class_tokens_graph
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.pictures import Picture
@@ -46,38 +46,48 @@ class OnnxFeatures:
     ) -> None:
         self.crop, self.precision = crop, precision
         self.size, self.side = weights.config.image_size, round(weights.config.image_size * 8 / 7)
-        graph, features, self.width = features_graph(weights, crop, precision, trained)
-        graph.output(features, "features", "n", self.width)
-        self._session, self._weights = graph.session(), weights
+        self._weights = weights
+        self._graph, features, self.width = features_graph(weights, crop, precision, trained)
+        self._graph.output(features, "features", "n", self.width)
 
     @cached_property
     def fingerprint(self) -> str:
         return self._weights.fingerprint()
 
+    @cached_property
+    def _on_all_cores(self) -> Session:
+        return self._session(threads=0)
+
+    @cached_property
+    def _on_one_core(self) -> Session:
+        return self._session(threads=1)
+
+    def _session(self, threads: int) -> Session:
+        return Session(self._graph, threads, repack=self.precision == "int16")  # there it takes little time and memory
+
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         """Features [D] of each image in order, or the exception that its `open` or its decoding raised."""
-        return parallel(self.of_one, pictures)
+        return parallel(partial(self._features, self._on_one_core), pictures)
 
     def of_one(self, picture: Picture) -> Array | Exception:
         """Features [D] of one image, on all cores, or the exception that opening it raised."""
+        return self._features(self._on_all_cores, picture)
+
+    def seconds_per_image(self) -> float:
+        """About how long an image takes, measured on blank ones, with as many at a time as there are cores."""
+        blank = Picture("blank", "", decoded=lambda: (np.zeros((3, self.side, self.side), np.uint8), 1.0), open=bytes)
+        for _ in self.of([blank]):  # the first one only warms up
+            started = time.monotonic()
+        count = len(list(self.of([blank] * 3 * cores())))
+        return 1.1 * (time.monotonic() - started) / count  # a tenth more, for opening the file
+
+    def _features(self, session: Session, picture: Picture) -> Array | Exception:
         try:
             pixels, aspect = load(picture, self.side)
         except Exception as error:  # the caller decides whether to stop
             return error
-        return self._forward(pixels, aspect)
-
-    def seconds_per_image(self) -> float:
-        """About how long an image takes, measured on blank ones, with as many at a time as there are cores."""
-        blank, count = np.zeros((3, self.side, self.side), np.uint8), 3 * cores()
-        self._forward(blank, 1.0)  # the first one only warms up
-        started = time.monotonic()
-        for _ in parallel(lambda _: self._forward(blank, 1.0), range(count)):
-            pass
-        return 1.1 * (time.monotonic() - started) / count  # a tenth more, for opening the file
-
-    def _forward(self, pixels: Array, aspect: float) -> Array:
         image = np.ascontiguousarray(pixels.transpose(1, 2, 0))[None]
-        features: Array = self._session.run(pixels=image, aspect=np.array([aspect], np.float32))[0][0]
+        features: Array = session.run(pixels=image, aspect=np.array([aspect], np.float32))[0][0]
         return features
 
 
