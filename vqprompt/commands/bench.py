@@ -19,9 +19,9 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
+    from vqprompt.research.paper.execution import Event, Executor
     from vqprompt.research.paper.grids import Run
     from vqprompt.research.paper.tables import Table
-    from vqprompt.research.paper.work import Event, Executor
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
@@ -38,7 +38,7 @@ def list_grids() -> None:
     """List the tables."""
     from vqprompt.research.paper import parameters
     from vqprompt.research.paper.grids import GRIDS, plan
-    from vqprompt.research.paper.results import NONE
+    from vqprompt.research.paper.table_rows import NONE
 
     table = RichTable(show_edge=False, header_style="bold")
     for heading in ("name", "paper", "runs", "backbone", "what it is"):
@@ -119,10 +119,10 @@ def run(
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """
     from vqprompt.research.methods import METHODS
-    from vqprompt.research.paper.executors import find_executor
+    from vqprompt.research.paper.execution import find_executor
     from vqprompt.research.paper.grids import find_grid, plan
     from vqprompt.research.paper.pool import adopt, split_done
-    from vqprompt.research.paper.results import make_rows, read_runs
+    from vqprompt.research.paper.table_rows import make_rows, read_runs
     from vqprompt.research.paper.tables import Table
 
     chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else []
@@ -134,8 +134,8 @@ def run(
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     refuse_early(runs, out, track or ())
-    todo, elsewhere = split_done(runs, out)
-    for name_here, folder in elsewhere.items():
+    todo, in_other_tables = split_done(runs, out)
+    for name_here, folder in in_other_tables.items():
         adopt(folder, out / name_here)
     if len(todo) < len(runs):
         print_plain(f"{len(runs) - len(todo)} of {len(runs)} runs are done already")
@@ -171,7 +171,7 @@ def read_changes(
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     """Raise UserError now for what would otherwise fail in every run."""
     from vqprompt.research.datasets import check_data
-    from vqprompt.research.runs.limits import refuse_what_cannot_fit
+    from vqprompt.research.runs.memory import refuse_what_cannot_fit
     from vqprompt.research.runs.runner import check_out
     from vqprompt.research.runs.tracking import Tracking
 
@@ -185,7 +185,7 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequence[str]) -> dict[str, str]:
     """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text."""
-    from vqprompt.research.paper.work import Advanced, Failed, Finished, Lost, Started
+    from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 
     together = counted(len(todo), "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
@@ -271,7 +271,7 @@ def print_table(
     [bold]vqprompt bench table parameters[/bold] needs no runs.
     """
     from vqprompt.research.paper.grids import find_grid
-    from vqprompt.research.paper.results import save_runs
+    from vqprompt.research.paper.table_rows import save_runs
     from vqprompt.research.paper.tables import make_table
 
     if name == PARAMETERS:
@@ -313,12 +313,12 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     from vqprompt.research.methods import find_method
     from vqprompt.research.results.config import read_config_file
 
-    found = read_config_file(path, "--settings")
-    for name, own in found.items():
+    by_method = read_config_file(path, "--settings")
+    for name, own in by_method.items():
         find_method(name)  # raises UserError if there is no such method
         if not isinstance(own, dict):
             raise UserError(f'--settings {path}: {name} = {own!r}; expected a section, as in ["{name}"] and lr = 1e-3')
-    return found
+    return by_method
 
 
 def parse_seeds(text: str | None) -> list[int]:

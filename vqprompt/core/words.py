@@ -17,12 +17,12 @@ def shorten(names: Sequence[str], most: int = 5) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`7 s`, `12 min 34 s`, `3 h 5 min`; never less than a second."""
-    minutes, rest = divmod(max(round(seconds), 1), 60)
+    """`2.4 s`, `35 s`, `1 min 15 s`, `2 h 5 min`."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def printable(text: str) -> str:

@@ -139,7 +139,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-class LazyBatches:
+class ShardedRows:
     """Values of images [n, …] that are computed in batches when they are asked for, each batch by one process.
 
     sizes: of all batches. compute: yields the values of those that are this process's turn.
@@ -151,9 +151,9 @@ class LazyBatches:
     def __len__(self) -> int:
         return sum(self.sizes)
 
-    def then(self, work: Callable[[Tensor], Tensor]) -> LazyBatches:
+    def then(self, work: Callable[[Tensor], Tensor]) -> ShardedRows:
         """What `work` makes of each batch of values."""
-        return LazyBatches(self.ranks, self.sizes, lambda: map(work, self._compute()))
+        return ShardedRows(self.ranks, self.sizes, lambda: map(work, self._compute()))
 
     def own(self) -> Iterator[tuple[slice, Tensor]]:
         """Batches that are this process's turn: which rows, and their values. Nothing is exchanged."""

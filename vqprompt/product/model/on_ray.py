@@ -25,8 +25,9 @@ from vqprompt.product.model.pictures import Picture
 from vqprompt.product.model.records import ClassRecord
 from vqprompt.product.model.streaming import NamedPictures, features_of, joined, labels_of, name_all, to_learn
 from vqprompt.product.model.teaching import nothing_readable
-from vqprompt.research.cluster.rays import connected, refuse_unlike
-from vqprompt.research.cluster.wanted import Wanted
+from vqprompt.research.cluster import parse_on
+from vqprompt.research.cluster.ray_cluster import check_machines, connected
+from vqprompt.research.cluster.requirements import Requirements
 
 PIECE = 2048  # images per piece of work, at most
 PIECES_PER_WORKER = 4  # at least, so that a slow worker does not keep the others waiting
@@ -47,16 +48,14 @@ class Place:
 
 def parse_place(on: str, gpus: float | None = None, workers: int | None = None) -> Place | None:
     """`--on`: None for this machine."""
-    kind, equals, address = on.partition("=")
-    if kind not in ("local", "ray") or (equals and (kind == "local" or not address)):
-        raise UserError(f"--on {on}: expected local, ray or ray=HOST:PORT")
+    kind, address = parse_on(on, ("local", "ray"))
     if kind == "local":
         if gpus is not None or workers is not None:
             raise UserError("--gpus and --workers are for --on ray; on this machine all cores are used")
         return None
     if gpus is not None and not 0 <= gpus <= 1:
         raise UserError(f"--gpus {gpus:g}: expected the share of a GPU per worker, from 0 to 1")
-    return Place(address or None, gpus=gpus or 0.0, workers=workers)
+    return Place(address, gpus=gpus or 0.0, workers=workers)
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Lesson:
     classes: tuple[str, ...]
     skip_broken: bool
     device: str
-    wanted: Wanted
+    wanted: Requirements
     backbone: tuple[str, int, float] | None = None
 
 
@@ -78,8 +77,8 @@ class RayClassroom:
 
     def __init__(self, ray: Any, place: Place, source: str, backbone: str) -> None:
         self.ray, self.place, self.source = ray, place, source
-        self.wanted = Wanted.here([backbone], [source])
-        slots = refuse_unlike(ray, self.wanted, place.cpus, place.gpus)
+        self.wanted = Requirements.here([backbone], [source])
+        slots = check_machines(ray, self.wanted, place.cpus, place.gpus)
         self.workers, self.backbone = min(place.workers or slots, slots), backbone
         self.lesson: Lesson | None = None
 
@@ -171,7 +170,7 @@ class Worker:
 
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
-        self.lacking = lesson.wanted.lacking() or self._open()
+        self.lacking = lesson.wanted.missing() or self._open()
 
     def _open(self) -> str | None:
         lesson = self.lesson

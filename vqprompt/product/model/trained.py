@@ -87,7 +87,8 @@ def train(
     """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features must stay close
     to where they were."""
     settings, config = TRAINING[effort], plain.vit.config
-    options = {"statistics": False, "class_tokens": min(BLOCKS, config.depth), **settings.options}
+    tokens = min(BLOCKS, config.depth)
+    options = {**MovingMemory.before, "statistics": False, "class_tokens": tokens, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
         plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
@@ -123,7 +124,7 @@ def with_trained(plain: Features, trained: Trained) -> Features:
 def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
-    method: Any = kind(vit, kind.Options(**trained.options), 1).to(vit.cls_token.device)
+    method: Any = kind(vit, kind.Options(**kind.complete_options(trained.options)), 1).to(vit.cls_token.device)
     _fill(method, trained)
     return method.eval().requires_grad_(False), vit
 

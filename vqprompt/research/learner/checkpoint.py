@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,10 @@ from vqprompt.core.files import (
     write_atomically,
     writing,
 )
+from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 2
-WITHOUT_CHECKSUM = 1  # an older version, whose JSON has no checksum
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
 SAVING = ".saving"  # locked by the process that is writing
@@ -48,9 +47,9 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
         save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
         with open_regular(target) as file:
             digest = sha256_of(file)
-        whole = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
-                 "sha256": digest, **info}  # fmt: skip
-        text = json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
+        fields = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
+                  "sha256": digest, **info}  # fmt: skip
+        text = json.dumps({**fields, CHECKSUM: checksum(fields)}, indent=1)
         try:
             write_atomically(folder / INFO, text)
         except BaseException:
@@ -110,17 +109,16 @@ def _read_info(folder: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
     version = info.get("version")
-    if version not in (WITHOUT_CHECKSUM, VERSION) or not isinstance(version, int):
+    if version not in (OLD_CHECKPOINT, VERSION) or not isinstance(version, int):
         raise CheckpointError(
-            f"{path}: checkpoint version {version}, and this vqprompt reads versions {WITHOUT_CHECKSUM} and {VERSION}; "
+            f"{path}: checkpoint version {version}, and this vqprompt reads versions {OLD_CHECKPOINT} and {VERSION}; "
             "install a newer vqprompt"
         )
-    if CHECKSUM not in info and version == WITHOUT_CHECKSUM:
-        warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=4)
-    elif info.get(CHECKSUM) != checksum(info):
+    if (version == VERSION or CHECKSUM in info) and info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
-    info["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
-    return info
+    fields = upgrade_checkpoint(info, path) if version == OLD_CHECKPOINT else dict(info)
+    fields["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
+    return fields
 
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:

@@ -40,10 +40,10 @@ class RowsInFile:
         return self.shape[0] * self.shape[1] * BYTES
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        wanted, size = index.cpu().numpy(), self.shape[1] * BYTES
-        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)  # rows that follow each other: one read
+        rows, size = index.cpu().numpy(), self.shape[1] * BYTES
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # rows that follow each other: one read
         data = b"".join(read_at(self.file, self.start + int(run[0]) * size, len(run) * size) for run in runs)
-        values = np.frombuffer(bytearray(data), np.float32).reshape(len(wanted), self.shape[1])
+        values = np.frombuffer(bytearray(data), np.float32).reshape(len(rows), self.shape[1])
         return torch.from_numpy(values).to(self.device)
 
 
@@ -57,7 +57,7 @@ class JoinedRows:
         """None if some of these rows are not known. The index is on the CPU and in ascending order."""
         which = torch.bucketize(index, self.ends, right=True)
         rows = []
-        for number in which.unique().tolist():
+        for number in sorted(set(which.tolist())):
             part, start = self.parts[number], int(self.ends[number - 1]) if number else 0
             if part is None:
                 return None

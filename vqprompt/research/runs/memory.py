@@ -47,7 +47,7 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         )
 
 
-def _depth_for(blocks: Any) -> int:
+def _depth_for(blocks: list[int] | None) -> int:
     """How many blocks a ViT needs so that all of `blocks` exist; the weights file may have more than ViT-S."""
     return min(max([ViTConfig().depth, *(block + 1 for block in blocks or [])]), 1000)
 
@@ -55,7 +55,7 @@ def _depth_for(blocks: Any) -> int:
 def available_memory(device: str) -> int:
     """Bytes: of the GPU if the run uses one, else of the machine."""
     if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
-        return torch.cuda.mem_get_info(device if ":" in device else None)[1]
+        return int(torch.cuda.mem_get_info(device if ":" in device else None)[1])
     return int(psutil.virtual_memory().total)
 
 
