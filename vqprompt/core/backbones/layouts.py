@@ -171,17 +171,17 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
     names = [field.name for field in fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
-    found: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
-    if "heads" not in found:
-        if found["width"] % 64:
+    fields: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
+    if "heads" not in fields:
+        if fields["width"] % 64:
             raise WeightsError(
-                f"width {found['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
+                f"width {fields['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
             )
-        found["heads"] = found["width"] // 64
+        fields["heads"] = fields["width"] // 64
     try:
-        found |= {"mean": tuple(found["mean"]), "std": tuple(found["std"])}  # JSON has lists
-        check_values(found)
-        return ViTConfig(**found)
+        fields |= {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])}  # JSON has lists
+        check_values(fields)
+        return ViTConfig(**fields)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise WeightsError(f"{error}; state the right values in config_overrides") from error
 
@@ -231,7 +231,7 @@ def config_from_shapes(state: State) -> dict[str, Any]:
 
 def depth_of(keys: Iterable[str]) -> int:
     """How many blocks the names count."""
-    numbers = {found[1] for key in keys if (found := re.match(r"blocks\.(\d+)\.", key))}
+    numbers = {block[1] for key in keys if (block := re.match(r"blocks\.(\d+)\.", key))}
     if absurd := [number for number in numbers if len(number) > 5 or int(number) >= LARGEST["depth"]]:
         raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {LARGEST['depth']} blocks; fetch it again")
     return 1 + max(map(int, numbers), default=-1)

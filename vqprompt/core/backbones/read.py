@@ -63,9 +63,9 @@ def _read_npz(path: Path) -> State:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as member:
-                version = np.lib.format.read_magic(member)  # type: ignore[arg-type]
+                version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(member)  # type: ignore[arg-type]
+                shape, _, dtype = read(member)
                 if math.prod(shape) * dtype.itemsize + member.tell() != info.file_size:
                     raise WeightsError(f"{info.filename} claims the shape {shape}, which its data does not have")
     with np.load(path, allow_pickle=False) as file:

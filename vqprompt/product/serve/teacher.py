@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.product.serve.models import New
@@ -60,9 +62,8 @@ def main(connection: Connection) -> None:
     """Do the tasks that come through the connection, until the server ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(os, "nice"):
-        with suppress(OSError):
-            os.nice(NICENESS)
+    with suppress(psutil.Error):
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", NICENESS))  # Windows has classes
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     while True:
         try:
