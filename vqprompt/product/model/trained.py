@@ -158,7 +158,7 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
     try:
-        options = kind.Options(**kind.complete_options(trained.options))
+        options = kind.Options(**{**MovingMemory.before, **trained.options})
     except ValidationError as error:
         raise UserError(explain(error, "what was trained has options that are not possible")) from None
     method: Any = kind(vit, options, 1).to(vit.cls_token.device)
