@@ -41,15 +41,10 @@ def records_of(features: np.ndarray) -> list[ClassRecord]:
 
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
-    from vqprompt.product.model.file import Backbone, Content, Stored
-    from vqprompt.product.model.solving import solved
+    from vqprompt.product.model.knowledge import Backbone
 
-    ordered = {name: records[name] for name in sorted(records)}
-    gram = sum(gram_of(r) for r in ordered.values())
-    model = Model()
-    width = len(gram)
-    model._stored = Stored(Backbone("none", "", SIZE, 0.875, width), solved(Content(ordered), gram), gram)
-    return model
+    width = len(next(iter(records.values())).total)
+    return Model.from_records(Backbone("none", "", SIZE, 0.875, width), records)
 
 
 def test_percentages_are_believable(features):
@@ -58,7 +53,9 @@ def test_percentages_are_believable(features):
     shares, _ = model.judge(tested.reshape(-1, tested.shape[2]))
     classes = np.arange(CLASSES).repeat(20)
     error = calibration_error(shares, classes)
-    raw = calibration_error(_softmax(model.knowledge.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
+    raw = calibration_error(
+        _softmax(model.knowledge.solution.discriminant.scores(tested.reshape(-1, tested.shape[2]))), classes
+    )
     assert error < 0.07 < raw  # 320 images: the estimate itself is off by about 2 %
     right = (shares.argmax(1) == classes).mean()
     assert right > 0.6
@@ -110,7 +107,7 @@ def test_leaving_one_out_equals_solving_again_without_it(features):
     left_out = LeaveOneOut(groups, basis, trials).at(0.3)
     for i in (0, 17, 40):
         c = trials.classes[i]
-        rest = [r if n != c else ClassRecord.of(r.names[r.names != trials.names[i]], r.kept[r.names != trials.names[i]])
+        rest = [r if n != c else ClassRecord.of(r.ids[r.ids != trials.names[i]], r.kept[r.ids != trials.names[i]])
                 for n, r in enumerate(records)]  # fmt: skip
         again = Groups.of(rest, sum(gram_of(r) for r in rest))
         # the average variance changes a little with the image, and the shortcut keeps it
@@ -146,7 +143,7 @@ def test_several_kinds_in_one_class_are_found_and_help(features):
 def test_classes_of_few_images_do_not_lose_to_those_of_many(features):
     learned, tested = features
     records = records_of(learned)
-    few = [ClassRecord.of(r.names[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
+    few = [ClassRecord.of(r.ids[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
     groups = Groups.of(few, sum(gram_of(r) for r in few))
     basis = Basis.of(groups)
     distance = LeaveOneOut(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance

@@ -166,7 +166,7 @@ class Trials:
             r = records[c]
             rows = np.flatnonzero(r.unseen) if r.unseen.any() else np.arange(len(r.kept))
             rows = rows[:each] if r.count > 1 else rows[:0]  # a mode always has others: at least SMALLEST images
-            parts.append((r.kept[rows], r.names[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
+            parts.append((r.kept[rows], r.ids[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
         kept, names, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
         return cls(kept * STEP, names, classes, groups)
 
