@@ -307,9 +307,8 @@ def test_the_story_of_a_model(tmp_path, pictures):
         assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "apple", "bicycle"]
         assert client.change("return", version=5)["state"] == "done", "also to one that was undone"
         assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "bicycle"]
-        assert (
-            client.change("undo", steps=client.about()["can_undo"])["state"] == "done"
-        )  # to before the first teaching: empty
+        steps = client.about()["can_undo"]
+        assert client.change("undo", steps=steps)["state"] == "done", "to before the first teaching"
         assert client.about()["classes"] == [] and client.about()["can_undo"] == 0
         assert client.get("/models/m/file").status_code == 409
         job = client.teach(of(pictures, "car"), "car")

@@ -289,6 +289,7 @@ def test_half_requests_do_not_take_the_place_of_whole_ones(model):
         for _ in range(60):
             half.append(client.connect(f"GET /v2/health/live {client.head}\r\nGET / HT".encode()))
             assert half[-1].recv(65536).startswith(b"HTTP/1.1 200")
+            half.append(client.connect(f"POST /models/m/predict {client.head}Content-Length: 9\r\n\r\nab".encode()))
         for _ in range(20):
             assert Client(client.url).get("/models/m").status_code == 200
         for connection in half:

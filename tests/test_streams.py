@@ -226,13 +226,13 @@ def test_a_cluster_learns_what_one_process_learns(sources, weights):
 
 def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
     from vqprompt.product.model.on_ray import Assignment, Worker
-    from vqprompt.research.cluster.wanted import Wanted
+    from vqprompt.research.cluster.requirements import Requirements
 
     shutil.copytree(sources / "folder", tmp_path / "folder")
     (tmp_path / "folder" / "kind 0" / "000.png").write_bytes(b"no image")
     source, classes = str(tmp_path / "folder"), tuple(f"kind {c}" for c in range(CLASSES))
     assignment = Assignment(
-        source, CLASSES * EACH, classes, "cpu", Wanted.here([weights], [source]), (weights, 28, 0.875)
+        source, CLASSES * EACH, classes, "cpu", Requirements.here([weights], [source]), (weights, 28, 0.875)
     )
 
     def answer(assignment, ids):

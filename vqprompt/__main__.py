@@ -1,20 +1,33 @@
-"""The command `vqprompt`; `python -m vqprompt` does the same."""
+"""The command `vqprompt`, and the same as `python -m vqprompt`.
 
+Ctrl-C ends it without a traceback, also while it starts and while it ends.
+"""
+
+import os
 import signal
+import sys
 
 
 def main() -> None:
-    """Ctrl-C before a command begins ends the process without a traceback."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are loaded, which catch all kinds of errors
+    """Run the command."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is to be ignored
+    if interruptible:  # half-imported modules would turn a KeyboardInterrupt into errors of any kind
+        signal.signal(signal.SIGINT, _leave)
     from vqprompt.commands.app import main as run
 
+    if interruptible:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        signal.signal(signal.SIGINT, handler)
         run()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    except KeyboardInterrupt:  # outside of a command, such as while its options are read
+        sys.exit(130)
+    finally:
+        if interruptible:
+            signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(*_: object) -> None:
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from faults.servers import SECONDS, complaint, image, start
 @functools.cache
 def client() -> Client:
     folder = Path(tempfile.mkdtemp(prefix="vqprompt-fault-"))
-    return start(folder, header_seconds=0.3, body_seconds=0.3, answer_seconds=0.3, idle_seconds=0.3, connections=50)
+    return start(folder, header_seconds=0.3, body_seconds=0.3, answer_seconds=0.3, idle_seconds=1, connections=50)
 
 
 def try_slow_client(rng: random.Random, folder: Path) -> str:

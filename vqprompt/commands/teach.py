@@ -5,7 +5,6 @@ A model is one file. Every command reads it, changes it under a lock, and replac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.console import console, print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
 from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell
 from vqprompt.core.errors import UserError, printable
@@ -72,8 +71,9 @@ def learn(
         bool,
         typer.Option(
             "--no-cache",
-            help="Write no image data to disk. Without this option, more than 128 MB of decoded images are put "
-            "into a temporary file in the cache folder while learning. Either way, nothing of it is kept.",
+            help="Write no decoded images to disk. Without this option, more than 128 MB of them are put into a "
+            "temporary file in the cache folder while learning. (A compressed tar is always unpacked into one.) Either "
+            "way nothing of it is kept, not even a name.",
         ),
     ] = False,
     as_json: Json = False,
@@ -108,7 +108,7 @@ def learn(
             changed.save(model, locked=True)
     line = noticed(changed.knowledge.classes, {c.name for c in taught.classes})
     if as_json:
-        print(json.dumps({**taught.to_json(), "noticed": line}, ensure_ascii=False))
+        print_json({**taught.to_json(), "noticed": line})
     else:
         tell(taught, changed, model, line)
 
@@ -122,7 +122,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
 
     found = Model.load(model).show()
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found, indent=2)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -235,26 +235,21 @@ def undo(
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
 ) -> None:
-    """Show what the research commands keep of images on disk, or delete it. Teaching a model keeps nothing.
+    """Show what the research commands keep of images on disk, or delete it. No names of files or classes are kept.
+
+    Teaching a model keeps nothing here.
 
     [bold]vqprompt cache --clear[/bold]
     """
-    import shutil
+    from vqprompt.core.files.cache import clear_cache, list_cache
 
-    from vqprompt.core.files import cache_folder
-
-    folder = cache_folder()
-    total = 0
-    for name, what in (("images", "decoded images"), ("queries", "features"), ("unpacked", "unpacked archives")):
-        place = folder / name
-        sizes = [f.stat().st_size for f in place.rglob("*") if f.is_file()] if place.is_dir() else []
-        total += sum(sizes)
-        print_plain(f"{what:18} {len(sizes):6} files {sum(sizes) / 1e6:10.1f} MB  {place}")
-        if clear and place.is_dir():
-            shutil.rmtree(place)
+    parts = list_cache()
+    for part in parts:
+        print_plain(f"{part.what:18} {part.files:6} files {part.size / 1e6:10.1f} MB  {part.folder}")
     if clear:
-        print_plain(f"deleted {total / 1e6:.1f} MB")
-    elif total:
+        clear_cache()
+        print_plain(f"deleted {sum(part.size for part in parts) / 1e6:.1f} MB")
+    elif any(part.files for part in parts):
         print_plain("vqprompt cache --clear deletes it; it is made again when needed")
 
 
@@ -282,10 +277,12 @@ def _check_size(path: Path, model: Model, size: int | None) -> None:
 
 
 def _listed(path: Path | None) -> list[str]:
+    from vqprompt.core.files import read_text
+
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"--exclude {path}: cannot be read ({error})") from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

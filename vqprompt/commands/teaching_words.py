@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vqprompt.commands.console import print_plain
-from vqprompt.core.words import counted
+from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
-    from vqprompt.core.progress import Progress, Report
+    from vqprompt.core.progress import Report
     from vqprompt.product.model.model import Model
     from vqprompt.product.model.teaching import Plan, Taught
-
-SECONDS_BETWEEN_LINES = 5.0  # of progress, into a file or pipe
 
 
 def announce(plan: Plan) -> None:
@@ -55,56 +51,13 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
         print_plain(f"note: {noticed}")
 
 
-@contextmanager
-def progress_shown() -> Iterator[Report]:
-    """A live bar in a terminal; lines with the remaining time in a file or pipe. All of it on standard error."""
+def progress_shown() -> AbstractContextManager[Report]:
+    """On standard error, because standard output may be read by other programs."""
     from rich.console import Console
 
-    from vqprompt.commands.progress_bar import live_bars
+    from vqprompt.commands.progress_bar import progress_bar
 
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with live_bars(console) as bar:
-            line = bar.add_task("starting", total=None)
-
-            def live(event: Progress) -> None:
-                bar.update(
-                    line, completed=event.done, total=event.total or None, description=event.detail or str(event.stage)
-                )
-
-            yield live
-        return
-    started: dict[str, float] = {}
-    last = 0.0
-
-    def lines(event: Progress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        begun = started.setdefault(event.stage, now)
-        first = begun == now
-        if event.done < event.total and (now - last < SECONDS_BETWEEN_LINES or first):
-            if first:
-                last = now
-            return
-        if event.done >= event.total and now - begun < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        share = event.done / event.total if event.total else 0
-        remaining = (now - begun) / max(event.done, 1) * (event.total - event.done)
-        what = event.detail or str(event.stage)
-        print(
-            f"{what}: {share:.0%} done, {duration(now - begun)} elapsed, "
-            f"{duration(remaining)} remaining", file=sys.stderr, flush=True,
-        )  # fmt: skip
-
-    yield lines
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    return progress_bar(Console(stderr=True))
 
 
 def percent(share: float | None) -> str:

@@ -15,30 +15,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as pack_tensors
 
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import open_regular, write_atomically
+from vqprompt.core.files import lock_file, open_regular, read_regular, write_atomically
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.knowledge import Event, Knowledge, Solution
 from vqprompt.product.model.parsing import FORMAT, VERSION, checksum, parse, parse_metadata
 from vqprompt.product.model.parsing import ModelError as ModelError  # readers and writers raise it
 from vqprompt.product.model.records import ClassRecord
 from vqprompt.product.model.versions import Stored
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 BYTES_KEPT = 64 << 20  # of what only other versions have
 
@@ -134,8 +126,7 @@ def _parts(known: Knowledge) -> list[ClassRecord | Trained]:
 def read(path: Path) -> tuple[Stored, str]:
     """A file's content, and the checksum in it, which identifies it."""
     try:
-        with open_regular(path) as file:
-            data = file.read()
+        data = read_regular(path)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such model; make one with vqprompt learn {path} FOLDER") from None
     except IsADirectoryError:
@@ -172,41 +163,9 @@ def write(path: Path, stored: Stored) -> str:
     return digest
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> AbstractContextManager[None]:
     """Only one process at a time can be inside this block for the same model."""
     if path.name in ("", "..") or path.is_dir():
         raise _is_folder(path)
-    lock = path.with_name(f".{path.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = _open_lock(lock)
-    except BlockingIOError:
-        raise ModelError(f"{path}: another process is teaching this model; wait until it is done") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written here ({error.strerror or error}); choose another place") from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock.unlink(missing_ok=True)
-        file.close()
-
-
-def _open_lock(lock: Path) -> Any:
-    while True:
-        file = lock.open("w")
-        if fcntl is None:
-            return file
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_ino == lock.stat().st_ino:  # else the process before us has just deleted it
-                return file
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            file.close()
-            raise
-        except OSError:  # a file system without locks
-            return file
-        file.close()
+    busy = f"{path}: another process is teaching this model; wait until it is done"
+    return lock_file(path.with_name(f".{path.name}.lock"), busy)

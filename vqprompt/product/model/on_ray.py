@@ -25,8 +25,9 @@ from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.ingest import Identified, NewPictures, ThisMachine
 from vqprompt.product.model.records import RecordBuilder, Sums
 from vqprompt.product.model.sources import PictureSet, open_pictures
-from vqprompt.research.cluster.rays import connected, refuse_unlike
-from vqprompt.research.cluster.wanted import Wanted
+from vqprompt.research.cluster import parse_on
+from vqprompt.research.cluster.ray_cluster import check_machines, connected
+from vqprompt.research.cluster.requirements import Requirements
 
 PIECE = 2048  # images per piece of work, at most
 PIECES_PER_WORKER = 4  # at least, so that a slow worker does not keep the others waiting
@@ -45,16 +46,14 @@ class Place:
 
 def parse_place(on: str, gpus: float | None = None, workers: int | None = None) -> Place | None:
     """`--on`: None for this machine."""
-    kind, equals, address = on.partition("=")
-    if kind not in ("local", "ray") or (equals and (kind == "local" or not address)):
-        raise UserError(f"--on {on}: expected local, ray or ray=HOST:PORT")
+    kind, address = parse_on(on, ("local", "ray"))
     if kind == "local":
         if gpus is not None or workers is not None:
             raise UserError("--gpus and --workers are for --on ray; on this machine all cores are used")
         return None
     if gpus is not None and not 0 <= gpus <= 1:
         raise UserError(f"--gpus {gpus:g}: expected the share of a GPU per worker, from 0 to 1")
-    return Place(address or None, gpus=gpus or 0.0, workers=workers)
+    return Place(address, gpus=gpus or 0.0, workers=workers)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Assignment:
     count: int
     classes: tuple[str, ...]
     device: str
-    wanted: Wanted
+    wanted: Requirements
     backbone: tuple[str, int, float] | None = None
     skip_broken: bool = False
 
@@ -76,8 +75,8 @@ class Cluster:
 
     def __init__(self, ray: Any, place: Place, source: str, backbone: str, crop: float) -> None:
         self.ray, self.place, self.source = ray, place, source
-        self.wanted = Wanted.here([backbone], [source])
-        slots = refuse_unlike(ray, self.wanted, place.cpus, place.gpus)
+        self.wanted = Requirements.here([backbone], [source])
+        slots = check_machines(ray, self.wanted, place.cpus, place.gpus)
         self.workers, self.backbone, self.crop = min(place.workers or slots, slots), backbone, crop
         self._assignment: Assignment | None = None  # of the pictures that were identified
 
@@ -161,7 +160,7 @@ class Worker:
 
     def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
-        self.lacking = assignment.wanted.lacking() or self._open()
+        self.lacking = assignment.wanted.missing() or self._open()
 
     def _open(self) -> str | None:
         assignment = self.assignment

@@ -115,11 +115,12 @@ def train(
     """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features must stay close
     to where they were."""
     settings, config = TRAINING[effort], plain.vit.config
-    options = {"statistics": False, "class_tokens": joined_blocks(plain.vit), **settings.options}
+    tokens = joined_blocks(plain.vit)
+    options = {**MovingMemory.before, "statistics": False, "class_tokens": tokens, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
-        plain.vit, settings.method, seed=seed, device=str(plain.device), compile="off",
-        training=loop, **options,
+        plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
+        compile="off", training=loop, **options,
     )  # fmt: skip
     method = learner.method
     if before is not None:
@@ -157,7 +158,7 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
     try:
-        options = kind.Options(**trained.options)
+        options = kind.Options(**{**MovingMemory.before, **trained.options})
     except ValidationError as error:
         raise UserError(explain(error, "what was trained has options that are not possible")) from None
     method: Any = kind(vit, options, 1).to(vit.cls_token.device)

@@ -2,7 +2,8 @@
 
 - Headers must arrive within `header_seconds`, of the first request and of every later one.
 - An answer must be read: the next part of it within `answer_seconds`.
-- When there are as many connections as are allowed, the one that has waited longest without a request is closed.
+- When there are as many connections as are allowed, the one is closed whose client has sent nothing for the longest time
+  and has not sent a whole request.
 
 The body of a request has its deadline in guard.py. Between two requests, uvicorn closes a connection that is idle.
 """
@@ -23,22 +24,27 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     _reading_due: asyncio.TimerHandle | None = None
 
     @property
-    def is_waiting(self) -> bool:
-        """For headers: no request is being answered."""
+    def is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def awaits_client(self) -> bool:
+        """Whether no whole request is here that could be answered."""
+        return self.is_between_requests or self.cycle.more_body
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         others = [other for other in self.connections if not other.transport.is_closing()]
-        waiting = [other for other in others if other.is_waiting]
+        waiting = [other for other in others if other.awaits_client]
         if len(others) >= self.limits.connections - 1 and waiting:
-            min(waiting, key=lambda other: other.since).hang_up()
+            min(waiting, key=lambda other: other.heard).hang_up()
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that every byte that a client does not read is noticed
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self.is_waiting:
+        self.heard = self.loop.time()
+        if not self.is_between_requests:
             self._cancel_headers_due()
         elif self._headers_due is None:
             self._expect_headers()
@@ -62,7 +68,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.transport.abort()
 
     def _expect_headers(self) -> None:
-        self.since = self.loop.time()
+        self.heard = self.loop.time()
         self._headers_due = self.loop.call_later(self.limits.header_seconds, self.hang_up)
 
     def _cancel_headers_due(self) -> None:

@@ -15,6 +15,8 @@ import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
+import psutil
+
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
 from vqprompt.product.serve.changes import KINDS, Change, JobUpdate
@@ -33,9 +35,8 @@ def main(connection: Connection) -> None:
     """Do the changes that come through the connection, until the server ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(os, "nice"):
-        with suppress(OSError):
-            os.nice(NICENESS)
+    with suppress(psutil.Error):
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", NICENESS))  # Windows has classes
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     while True:
         try:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
+from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
-from vqprompt.research.training.recorded import Recorded
 from vqprompt.research.training.settings import OptimizerName
 
 
@@ -98,7 +98,7 @@ def rebalance(
         optimizer.step()
         return {}
 
-    step = Recorded(take_step, device)  # recorded, because there are thousands of tiny steps
+    step = GraphedStep(take_step, device)  # recorded, because there are thousands of tiny steps
     count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
@@ -129,10 +129,14 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 @torch.no_grad()
 def _solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float) -> None:
     """Linear discriminant: W = Σ⁻¹ μ, b = −½ μᵀ Σ⁻¹ μ, with one covariance for all classes."""
-    covariance = statistics.class_covariance().double()
-    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    covariance = (1 - shrinkage) * covariance + (shrinkage * covariance.diagonal().mean() + JITTER) * identity
+    covariance = shrunk(statistics.class_covariance().double(), shrinkage)
     means = statistics.class_means().double()
     weight = torch.linalg.solve(covariance, means.T).T
     head.weight.copy_(weight)
     head.bias.copy_(-0.5 * (weight * means).sum(1))
+
+
+def shrunk(covariance: Tensor, shrinkage: float) -> Tensor:
+    """A covariance [D, D] that can be inverted: mixed with the identity, at its own mean variance."""
+    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    return (1 - shrinkage) * covariance + (shrinkage * covariance.diagonal().mean() + JITTER) * identity

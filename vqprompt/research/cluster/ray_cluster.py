@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vqprompt.core.errors import UserError
-from vqprompt.research.cluster.wanted import Wanted
+from vqprompt.research.cluster.requirements import Requirements
 
 SECONDS_TO_ANSWER = 5.0
 SECONDS_TO_GREET = 120.0  # a worker's process has to start and to import PyTorch
@@ -70,7 +70,7 @@ def alive_nodes(ray: Any) -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
+def check_machines(ray: Any, requirements: Requirements, cpus: float, gpus: float) -> int:
     """Ask every machine that could get work whether it has what is needed. Refuse if one has not, or if there
     is none. Returns how many runs the cluster can do at once."""
     nodes = alive_nodes(ray)
@@ -81,11 +81,11 @@ def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
             for n in nodes
         )
         raise UserError(f"--on ray: no machine has {cpus:g} CPUs and {gpus:g} GPUs ({resources}); ask for less per run")
-    asked = [_ask(ray, node, wanted) for node in able]
+    asked = [_ask(ray, node, requirements) for node in able]
     for node, answer in zip(able, asked, strict=True):
-        if lacking := _what_is_lacking(ray, node, wanted, answer):
+        if missing := _what_is_missing(ray, node, requirements, answer):
             name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            raise UserError(f"--on ray: the machine {name} cannot be used: {lacking}")
+            raise UserError(f"--on ray: the machine {name} cannot be used: {missing}")
     counts = [n["Resources"].get("CPU", 0) // cpus if cpus else float("inf") for n in able]
     if gpus:
         slots = [
@@ -96,36 +96,36 @@ def refuse_unlike(ray: Any, wanted: Wanted, cpus: float, gpus: float) -> int:
     return max(1, int(min(sum(counts), 1_000_000)))
 
 
-def _ask(ray: Any, node: dict[str, Any], wanted: Wanted) -> Any:
+def _ask(ray: Any, node: dict[str, Any], requirements: Requirements) -> Any:
     """The coming answer of a machine."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    return ray.remote(num_cpus=0, max_retries=0)(_introduce).options(scheduling_strategy=there).remote(wanted)
+    return ray.remote(num_cpus=0, max_retries=0)(_introduce).options(scheduling_strategy=there).remote(requirements)
 
 
-def _what_is_lacking(ray: Any, node: dict[str, Any], wanted: Wanted, answer: Any) -> str | None:
-    """What a machine answers. None if it lacks nothing, or has left the cluster meanwhile."""
+def _what_is_missing(ray: Any, node: dict[str, Any], requirements: Requirements, answer: Any) -> str | None:
+    """What a machine answers. None if nothing is missing, or if it has left the cluster meanwhile."""
     from ray.exceptions import GetTimeoutError, RayError, TaskUnschedulableError
 
     latest = time.monotonic() + SECONDS_TO_GREET
     while True:
         try:
-            lacking: str | None = ray.get(answer, timeout=SECONDS_TO_GREET)
-            return lacking
+            missing: str | None = ray.get(answer, timeout=SECONDS_TO_GREET)
+            return missing
         except GetTimeoutError:
             return f"it did not answer within {SECONDS_TO_GREET:.0f} seconds"
         except RayError as error:
             if node["NodeID"] not in {other["NodeID"] for other in alive_nodes(ray)}:
                 return None
             if not isinstance(error, TaskUnschedulableError) or time.monotonic() > latest:
-                # most often: it has no vqprompt, or one so old that it lacks this module
+                # most often: it has no vqprompt, or one so old that this module is not in it
                 reason = str(error).strip().rpartition("\n")[2]
-                return f"it cannot run vqprompt {wanted.version} ({reason}); install the same version there"
+                return f"it cannot run vqprompt {requirements.version} ({reason}); install the same version there"
         time.sleep(0.2)  # it has just joined, and the cluster does not know it everywhere yet
-        answer = _ask(ray, node, wanted)
+        answer = _ask(ray, node, requirements)
 
 
-def _introduce(wanted: Wanted) -> str | None:
-    """In a worker: what its machine lacks."""
-    return wanted.lacking()
+def _introduce(requirements: Requirements) -> str | None:
+    """In a worker: what its machine does not have."""
+    return requirements.missing()

@@ -14,16 +14,16 @@ from conftest import TINY, make_vit
 import vqprompt
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
-from vqprompt.research.cluster import rays
-from vqprompt.research.cluster.parcels import pack, unpack
-from vqprompt.research.paper import on_ray, on_slurm
+from vqprompt.research.cluster import ray_cluster
+from vqprompt.research.cluster.transfer import pack, unpack
+from vqprompt.research.paper import ray_executor, slurm_executor
+from vqprompt.research.paper.execution import Advanced, Finished, Lost, Started
 from vqprompt.research.paper.grids import find_grid, plan
-from vqprompt.research.paper.on_ray import RayExecutor
-from vqprompt.research.paper.on_slurm import SlurmExecutor
-from vqprompt.research.paper.pool import run_all
-from vqprompt.research.paper.results import make_rows, read_runs
+from vqprompt.research.paper.pool import LocalExecutor
+from vqprompt.research.paper.ray_executor import RayExecutor
+from vqprompt.research.paper.slurm_executor import SlurmExecutor
+from vqprompt.research.paper.table_rows import make_rows, read_runs
 from vqprompt.research.paper.tables import Table
-from vqprompt.research.paper.work import Advanced, Finished, Lost, Started
 from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs import runner
 
@@ -49,7 +49,7 @@ def grid_here(weights, tmp_path_factory):
     out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(weights), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert run_all(todo, out, 1, lambda run, event: None) == {}
+        assert LocalExecutor(1).run(todo, out, lambda run, event: None) == {}
     finally:
         torch.set_num_threads(threads)
     return todo, out
@@ -100,9 +100,9 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
     todo, here = grid_here
     out, loss_was_noticed, seconds = tmp_path / "there", tmp_path / "noticed", {}
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(on_ray, "SECONDS_BETWEEN_MESSAGES", 0.0)
-    monkeypatch.setattr(rays, "SECONDS_TO_GREET", 600)  # workers import PyTorch, beside everything else
-    monkeypatch.setattr(on_ray, "work", waits_in_second_task(loss_was_noticed))
+    monkeypatch.setattr(ray_executor, "SECONDS_BETWEEN_MESSAGES", 0.0)
+    monkeypatch.setattr(ray_cluster, "SECONDS_TO_GREET", 600)  # workers import PyTorch, beside everything else
+    monkeypatch.setattr(ray_executor, "work", waits_in_second_task(loss_was_noticed))
     monkeypatch.chdir(tmp_path)  # Ray lets workers import from the folder that a program is started in
     size = {"object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **size})
@@ -144,7 +144,7 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
 def waits_in_second_task(signal: Path):
     """What a Ray worker does, but nothing comes from a run's second task until a file is there: no run is over before
     one is lost, however fast or slow machines are. It names its Ray node, because both nodes are on one host."""
-    as_it_is, wait = on_ray.work, waiting_for(signal)
+    as_it_is, wait = ray_executor.work, waiting_for(signal)
 
     def work(job):
         import ray
@@ -186,13 +186,13 @@ def test_slurm_goes_on_with_a_job_that_was_killed(grid_here, tmp_path, monkeypat
     todo, here = grid_here
     out, start_was_heard, loss_was_noticed, seconds = tmp_path / "there", tmp_path / "heard", tmp_path / "noticed", {}
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_LOOKS", 0.1)
-    monkeypatch.setattr(on_slurm, "SECONDS_BETWEEN_MESSAGES", 0.0)
-    monkeypatch.setattr(on_slurm, "SlurmJob", job_that_waits(start_was_heard, loss_was_noticed))
+    monkeypatch.setattr(slurm_executor, "SECONDS_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr(slurm_executor, "SECONDS_BETWEEN_MESSAGES", 0.0)
+    monkeypatch.setattr(slurm_executor, "SlurmJob", job_that_waits(start_was_heard, loss_was_noticed))
 
     def kill(run):
         seconds[run.name] = RunResult.read(out / run.name).task_seconds
-        (process,) = jobs_of(out / on_slurm.FOLDER)
+        (process,) = jobs_of(out / slurm_executor.FOLDER)
         os.kill(process, signal.SIGKILL)
 
     def listen(run, event):
@@ -216,7 +216,7 @@ def job_that_waits(start_was_heard: Path, loss_was_noticed: Path):
     writing them over what it said before, and here none of the two may be missed."""
     wait_at_start, wait_in_second_task = waiting_for(start_was_heard), waiting_for(loss_was_noticed)
 
-    class Job(on_slurm.SlurmJob):
+    class Job(slurm_executor.SlurmJob):
         def _say(self, event):
             super()._say(event)
             if isinstance(event, Started):
@@ -250,7 +250,7 @@ def test_slurm_asks_for_what_a_run_needs(monkeypatch, tmp_path, grid_here):
     asked = executor._executor.parameters
     assert isinstance(executor._executor, submitit.SlurmExecutor)
     assert (asked["partition"], asked["cpus_per_task"], asked["gpus_per_node"]) == ("gpu-long", 4, 1)
-    assert asked["time"] == 24 * 60 and executor._executor.max_num_timeout == on_slurm.REQUEUES
+    assert asked["time"] == 24 * 60 and executor._executor.max_num_timeout == slurm_executor.REQUEUES
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 
 LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
-Parcel = dict[str, bytes]
+FolderContent = dict[str, bytes]
 
 
-def pack(folder: Path) -> Parcel:
+def pack(folder: Path) -> FolderContent:
     """All files of a folder by relative path, except hidden ones (locks, partial files)."""
     if not folder.is_dir():
         return {}
@@ -19,20 +19,20 @@ def pack(folder: Path) -> Parcel:
     return {name: file.read_bytes() for name, file in files.items() if not _hidden(name)}
 
 
-def unpack(parcel: Parcel, folder: Path) -> None:
+def unpack(content: FolderContent, folder: Path) -> None:
     """Make a folder equal to the packed one. At any moment, a reader finds the whole old or the whole new state."""
-    for name in parcel:
+    for name in content:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-            raise UserError(f"a parcel holds {name!r}, which leads out of its folder; nothing was unpacked")
+            raise UserError(f"a run's files include {name!r}, which leads out of its folder; nothing was unpacked")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sorted(parcel, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
+    for name in sorted(content, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
         place = folder / name
-        if not place.is_file() or place.stat().st_size != len(parcel[name]) or place.read_bytes() != parcel[name]:
-            write_atomically(place, parcel[name])
+        if not place.is_file() or place.stat().st_size != len(content[name]) or place.read_bytes() != content[name]:
+            write_atomically(place, content[name])
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
-        if file.is_file() and name not in parcel and not _hidden(name):
+        if file.is_file() and name not in content and not _hidden(name):
             file.unlink()
 
 

@@ -1,4 +1,4 @@
-"""What a run tells about its classes: how many test images were right, and the surest mistakes with small pictures."""
+"""Results per class: how many test images were right, and the wrong predictions with the highest probability."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from PIL import Image
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.stream import Task
-from vqprompt.research.learner.answers import Answers
-from vqprompt.research.report.thumbnails import thumbnail
+from vqprompt.research.learner.evaluator import Predictions
+from vqprompt.research.report.render import thumbnail
 from vqprompt.research.results.result import ClassResult, ClassResults, Mistake
 
 WORST = 24
 
 
-def class_results(tasks: Sequence[Task], answers: Answers) -> ClassResults:
-    """tasks: all that were learned, and tested with these answers."""
+def class_results(tasks: Sequence[Task], predictions: Predictions) -> ClassResults:
+    """tasks: all that were learned, and tested with these predictions."""
     names = [name for task in tasks for name in task.classes]
     of_task = [task.number for task in tasks for _ in task.classes]
-    totals, right = (torch.bincount(t, minlength=len(names)) for t in (answers.truth, answers.truth[answers.right]))
-    mistaken = Counter(
-        zip(answers.truth[~answers.right].tolist(), answers.guesses[~answers.right].tolist(), strict=True)
-    )
+    truth, is_right = predictions.truth, predictions.right
+    totals, right = (torch.bincount(t, minlength=len(names)) for t in (truth, truth[is_right]))
+    mistaken = Counter(zip(truth[~is_right].tolist(), predictions.guesses[~is_right].tolist(), strict=True))
     classes = []
     for c, name in enumerate(names):
         others = {guess: times for (truth, guess), times in mistaken.items() if truth == c}
@@ -38,10 +37,10 @@ def class_results(tasks: Sequence[Task], answers: Answers) -> ClassResults:
     images = Images.concatenate([task.test for task in tasks])
     worst = [
         Mistake(
-            label=names[answers.truth[row]], answer=names[answers.guesses[row]],
-            probability=float(answers.probability[row]), picture=_picture(images, row),
+            label=names[truth[row]], answer=names[predictions.guesses[row]],
+            probability=float(predictions.probability[row]), picture=_picture(images, row),
         )
-        for row in answers.worst(WORST).tolist()
+        for row in predictions.worst(WORST).tolist()
     ]  # fmt: skip
     return ClassResults(after=len(tasks), classes=classes, worst=worst)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from vqprompt.core.files import write_atomically
 
 Cells = Sequence[str]
 
@@ -38,6 +41,14 @@ def latex(title: str, headings: Cells, rows: Sequence[Cells], notes: Sequence[st
         f"\\caption{{{escape_tex(title)}}}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n"
         f"\\end{{tabular}}\n\n\\footnotesize {below}\n\\end{{table}}\n"
     )
+
+
+def write_files(texts: dict[Path, str]) -> list[Path]:
+    """Write texts to their paths."""
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    return list(texts)
 
 
 def escape_tex(text: str) -> str:

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import sys
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
-from vqprompt.research.cluster.wanted import Wanted, host_name
-from vqprompt.research.learner.checkpoint import INFO
-from vqprompt.research.paper.elsewhere import RemoteRun, after_loss, refuse_local_tracking
+from vqprompt.research.cluster.requirements import Requirements, host_name
+from vqprompt.research.paper.execution import (
+    CORES_PER_RUN,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    RemoteGrid,
+    RemoteRun,
+    Started,
+    refuse_local_tracking,
+    requirements_of,
+)
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.pool import CORES_PER_RUN
-from vqprompt.research.paper.work import Advanced, Event, Failed, Finished, Listener, Lost, Started
 
 FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
 HOURS = 24  # SBATCH_TIMELIMIT sets another limit
@@ -74,9 +83,9 @@ class SlurmExecutor:
         if not todo:
             return {}
         refuse_local_tracking(track)
-        wanted = Wanted.here((run.config.backbone for run in todo), (run.config.data for run in todo))
+        requirements = requirements_of(todo)
         folder = out.resolve() / FOLDER
-        return _Queue(self._open(folder), folder, out.resolve(), listener, tuple(track), wanted, self).run(todo)
+        return _Queue(self._open(folder), folder, out.resolve(), listener, tuple(track), requirements, self).run(todo)
 
     def _open(self, folder: Path) -> Any:
         """submitit's executor, with the resources that every job asks for."""
@@ -95,85 +104,58 @@ class SlurmExecutor:
         return executor
 
 
-class _Queue:
-    """Jobs that are submitted, and the events that they report."""
+class _Queue(RemoteGrid):
+    """The runs as jobs of SLURM, and the events that they report."""
 
     def __init__(
-        self, executor: Any, folder: Path, out: Path, listener: Listener, track: tuple[str, ...], wanted: Wanted,
-        settings: SlurmExecutor,
+        self, executor: Any, folder: Path, out: Path, listener: Listener, track: tuple[str, ...],
+        requirements: Requirements, settings: SlurmExecutor,
     ) -> None:  # fmt: skip
-        self.executor, self.folder, self.out, self.listener = executor, folder, out, listener
-        self.track, self.wanted, self.settings = track, wanted, settings
-        self.failed: dict[str, str] = {}
-        self.losses: dict[str, int] = {}
-        self.saved: dict[str, int | None] = {}  # by run name: when the checkpoint at the last loss was written
+        super().__init__(out, listener, settings.at_once or sys.maxsize)
+        self.executor, self.folder, self.cpus = executor, folder, settings.cpus
+        self.track, self.requirements = track, requirements
         self.heard: dict[str, bytes] = {}  # by run name: its last event
-
-    def run(self, todo: Sequence[Run]) -> dict[str, str]:
-        waiting, going = deque(todo), dict[str, tuple[Run, Any]]()
-        try:
-            while waiting or going:
-                while waiting and len(going) < (self.settings.at_once or len(todo)):
-                    run = waiting.popleft()
-                    going[run.name] = run, self._submit(run)
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-                for run, job in list(going.values()):
-                    self._listen(run)
-                    if job.done():
-                        del going[run.name]
-                        if isinstance(self._end(run, job), Lost):
-                            waiting.appendleft(run)
-            return self.failed
-        finally:
-            for _, job in going.values():
-                job.cancel()
-            shutil.rmtree(self.folder / "news", ignore_errors=True)
 
     def _news(self, run: Run) -> Path:
         return self.folder / "news" / run.name.replace("/", "+")
 
-    def _submit(self, run: Run) -> Any:
+    def start(self, run: Run) -> Any:
         self._news(run).unlink(missing_ok=True)
-        remote = RemoteRun(run.config, self.track, self.wanted, self.settings.cpus, SECONDS_BETWEEN_MESSAGES)
+        remote = RemoteRun(run.config, self.track, self.requirements, self.cpus, SECONDS_BETWEEN_MESSAGES)
         return self.executor.submit(SlurmJob(remote, self.out / run.name, self._news(run)))
 
-    def _listen(self, run: Run) -> None:
-        try:
-            news = self._news(run).read_bytes()
-        except OSError:
-            return
-        if news == self.heard.get(run.name):
-            return
-        event = pickle.loads(news)  # our own file
-        if isinstance(event, Advanced) and run.name not in self.heard:
-            self.listener(run, Started())
-        self.heard[run.name] = news
-        self.listener(run, event)
+    def events(self, jobs: dict[Any, Run]) -> Iterator[tuple[Any, Event]]:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        for job, run in list(jobs.items()):
+            news = b""
+            with suppress(OSError):
+                news = self._news(run).read_bytes()
+            event: Event | None = None
+            if news and news != self.heard.get(run.name):
+                event = pickle.loads(news)  # our own file
+            done = job.done()
+            if run.name not in self.heard and (done or event is not None) and not isinstance(event, Started):
+                yield job, Started()
+            if event is not None:
+                self.heard[run.name] = news
+                yield job, event
+            if done:
+                self.heard.pop(run.name, None)
+                yield job, self._end(run, job)
 
     def _end(self, run: Run, job: Any) -> Event:
         """The last event of a job that has ended."""
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
-        if run.name not in self.heard:
-            self.listener(run, Started())
-        self.heard.pop(run.name, None)
         try:
             event: Event = job.result()
         except UncompletedJobError as error:  # killed, or its machine was lost: there is no result
-            event = self._lost(run, str(error).strip().partition("\n")[0])
+            return self.lost(run, str(error).strip().partition("\n")[0])
         except FailedJobError as error:
-            event = Failed(str(error).strip().rpartition("\n")[2])
-        if isinstance(event, Failed):
-            self.failed[run.name] = event.reason
-        self.listener(run, event)
+            return Failed(str(error).strip().rpartition("\n")[2])
         return event
 
-    def _lost(self, run: Run, reason: str) -> Lost | Failed:
-        try:
-            saved = (self.out / run.name / INFO).stat().st_mtime_ns
-        except OSError:
-            saved = None
-        made_progress = saved != self.saved.get(run.name)
-        self.saved[run.name] = saved
-        self.losses[run.name] = 1 if made_progress else self.losses.get(run.name, 0) + 1
-        return after_loss(self.losses[run.name], reason)
+    def stop(self, jobs: dict[Any, Run]) -> None:
+        for job in jobs:
+            job.cancel()
+        shutil.rmtree(self.folder / "news", ignore_errors=True)

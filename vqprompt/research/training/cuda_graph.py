@@ -1,4 +1,4 @@
-"""Training steps that are recorded once and replayed."""
+"""Training steps that are recorded once as a CUDA graph and replayed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from vqprompt.research.training.optim import Inputs, Losses
 
 
-class Recorded:
+class GraphedStep:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
 
     The first step is not recorded, because compilers, allocators and the optimizer's state are set up in it. Batches of
-    another shape are not recorded either. If recording fails, or is not `wanted`, no step is recorded.
+    another shape are not recorded either. If recording fails, or is not `enabled`, no step is recorded.
     """
 
     EAGER_STEPS = 1
 
-    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, wanted: bool = True) -> None:
+    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, enabled: bool = True) -> None:
         self.step, self.eager_left = step, self.EAGER_STEPS
-        self.enabled = device.type == "cuda" and wanted
+        self.enabled = device.type == "cuda" and enabled
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
         self.losses: Losses = {}

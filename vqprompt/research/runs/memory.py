@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+import psutil
 import torch
 
 from vqprompt.core.backbones.registry import BACKBONES
@@ -39,7 +39,7 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
             f"{config.method} cannot be built with these settings ({reason}); choose smaller ones"
         ) from None
     needed, available = parameters * BYTES_PER_PARAMETER, available_memory(config.device)
-    if available is not None and needed > available:
+    if needed > available:
         large = ", ".join(f"{k}={v}" for k, v in config.options.items() if k in ("pool", "length") and v is not None)
         raise UserError(
             f"{config.method} would have {parameters:,} prompting parameters and need {needed / 2**30:,.0f} GiB to "
@@ -47,19 +47,16 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         )
 
 
-def _depth_for(blocks: Any) -> int:
+def _depth_for(blocks: list[int] | None) -> int:
     """How many blocks a ViT needs so that all of `blocks` exist; the weights file may have more than ViT-S."""
     return min(max([ViTConfig().depth, *(block + 1 for block in blocks or [])]), 1000)
 
 
-def available_memory(device: str) -> int | None:
-    """Bytes: of the GPU if the run uses one, else of the machine. None where the system does not tell."""
+def available_memory(device: str) -> int:
+    """Bytes: of the GPU if the run uses one, else of the machine."""
     if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
-        return torch.cuda.mem_get_info(device if ":" in device else None)[1]
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+        return int(torch.cuda.mem_get_info(device if ":" in device else None)[1])
+    return int(psutil.virtual_memory().total)
 
 
 def _check_counts(settings: dict[str, Any]) -> None:

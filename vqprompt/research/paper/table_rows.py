@@ -180,7 +180,7 @@ def _setting(config: dict[str, Any], key: str) -> Any:
     return config[key] if key in config else config["options"].get(key)
 
 
-def make_rows(grid: Grid, found: Iterable[SavedRun], out: Path | None = None) -> list[Row]:
+def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> list[Row]:
     """The rows of the table: the grid's in their order, then runs with other settings.
 
     out: the folder of all tables' runs. A run of another table counts only if it has exactly this grid's settings.
@@ -198,7 +198,7 @@ def make_rows(grid: Grid, found: Iterable[SavedRun], out: Path | None = None) ->
     comparison = not any(variant for _, variant in declared)
     for method, variant in declared:
         row_of(method, variant, {}, backbone_name(grid.declared(method, variant)["backbone"]))
-    for run in found:
+    for run in runs:
         method = run.config["method"]
         if not run.result.done:
             continue
