@@ -2,8 +2,8 @@
 
 - Headers must arrive within `header_seconds`, of the first request and of every later one.
 - An answer must be read: the next part of it within `answer_seconds`.
-- When there are as many connections as are allowed, the one is closed whose client has sent nothing for the longest time
-  and has not sent a whole request.
+- When there are as many connections as are allowed, one is closed that has no whole request: the one whose client has
+  sent nothing for the longest time.
 
 The body of a request has its deadline in guard.py. Between two requests, uvicorn closes a connection that is idle.
 """
