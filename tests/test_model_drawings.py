@@ -9,8 +9,9 @@ import pytest
 from drawings import drawings
 
 from vqprompt import Model
-from vqprompt.product.model.calibration import calibration_error, solve
-from vqprompt.product.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
+from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut
+from vqprompt.product.model.calibration import calibration_error_of, solve
+from vqprompt.product.model.closed_form import SHRINKAGES, Trials, choose_shrinkage, groups_of
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
 SIZE = 42
@@ -39,6 +40,10 @@ def records_of(features: np.ndarray) -> list[ClassRecord]:
     ]
 
 
+def left_out(groups: Groups, basis: Basis, trials: Trials) -> LeaveOneOut:
+    return LeaveOneOut(groups, basis, trials.features, trials.groups)
+
+
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
     from vqprompt.product.model.file import Backbone, Content, Stored
@@ -57,8 +62,8 @@ def test_percentages_are_believable(features):
     model = model_of({f"{i:02}": r for i, r in enumerate(records_of(learned))})
     shares, _ = model.judge(tested.reshape(-1, tested.shape[2]))
     classes = np.arange(CLASSES).repeat(20)
-    error = calibration_error(shares, classes)
-    raw = calibration_error(_softmax(model.knowledge.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
+    error = calibration_error_of(shares, classes)
+    raw = calibration_error_of(_softmax(model.knowledge.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
     assert error < 0.07 < raw  # 320 images: the estimate itself is off by about 2 %
     right = (shares.argmax(1) == classes).mean()
     assert right > 0.6
@@ -91,11 +96,11 @@ def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
     flat, classes = tested.reshape(-1, tested.shape[2]), np.arange(CLASSES).repeat(20)
     for count in (20, 8):
         records = records_of(learned[:, :count])
-        groups = Groups.of(records, sum(gram_of(r) for r in records))
+        groups = groups_of(records, sum(gram_of(r) for r in records))
         basis = Basis.of(groups)
         accuracy = {}
         for s in SHRINKAGES:
-            distance = LeaveOneOut(groups, basis, Trials.of(records, range(CLASSES))).at(s).distance
+            distance = left_out(groups, basis, Trials.of(records, range(CLASSES))).at(s).distance
             accuracy[s] = (basis.discriminant(groups, s, distance).scores(flat).argmax(1) == classes).mean()
         chosen = choose_shrinkage(records, groups, basis)
         assert accuracy[chosen] >= max(accuracy.values()) - 0.0176  # half a point, and what 320 images leave open
@@ -104,15 +109,15 @@ def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
 def test_leaving_one_out_equals_solving_again_without_it(features):
     learned, _ = features
     records = records_of(learned[:6, :8])
-    groups = Groups.of(records, sum(gram_of(r) for r in records))
+    groups = groups_of(records, sum(gram_of(r) for r in records))
     trials = Trials.of(records, range(6))
     basis = Basis.of(groups)
-    left_out = LeaveOneOut(groups, basis, trials).at(0.3)
+    without = left_out(groups, basis, trials).at(0.3)
     for i in (0, 17, 40):
         c = trials.classes[i]
         rest = [r if n != c else ClassRecord.of(r.names[r.names != trials.names[i]], r.kept[r.names != trials.names[i]])
                 for n, r in enumerate(records)]  # fmt: skip
-        again = Groups.of(rest, sum(gram_of(r) for r in rest))
+        again = groups_of(rest, sum(gram_of(r) for r in rest))
         # the average variance changes a little with the image, and the shortcut keeps it
         new = Basis.of(again)
         level = basis.variances.mean() * basis.freedom / new.freedom
@@ -120,8 +125,8 @@ def test_leaving_one_out_equals_solving_again_without_it(features):
         means = again.means @ new.vectors
         x = trials.features[i] @ new.vectors
         wanted = (means / variances) @ x - 0.5 * (means**2 / variances).sum(1)
-        wanted += 0.5 * left_out.distance * np.where(np.arange(6) == c, 0.5 / 8 + 1 / 7 - 1 / 8, 0.5 / 8)
-        assert np.allclose(left_out.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())
+        wanted += 0.5 * without.distance * np.where(np.arange(6) == c, 0.5 / 8 + 1 / 7 - 1 / 8, 0.5 / 8)
+        assert np.allclose(without.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_several_kinds_in_one_class_are_found_and_help(features):
@@ -147,9 +152,9 @@ def test_classes_of_few_images_do_not_lose_to_those_of_many(features):
     learned, tested = features
     records = records_of(learned)
     few = [ClassRecord.of(r.names[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
-    groups = Groups.of(few, sum(gram_of(r) for r in few))
+    groups = groups_of(few, sum(gram_of(r) for r in few))
     basis = Basis.of(groups)
-    distance = LeaveOneOut(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
+    distance = left_out(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
     recall = {}
     for correction in (0.0, distance):
         guesses = basis.discriminant(groups, 0.3, correction).scores(tested.reshape(-1, tested.shape[2])).argmax(1)

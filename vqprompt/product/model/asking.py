@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from vqprompt.core.errors import UserError
+from vqprompt.core.statistics.discriminant import probabilities
 from vqprompt.product.model.answers import Answer, PromptUse
 from vqprompt.product.model.calibration import familiarity
-from vqprompt.product.model.closed_form import probabilities
 from vqprompt.product.model.file import Content
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
 from vqprompt.product.model.solving import background_of, calibration_of

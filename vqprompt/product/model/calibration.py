@@ -19,19 +19,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vqprompt.product.model.closed_form import (
-    TESTED,
+from vqprompt.core.metrics import calibration_error, reliability
+from vqprompt.core.statistics.discriminant import (
+    Array,
     Basis,
     Discriminant,
     Groups,
     LeaveOneOut,
-    Trials,
     best_temperature,
-    choose_shrinkage,
-    of_classes,
+    join_modes,
     probabilities,
-    spread_evenly,
+    shrunk,
 )
+from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
 from vqprompt.product.model.records import ClassRecord
 
 ACCEPTED = 0.95  # share of known images that are not called unknown
@@ -46,8 +46,8 @@ class Background:
     matrix: [D, D]. vector: [D]. constant. `scores` gives xᵀ matrix x + vector x + constant.
     """
 
-    matrix: np.ndarray
-    vector: np.ndarray
+    matrix: Array
+    vector: Array
     constant: float
 
     @classmethod
@@ -61,7 +61,7 @@ class Background:
             float(center @ whole @ center),
         )  # fmt: skip
 
-    def scores(self, features: np.ndarray) -> np.ndarray:
+    def scores(self, features: Array) -> Array:
         x = features.astype(np.float32, copy=False)
         return ((x @ self.matrix) * x).sum(1) + x @ self.vector + self.constant
 
@@ -96,15 +96,7 @@ class Calibration:
     weighing: Weighing = field(default_factory=Weighing)
 
 
-def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
-    """The covariance, mixed with a multiple of the unit matrix that has the same average variance."""
-    level = np.trace(covariance) / len(covariance)
-    if level <= 0:  # all images alike
-        return np.eye(len(covariance))
-    return (1 - shrinkage) * covariance + (shrinkage * level) * np.eye(len(covariance))
-
-
-def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibration) -> np.ndarray:
+def familiarity(shares: Array, nearness: Array, calibration: Calibration) -> Array:
     """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]."""
     weighing = calibration.weighing
     (mean_certainty, spread_certainty), (mean_nearness, spread_nearness) = calibration.certainty, calibration.nearness
@@ -113,7 +105,7 @@ def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibrati
     return certain + weighing.nearness * near + weighing.steep * np.minimum(near + weighing.far, 0)
 
 
-def certainty_of(shares: np.ndarray, kind: str) -> np.ndarray:
+def certainty_of(shares: Array, kind: str) -> Array:
     """Probabilities [n, C] to certainty [n]: the negative entropy, or the logarithm of the largest."""
     if kind == "largest":
         return np.log(np.maximum(shares.max(1), 1e-12))
@@ -128,14 +120,14 @@ class Solved:
     background: Background
     shrinkage: float
     calibration: Calibration
-    right: np.ndarray
-    tested: np.ndarray
+    right: Array
+    tested: Array
     calibration_error: tuple[float, float]  # without and with the temperature
 
 
-def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
+def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
     """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
-    groups = Groups.of(records, gram)
+    groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
     trials = Trials.of(records, spread_evenly(len(records), TESTED))
@@ -147,9 +139,9 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
             Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf), right, tested,
             (np.nan, np.nan),
         )  # fmt: skip
-    left_out = LeaveOneOut(groups, basis, trials).at(shrinkage)
-    scores = of_classes(left_out.scores, groups.owners)
-    temperature = best_temperature(scores, trials.classes, 20, np.float32) if len(records) > 1 else 1.0
+    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups).at(shrinkage)
+    scores = join_modes(left_out.scores, groups.owners)
+    temperature = best_temperature(scores, trials.classes) if len(records) > 1 else 1.0
     shares = probabilities(scores, temperature)
     rotated = trials.features @ basis.vectors
     # the distance from the average of all other images; nearness then compares it with the distance from the class
@@ -166,11 +158,11 @@ def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
         (float(nearness.mean()), float(nearness.std()) or 1.0), 0.0,
     )  # fmt: skip
     threshold = float(np.quantile(familiarity(shares, nearness, calibration), 1 - ACCEPTED))
-    before = calibration_error(probabilities(scores, 1.0), trials.classes)
+    before = calibration_error_of(probabilities(scores, 1.0), trials.classes)
     return Solved(
         basis.discriminant(groups, shrinkage, left_out.distance), background, shrinkage,
         replace(calibration, threshold=threshold), right, tested,
-        (before, calibration_error(shares, trials.classes)),
+        (before, calibration_error_of(shares, trials.classes)),
     )  # fmt: skip
 
 
@@ -180,9 +172,6 @@ def _temperature_untested(groups: Groups) -> float:
     return max(float(means.var(0).sum()), 1e-6)
 
 
-def calibration_error(shares: np.ndarray, classes: np.ndarray) -> float:
-    """Expected calibration error: how far the largest probability is from the share of right answers, over 15 bins."""
-    largest, right = shares.max(1), shares.argmax(1) == classes
-    bins = np.minimum((largest * BINS).astype(int), BINS - 1)
-    gaps = [abs(largest[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
-    return float(sum(gaps))
+def calibration_error_of(shares: Array, classes: Array) -> float:
+    """How far the largest of the probabilities [n, C] is from the share of right answers."""
+    return calibration_error(reliability(shares.max(1), shares.argmax(1) == classes, BINS))

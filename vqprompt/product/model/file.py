@@ -28,7 +28,7 @@ from safetensors.numpy import save as pack_tensors
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
-from vqprompt.product.model.closed_form import Discriminant
+from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.records import ClassRecord
 

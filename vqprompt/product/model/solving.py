@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.product.model.calibration import OF_OLD_FILES, Background, Calibration, Weighing, solve
-from vqprompt.product.model.closed_form import Discriminant
 from vqprompt.product.model.file import Content
 from vqprompt.product.model.records import ClassRecord, gram_of
 
