@@ -83,7 +83,7 @@ def find_doubts(features: Array, labels: Array, classes: int) -> Doubts:
         scores[part] = LeaveOneOut(groups, basis, x[part], labels[part]).at(shrinkage).scores
     testable = counts[labels] > 1
     chosen = np.flatnonzero(testable)[:: max(1, testable.sum() // FITTED)]
-    temperature = best_temperature(scores[chosen], labels[chosen], WRONG) if len(chosen) and classes > 1 else 1.0
+    temperature = best_temperature(scores[chosen], labels[chosen], wrong=WRONG) if len(chosen) and classes > 1 else 1.0
     probability, rival, likelier, mixed = np.ones(n), np.zeros(n), labels.copy(), np.zeros((classes, classes))
     for part in _blocks(n):
         shares = probabilities(scores[part], temperature)

@@ -28,7 +28,8 @@ from vqprompt.product.model.records import STEP, ClassRecord
 TESTED = 2000
 COMPARED = 400_000
 SEARCHED = 128  # classes that take part in choosing the shrinkage, with at most 5 × 128 images in all
-SHRINKAGES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+EQUAL = 0.001  # a difference of the Brier score that means nothing
+SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
 def groups_of(records: Sequence[ClassRecord], gram: Array) -> Groups:
@@ -93,15 +94,15 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     place[chosen] = np.arange(len(chosen))
     compared = np.flatnonzero(place[groups.owners] >= 0)
     owners, classes = place[groups.owners[compared]], place[trials.classes]
-    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups, compared, np.float32)
+    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups, compared, precision=np.float32)
     losses = np.full(len(SHRINKAGES), np.inf)
 
     def best_with(places: Sequence[int]) -> int:
-        """The best of all that were tried, after trying these."""
+        """The best of all that were tried, after trying these; the largest of those that are equally good."""
         for i in places:
             scores = join_modes(left_out.at(SHRINKAGES[i]).scores, owners)
             losses[i] = brier(probabilities(scores, best_temperature(scores, classes, precision=0.05)), classes)
-        return int(np.argmin(losses))
+        return int(np.flatnonzero(losses <= losses.min() + EQUAL).max())
 
     best = best_with(range(1, len(SHRINKAGES), 2))  # every other one, then the neighbours of the best
     return SHRINKAGES[best_with([i for i in (best - 1, best + 1) if i < len(SHRINKAGES)])]
