@@ -15,8 +15,8 @@ import typer
 from vqprompt.commands.console import console, print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
 from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell
-from vqprompt.core.errors import UserError, printable
-from vqprompt.core.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted, printable
 
 if TYPE_CHECKING:
     from vqprompt.product.model.model import Model
