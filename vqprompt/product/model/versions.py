@@ -113,9 +113,11 @@ class Stored:
             if not any(n in names or np.isin(record.ids, own).any() for n, record in known.classes.items())
         }
         history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
-        line = [*(known.version for known in now.ancestors if known.version in kept), None]
-        for number, parent in itertools.pairwise(line):  # from each version to the next that is left
+        line = [known.version for known in now.ancestors if known.version in kept]
+        for number, parent in itertools.zip_longest(line, line[1:]):  # from each version to the next that is left
             kept[number] = replace(kept[number], parent=parent)
         return replace(
-            now, knowledge=replace(now.knowledge, history=history, parent=line[0]), others=tuple(kept.values())
+            now,
+            knowledge=replace(now.knowledge, history=history, parent=line[0] if line else None),
+            others=tuple(kept.values()),
         )
