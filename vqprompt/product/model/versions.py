@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,9 +112,10 @@ class Stored:
             if not any(n in names or np.isin(record.ids, own).any() for n, record in known.classes.items())
         }
         history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
-        line = [*(known.version for known in now.ancestors if known.version in kept), None]
-        for number, parent in itertools.pairwise(line):  # from each version to the next that is left
-            kept[number] = replace(kept[number], parent=parent)
+        parent = None
+        for known in reversed(now.ancestors):  # from each version to the one before it that is left
+            if known.version in kept:
+                kept[known.version], parent = replace(kept[known.version], parent=parent), known.version
         return replace(
-            now, knowledge=replace(now.knowledge, history=history, parent=line[0]), others=tuple(kept.values())
+            now, knowledge=replace(now.knowledge, history=history, parent=parent), others=tuple(kept.values())
         )
