@@ -15,7 +15,7 @@ from PIL import Image
 
 from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
-from vqprompt.product.model.closed_form import Discriminant
+from vqprompt.core.statistics.discriminant import Discriminant
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from vqprompt.core.backbones.vit import ViTConfig
-from vqprompt.core.downloads import download
+from vqprompt.core.backbones.config import ViTConfig
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import cache_folder, is_file, open_regular, sha256_of
 from vqprompt.core.progress import Report, ignore
@@ -78,6 +76,10 @@ def locate(backbone: Backbone, progress: Report = ignore) -> Path:
             raise WeightsError(f"{EMBEDDED} should be part of the package: reinstall vqprompt")
         return EMBEDDED
     if backbone.repo is None:
+        from http.client import HTTPException  # slow to import, and rarely needed
+
+        from vqprompt.core.downloads import download
+
         target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
         try:
             return download(backbone.url, target, backbone.checksum, progress)

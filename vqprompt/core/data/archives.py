@@ -37,6 +37,8 @@ class Files:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._archive: BinaryIO | None = None
+        self._lock = threading.Lock()  # one file handle, many decoding threads
         self.sizes: dict[str, int] = {}
         self.folders: list[str] = []
         self.skipped: list[str] = []
@@ -45,10 +47,13 @@ class Files:
     def names(self) -> KeysView[str]:
         return self.sizes.keys()
 
-    @property
-    def key(self) -> str:
+    @cached_property
+    def key(self) -> str:  # not in the constructor, because hashing takes long and teaching does not need it
         """SHA-256 of an archive's content; "" for a folder."""
-        return ""
+        if self._archive is None:
+            return ""
+        with self._lock:
+            return ContentHashes(self.path).of_open(self._archive)
 
     def stamps(self, names: Sequence[str]) -> dict[str, str]:
         """For each file a text that changes when its content does (together with `key`)."""
@@ -209,9 +214,8 @@ class ZipFiles(Files):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._lock = threading.Lock()  # one file handle, many decoding threads
         try:
-            self._file = open_regular(path)
+            self._file = self._archive = open_regular(path)
             listed = count_listed(self._file)
             if listed > ENTRIES.value:
                 raise ENTRIES.refuse(str(path), f"a zip file of {listed:,} files", listed)
@@ -221,11 +225,6 @@ class ZipFiles(Files):
             raise
         except Exception as error:  # a damaged directory may raise anything
             raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
-
-    @cached_property
-    def key(self) -> str:
-        with self._lock:
-            return ContentHashes(self.path).of_open(self._file)
 
     def stamps(self, names: Sequence[str]) -> dict[str, str]:
         return {name: f"{self._infos[name].file_size}:{self._infos[name].CRC}" for name in names}

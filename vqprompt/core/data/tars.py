@@ -8,14 +8,11 @@ import lzma
 import os
 import tarfile
 import tempfile
-import threading
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vqprompt.core.data.archives import Files
-from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_ratio
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import (
@@ -59,9 +56,8 @@ class TarFiles(Files):
 
     def __init__(self, path: Path, keep: bool = True) -> None:
         super().__init__(path)
-        self._lock = threading.Lock()
         try:
-            self._packed = open_regular(path)
+            self._packed = self._archive = open_regular(path)
             self._file, self._length = self._packed, _size(self._packed)
             if self._packed.read(2) in OPENERS:
                 self._file, self._length = self._kept() if keep else self._unpacked()
@@ -70,11 +66,6 @@ class TarFiles(Files):
             raise
         except Exception as error:  # tarfile, zlib, bz2 and LZMA have their own kinds
             raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
-
-    @cached_property
-    def key(self) -> str:
-        with self._lock:
-            return ContentHashes(self.path).of_open(self._packed)
 
     def _kept(self) -> tuple[BinaryIO, int]:
         """The plain tar and its length: from the cache, or made now and left there, if there is a cache."""

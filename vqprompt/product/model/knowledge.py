@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from vqprompt.core.statistics.discriminant import Discriminant, probabilities
 from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Background, Calibration, familiarity, solve
-from vqprompt.product.model.closed_form import Discriminant, probabilities
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.records import ClassRecord, gram_of
 

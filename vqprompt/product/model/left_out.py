@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vqprompt.product.model.closed_form import Basis, Groups, LeaveOneOut, Trials, of_classes
+from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
+from vqprompt.product.model.closed_form import Trials, groups_of
 from vqprompt.product.model.model import Model
 
 
@@ -16,9 +17,9 @@ class LeftOutAnswers:
     answers: [n], the class of each image and the class it is taken for, as positions in `classes`."""
 
     classes: tuple[str, ...]
-    images: np.ndarray
-    labels: np.ndarray
-    answers: np.ndarray
+    images: Array
+    labels: Array
+    answers: Array
 
     def confusion(self) -> dict[tuple[int, int], int]:
         """How often a class is taken for another, or for itself; pairs that never occur are absent."""
@@ -40,10 +41,10 @@ def left_out_answers(model: Model) -> LeftOutAnswers:
     if known.solution is None or len(known.classes) < 2:
         return no_answers
     records = list(known.classes.values())
-    groups = Groups.of(records, known.solution.gram)
+    groups = groups_of(records, known.solution.gram)
     trials = Trials.of(records, range(len(records)))
     if not len(trials):
         return no_answers
-    left_out = LeaveOneOut(groups, Basis.of(groups), trials).at(known.solution.shrinkage)
-    answers = of_classes(left_out.scores, groups.owners).argmax(1)
-    return LeftOutAnswers(model.classes, trials.names, trials.classes, answers)
+    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(known.solution.shrinkage)
+    answers = join_modes(left_out.scores, groups.owners).argmax(1)
+    return LeftOutAnswers(model.classes, trials.ids, trials.classes, answers)

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.errors import UserError, shown
+from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.product.model.calibration import Background, Calibration, Weighing
-from vqprompt.product.model.closed_form import Discriminant
 from vqprompt.product.model.description import LARGEST, Description, SolutionFields, TrainedFields, parse_description
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Measurements, Solution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,10 +113,11 @@ class Stored:
             if not any(n in names or np.isin(record.ids, own).any() for n, record in known.classes.items())
         }
         history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
-        parent = None
-        for known in reversed(now.ancestors):  # from each version to the one before it that is left
-            if known.version in kept:
-                kept[known.version], parent = replace(kept[known.version], parent=parent), known.version
+        line = [known.version for known in now.ancestors if known.version in kept]
+        for number, parent in itertools.zip_longest(line, line[1:]):  # from each version to the next that is left
+            kept[number] = replace(kept[number], parent=parent)
         return replace(
-            now, knowledge=replace(now.knowledge, history=history, parent=parent), others=tuple(kept.values())
+            now,
+            knowledge=replace(now.knowledge, history=history, parent=line[0] if line else None),
+            others=tuple(kept.values()),
         )
