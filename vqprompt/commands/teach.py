@@ -16,7 +16,7 @@ from vqprompt.commands.console import console, print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
 from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell
 from vqprompt.core.errors import UserError
-from vqprompt.core.words import counted, printable
+from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
     from vqprompt.product.model.model import Model
@@ -132,7 +132,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         table.add_column(heading, justify="left" if heading in ("class", "last taught") else "right")
     for c in found["classes"]:
         table.add_row(
-            escape(printable(c["name"])), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
+            escape(c["name"]), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
             c["taught"][-1][:10] if c["taught"] else "",
         )  # fmt: skip
     console.print(table)
