@@ -3,7 +3,7 @@
 - Headers must arrive within `header_seconds`, of the first request and of every later one.
 - An answer must be read: the next part of it within `answer_seconds`.
 - When there are as many connections as are allowed, one is closed that has no whole request: the one whose client has
-  sent nothing for the longest time.
+  sent nothing for the longest time. If there is none, the new one is answered with 503.
 
 The body of a request has its deadline in guard.py. Between two requests, uvicorn closes a connection that is idle.
 """
@@ -35,8 +35,11 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         others = [other for other in self.connections if not other.transport.is_closing()]
         waiting = [other for other in others if other.awaits_client]
-        if len(others) >= self.limits.connections - 1 and waiting:
+        full = len(others) >= self.limits.connections - 1
+        if full and waiting:
             min(waiting, key=lambda other: other.heard).hang_up()
+            full = False
+        self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that every byte that a client does not read is noticed
         self._expect_headers()
