@@ -295,14 +295,14 @@ def test_a_record_moves_with_a_linear_map():
 def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders, monkeypatch, tmp_path):
     monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path))
     monkeypatch.setattr(decoded, "IN_MEMORY", 3 * 32 * 32 * 5)
-    opened, make = [], decoded.tempfile.TemporaryFile
-    monkeypatch.setattr(decoded.tempfile, "TemporaryFile", lambda **how: opened.append(make(**how)) or opened[-1])
+    opened, make = [], decoded.temporary_file
+    monkeypatch.setattr(decoded, "temporary_file", lambda: opened.append(make()) or opened[-1])
     models = {}
     for on_disk in (True, False):
         models[on_disk] = fresh()
         models[on_disk].learn(folders["first"], effort="good", on_disk=on_disk)
         assert len(opened) == 1 and opened[0].closed
-        assert not any(file.name.startswith(".teaching") for file in tmp_path.iterdir())
+        assert not any(file.name.startswith(".temporary") for file in tmp_path.iterdir())
     assert np.array_equal(*(model.predict_proba(asked(folders)) for model in models.values()))
 
 

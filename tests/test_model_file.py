@@ -136,19 +136,6 @@ def test_a_file_with_a_right_checksum_and_wrong_content_is_refused_in_one_senten
     assert "\n" not in str(refused.value)
 
 
-def test_ctrl_c_while_modules_are_loaded_shows_no_traceback(home):
-    code = (
-        "import os, signal, sys\n"
-        "class Interrupting:\n"
-        "    def find_spec(self, name, *more):\n"
-        "        if name == 'rich.console': os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Interrupting())\n"
-        "from vqprompt.__main__ import main; main()"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], env=command_environment(home), capture_output=True)
-    assert ended.returncode == -signal.SIGINT and ended.stderr == b""
-
-
 def test_another_backbone_is_refused(path, drawn, tmp_path):
     from conftest import make_vit
 

@@ -35,7 +35,7 @@ def save_pretrained(
 ) -> Path:
     """Write model, config and card into a folder, as on the hub. repo_id: the model's name there, for the card."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if not model.classes:
         raise UserError("the model has learned nothing yet; teach it with learn")
@@ -75,7 +75,7 @@ def from_pretrained(
         return Model.load(folder / FILE, device=device, backbone=backbone)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(str(name))
