@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from vqprompt import ClosedFormClassifier, Model
+from vqprompt.core.statistics.discriminant import best_temperature, probabilities
 from vqprompt.product.check.check import near_pairs
 from vqprompt.product.check.copies import small_grey
 from vqprompt.product.check.doubts import Doubts, find_doubts
-from vqprompt.product.model.closed_form import best_temperature, probabilities
 
 COPIES = 50  # of each sort
 KINDS = ("re-compressed", "cropped", "mirrored")

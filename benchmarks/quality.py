@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from vqprompt.product.model.calibration import Solved, Weighing, calibration_error, certainty_of, familiarity, solve
-from vqprompt.product.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, probabilities
+from vqprompt.core.statistics.discriminant import Basis, LeaveOneOut, probabilities
+from vqprompt.product.model.calibration import Solved, Weighing, calibration_error_of, certainty_of, familiarity, solve
+from vqprompt.product.model.closed_form import SHRINKAGES, Trials, groups_of
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
 HELD_OUT = 1 / 3  # of the training images of a class, where something is chosen
@@ -63,12 +64,12 @@ def accuracy_and_calibration(images: Images) -> dict[str, float]:
     """In percent, on the test images; the shrinkage as it was estimated beside every fixed one."""
     classes = np.unique(images.y)
     records, gram = taught(images, classes)
-    found, groups = solve(records, gram), Groups.of(records, gram)
+    found, groups = solve(records, gram), groups_of(records, gram)
     basis, trials = Basis.of(groups), Trials.of(records, range(len(records)))
     truth, asked = np.searchsorted(classes, images.y[images.test]), images.x[images.test]
     accuracy = {}
     for s in SHRINKAGES:
-        distance = LeaveOneOut(groups, basis, trials).at(s).distance
+        distance = LeaveOneOut(groups, basis, trials.features, trials.groups).at(s).distance
         accuracy[s] = 100 * float((basis.discriminant(groups, s, distance).scores(asked).argmax(1) == truth).mean())
     best = max(SHRINKAGES, key=lambda s: accuracy[s])
     scores = found.discriminant.scores(asked)
@@ -83,8 +84,8 @@ def accuracy_and_calibration(images: Images) -> dict[str, float]:
         "best fixed shrinkage": best,
         "accuracy at the best fixed shrinkage": accuracy[best],
         **{f"accuracy at shrinkage {s}": accuracy[s] for s in SHRINKAGES},
-        "calibration error without temperature": 100 * calibration_error(probabilities(scores, 1.0), truth),
-        "calibration error": 100 * calibration_error(shares, truth),
+        "calibration error without temperature": 100 * calibration_error_of(probabilities(scores, 1.0), truth),
+        "calibration error": 100 * calibration_error_of(shares, truth),
     }
 
 

@@ -9,8 +9,9 @@ import pytest
 from drawings import drawings
 
 from vqprompt import Model
-from vqprompt.product.model.calibration import calibration_error, solve
-from vqprompt.product.model.closed_form import SHRINKAGES, Basis, Groups, LeaveOneOut, Trials, choose_shrinkage
+from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut
+from vqprompt.product.model.calibration import calibration_error_of, solve
+from vqprompt.product.model.closed_form import SHRINKAGES, Trials, choose_shrinkage, groups_of
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
 SIZE = 42
@@ -39,17 +40,16 @@ def records_of(features: np.ndarray) -> list[ClassRecord]:
     ]
 
 
+def left_out(groups: Groups, basis: Basis, trials: Trials) -> LeaveOneOut:
+    return LeaveOneOut(groups, basis, trials.features, trials.groups)
+
+
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
-    from vqprompt.product.model.file import Backbone, Content, Stored
-    from vqprompt.product.model.solving import solved
+    from vqprompt.product.model.knowledge import Backbone
 
-    ordered = {name: records[name] for name in sorted(records)}
-    gram = sum(gram_of(r) for r in ordered.values())
-    model = Model()
-    width = len(gram)
-    model._stored = Stored(Backbone("none", "", SIZE, 0.875, width), solved(Content(ordered), gram), gram)
-    return model
+    width = len(next(iter(records.values())).total)
+    return Model.from_records(Backbone("none", "", SIZE, 0.875, width), records)
 
 
 def test_percentages_are_believable(features):
@@ -57,8 +57,9 @@ def test_percentages_are_believable(features):
     model = model_of({f"{i:02}": r for i, r in enumerate(records_of(learned))})
     shares, _ = model.judge(tested.reshape(-1, tested.shape[2]))
     classes = np.arange(CLASSES).repeat(20)
-    error = calibration_error(shares, classes)
-    raw = calibration_error(_softmax(model.knowledge.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
+    error = calibration_error_of(shares, classes)
+    scores = model.knowledge.solution.discriminant.scores(tested.reshape(-1, tested.shape[2]))
+    raw = calibration_error_of(_softmax(scores), classes)
     assert error < 0.07 < raw  # 320 images: the estimate itself is off by about 2 %
     right = (shares.argmax(1) == classes).mean()
     assert right > 0.6
@@ -91,11 +92,11 @@ def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
     flat, classes = tested.reshape(-1, tested.shape[2]), np.arange(CLASSES).repeat(20)
     for count in (20, 8):
         records = records_of(learned[:, :count])
-        groups = Groups.of(records, sum(gram_of(r) for r in records))
+        groups = groups_of(records, sum(gram_of(r) for r in records))
         basis = Basis.of(groups)
         accuracy = {}
         for s in SHRINKAGES:
-            distance = LeaveOneOut(groups, basis, Trials.of(records, range(CLASSES))).at(s).distance
+            distance = left_out(groups, basis, Trials.of(records, range(CLASSES))).at(s).distance
             accuracy[s] = (basis.discriminant(groups, s, distance).scores(flat).argmax(1) == classes).mean()
         chosen = choose_shrinkage(records, groups, basis)
         assert accuracy[chosen] >= max(accuracy.values()) - 0.0176  # half a point, and what 320 images leave open
@@ -103,25 +104,31 @@ def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
 
 def test_leaving_one_out_equals_solving_again_without_it(features):
     learned, _ = features
-    records = records_of(learned[:6, :8])
-    groups = Groups.of(records, sum(gram_of(r) for r in records))
-    trials = Trials.of(records, range(6))
+    x, labels = learned[:6, :8].reshape(48, -1).astype(np.float64), np.arange(6).repeat(8)
+    kept = np.r_[0:3, 8:48]  # one class is smaller than the others
+    x, labels = x[kept], labels[kept]
+    groups = Groups.of(x, labels, 6)
     basis = Basis.of(groups)
-    left_out = LeaveOneOut(groups, basis, trials).at(0.3)
+    trials = LeaveOneOut(groups, basis, x, labels)
+    without, stretch = trials.at(0.3), trials.stretch(0.3)
+    diagonal = np.diag(1 / (basis.vectors**2).sum(1))
     for i in (0, 17, 40):
-        c = trials.classes[i]
-        rest = [r if n != c else ClassRecord.of(r.names[r.names != trials.names[i]], r.kept[r.names != trials.names[i]])
-                for n, r in enumerate(records)]  # fmt: skip
-        again = Groups.of(rest, sum(gram_of(r) for r in rest))
-        # the average variance changes a little with the image, and the shortcut keeps it
+        again = Groups.of(np.delete(x, i, 0), np.delete(labels, i), 6)
+        # the diagonal that it is shrunk to, and how far means are, stay those of all images
+        covariance = 0.7 * again.covariance() + 0.3 * diagonal * basis.freedom / (basis.freedom - 1)
+        inverse, center = np.linalg.inv(covariance), again.means.mean(0)
+        reliance = again.counts * without.means.ratio / (again.counts * without.means.ratio + 1)
+        means = center + reliance[:, None] * (again.means - center)
+        wanted = means @ inverse @ x[i] - 0.5 * ((means @ inverse) * means).sum(1)
+        assert np.allclose(without.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())
+        assert without.norms[i] == pytest.approx(x[i] @ inverse @ x[i])
+        assert without.from_center[i] == pytest.approx((x[i] - center) @ inverse @ (x[i] - center))
+        # with a diagonal that is computed again, too, distances are larger; the stretch makes up for most of it
+        offset = x[i] - center
         new = Basis.of(again)
-        level = basis.variances.mean() * basis.freedom / new.freedom
-        variances = 0.7 * new.variances + 0.3 * level
-        means = again.means @ new.vectors
-        x = trials.features[i] @ new.vectors
-        wanted = (means / variances) @ x - 0.5 * (means**2 / variances).sum(1)
-        wanted += 0.5 * left_out.distance * np.where(np.arange(6) == c, 0.5 / 8 + 1 / 7 - 1 / 8, 0.5 / 8)
-        assert np.allclose(left_out.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())
+        exact = ((offset @ new.vectors) ** 2 / new.shrunk(0.3)).sum()
+        assert exact > without.from_center[i]
+        assert without.from_center[i] * stretch[i] == pytest.approx(exact, rel=0.05)
 
 
 def test_several_kinds_in_one_class_are_found_and_help(features):
@@ -146,13 +153,67 @@ def test_several_kinds_in_one_class_are_found_and_help(features):
 def test_classes_of_few_images_do_not_lose_to_those_of_many(features):
     learned, tested = features
     records = records_of(learned)
-    few = [ClassRecord.of(r.names[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
-    groups = Groups.of(few, sum(gram_of(r) for r in few))
+    few = [ClassRecord.of(r.ids[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
+    groups = groups_of(few, sum(gram_of(r) for r in few))
     basis = Basis.of(groups)
-    distance = LeaveOneOut(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
+    distance = left_out(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
     recall = {}
-    for correction in (0.0, distance):
-        guesses = basis.discriminant(groups, 0.3, correction).scores(tested.reshape(-1, tested.shape[2])).argmax(1)
+    for known in (0.0, distance):  # 0: means are not shrunk
+        guesses = basis.discriminant(groups, 0.3, known).scores(tested.reshape(-1, tested.shape[2])).argmax(1)
         right = (guesses == np.arange(CLASSES).repeat(20)).reshape(CLASSES, 20).mean(1)
-        recall[correction] = right[1::2].mean(), right.mean()
+        recall[known] = right[1::2].mean(), right.mean()
     assert recall[distance][0] > recall[0.0][0] + 0.05 and recall[distance][1] > recall[0.0][1]
+
+
+def test_the_classifier_is_not_behind_scikit_learns_with_ledoit_wolf_shrinkage(features):
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    learned, tested = features
+    flat, classes = tested.reshape(-1, tested.shape[2]), np.arange(CLASSES).repeat(20)
+    ahead = []
+    for count in (20, 10, 5):
+        judge = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
+        judge.fit(learned[:, :count].reshape(CLASSES * count, -1), np.arange(CLASSES).repeat(count))
+        records = records_of(learned[:, :count])
+        ours = solve(records, sum(gram_of(r) for r in records)).discriminant.scores(flat).argmax(1)
+        ahead.append((ours == classes).mean() - (judge.predict(flat) == classes).mean())
+    assert np.mean(ahead) > 0 and min(ahead) > -0.02
+
+
+def test_percentages_hold_for_classes_of_one_two_five_and_twenty_images(features):
+    learned, tested = features
+    sizes = np.tile([1, 2, 5, 20], CLASSES // 4)
+    certain, right, accepted = [], [], []
+    for turn in range(4):  # every class has every size once
+        every = records_of(learned)
+        records = [ClassRecord.of(r.ids[:n], r.kept[:n]) for r, n in zip(every, np.roll(sizes, turn), strict=True)]
+        shares, familiar = model_of({f"{i:02}": r for i, r in enumerate(records)}).judge(tested.reshape(320, -1))
+        certain.append(shares.max(1))
+        right.append(shares.argmax(1) == np.arange(CLASSES).repeat(20))
+        accepted.append(familiar >= 0)
+    # 8 images of classes of two, and none of classes of one, are what the temperature can be fitted to
+    assert np.mean(certain) == pytest.approx(np.mean(right), abs=0.1)
+    assert 0.91 < np.mean(accepted) < 0.98
+
+
+@pytest.mark.parametrize(("classes", "images"), [(2, 5), (2, 20), (8, 5), (16, 10)])
+def test_the_threshold_holds_also_with_few_images(features, classes, images):
+    learned, tested = features
+    accepted = []
+    for start in range(0, CLASSES, classes):
+        for first in range(0, 20, images):
+            part = records_of(learned[start : start + classes, first : first + images])
+            model = model_of({f"{i:02}": r for i, r in enumerate(part)})
+            accepted.append(model.judge(tested[start : start + classes].reshape(20 * classes, -1))[1] >= 0)
+    assert 0.91 < np.mean(accepted) < 0.98
+
+
+def test_ten_right_answers_of_ten_do_not_make_the_next_one_certain(features):
+    learned, tested = features
+    models = [
+        model_of({"a": a, "b": b}) for a, *_, b in (records_of(learned[i : i + 2, :5]) for i in range(CLASSES - 1))
+    ]
+    perfect = [i for i, model in enumerate(models) if model.accuracy == 1.0]
+    assert perfect
+    for i in perfect:
+        assert 0.8 < np.median(models[i].judge(tested[i : i + 2].reshape(40, -1))[0].max(1)) < 0.995

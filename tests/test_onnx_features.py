@@ -15,9 +15,9 @@ from vqprompt.core.backbones.load import fingerprint, load_backbone, save_backbo
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.backbones.weights import Weights, read_weights
 from vqprompt.core.onnx.graph import Session
+from vqprompt.core.statistics.discriminant import probabilities
 from vqprompt.product.export.graph import add_answers
 from vqprompt.product.model.calibration import familiarity, solve
-from vqprompt.product.model.closed_form import probabilities
 from vqprompt.product.model.efforts import TRAINING, Trained
 from vqprompt.product.model.features import Features
 from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph, load

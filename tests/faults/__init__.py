@@ -19,6 +19,7 @@ from faults.configurations import try_configuration
 from faults.disk import try_disk
 from faults.images import try_image, try_thin_image
 from faults.kills import try_kill
+from faults.models import try_model
 from faults.readers import try_readers
 from faults.weights import try_weights
 
@@ -37,11 +38,15 @@ KINDS: dict[str, Fault] = {
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
+    "models": try_model,
 }
 
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 SHORT = {
     "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "command lines": 40,
     "early Ctrl-C": 12, "disk": 12, "images": 150, "thin images": 40, "archives": 60, "caches": 25, "weights": 60,
+    "models": 600,
 }  # fmt: skip
-LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000, "command lines": 1000, "early Ctrl-C": 1000}
+LONG = dict.fromkeys(KINDS, 2000) | {
+    "kills": 1520, "images": 10_000, "command lines": 1000, "early Ctrl-C": 1000, "models": 20_000,
+}  # fmt: skip

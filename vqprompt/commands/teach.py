@@ -14,9 +14,9 @@ import typer
 
 from vqprompt.commands.console import console, print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
-from vqprompt.commands.teaching_words import announce, as_dict, percent, progress_shown, tell
+from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell
 from vqprompt.core.errors import UserError
-from vqprompt.core.words import counted
+from vqprompt.core.words import counted, printable
 
 if TYPE_CHECKING:
     from vqprompt.product.model.model import Model
@@ -86,7 +86,7 @@ def learn(
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
-    from vqprompt.product.model.on_ray import classroom, parse_place
+    from vqprompt.product.model.on_ray import cluster, parse_place
 
     check_effort(effort)
     place, source = parse_place(on, gpus, workers), images if len(images) > 1 else images[0]
@@ -94,23 +94,23 @@ def learn(
         raise UserError("--on ray takes the classes from folders or shards; leave out --as, or --on")
     with files.locked(model):
         if model.exists():
-            taught = Model.load(model, device=device, backbone=backbone)
-            _check_size(model, taught, size)
+            changed = Model.load(model, device=device, backbone=backbone)
+            _check_size(model, changed, size)
         else:
-            taught = Model(backbone or "vit-s14", size=size, device=device)
-        elsewhere = nullcontext() if place is None else classroom(place, source, taught.backbone)
-        with elsewhere as where, progress_shown() as progress:
-            found = taught.learn(
+            changed = Model(backbone or "vit-s14", size=size, device=device)
+        computing = nullcontext() if place is None else cluster(place, source, changed.weights)
+        with computing as where, progress_shown() as progress:
+            taught = changed.learn(
                 source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
                 seed=seed, on_disk=not no_cache, announce=announce, progress=progress, where=where,
             )  # fmt: skip
-        if found.images:
-            taught.save(model, locked=True)
-    line = noticed(taught.knowledge.classes, {*found.new_classes, *found.grown_classes})
+        if taught.images:
+            changed.save(model, locked=True)
+    line = noticed(changed.knowledge.classes, {c.name for c in taught.classes})
     if as_json:
-        print_json({**as_dict(found), "noticed": line})
+        print_json({**taught.to_json(), "noticed": line})
     else:
-        tell(found, taught, model, line)
+        tell(taught, changed, model, line)
 
 
 def show(model: ModelPath, as_json: Json = False) -> None:
@@ -132,7 +132,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         table.add_column(heading, justify="left" if heading in ("class", "last taught") else "right")
     for c in found["classes"]:
         table.add_row(
-            escape(c["name"]), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
+            escape(printable(c["name"])), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
             c["taught"][-1][:10] if c["taught"] else "",
         )  # fmt: skip
     console.print(table)
@@ -156,7 +156,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     for event in found["history"]:
         what = f"{event['what']} {event.get('detail', '')}".strip()
         if "images" in event:
-            effort = f" at effort {event['effort']}" if "effort" in event else ""
+            effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
             what = f"learned {counted(event['images'], 'image')} of {counted(len(event['classes']), 'class')}{effort}"
         lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
     for line in lines:
@@ -181,7 +181,7 @@ def forget(
     model: ModelPath,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="A class of the model.")],
     for_good: Annotated[
-        bool, typer.Option("--for-good", help="Also delete all older versions, so that undo cannot bring it back.")
+        bool, typer.Option("--for-good", help="Also delete it from the history and from all earlier versions.")
     ] = False,
 ) -> None:
     """Remove a class, as if it had never been learned.
@@ -200,15 +200,25 @@ def forget(
         )
 
 
-def undo(model: ModelPath) -> None:
+def undo(
+    model: ModelPath,
+    steps: Annotated[int, typer.Option(min=1, help="How many changes to undo; `show` lists them.")] = 1,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="VERSION", help="Return to this version instead; see show --json.")
+    ] = None,
+) -> None:
     """Go back to the model before the last change.
 
     [bold]vqprompt undo garden.vqp[/bold]
     """
     with _changing(model) as changed:
-        what = changed.undo()
+        if to is None:
+            done = f"undone: {changed.undo(steps)}"
+        else:
+            changed.return_to(to)
+            done = f"returned to version {to}"
         left = len(changed.classes)
-    print_plain(f"undone: {what}; the model has {counted(left, 'class')} now")
+    print_plain(f"{done}; the model has {counted(left, 'class')} now")
 
 
 def cache(
@@ -247,7 +257,7 @@ def _changing(path: Path) -> Iterator[Model]:
 
 
 def _check_size(path: Path, model: Model, size: int | None) -> None:
-    known = model.show()["backbone"]["size"]
+    known = model.backbone.size
     if size is not None and size != known:
         raise UserError(
             f"{path}: this model looks at images of {known} px, and --size {size} is for new models; leave it out, "

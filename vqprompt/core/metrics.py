@@ -1,4 +1,4 @@
-"""The accuracy matrix A_ij and the numbers that are computed from it (the paper's appendix).
+"""The accuracy matrix A_ij and the numbers that are computed from it (the paper's appendix); calibration.
 
 `accuracy[i][j]` is the accuracy (in percent) on task i after learning task j; None where j < i, before task i was seen.
 """
@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 Matrix = Sequence[Sequence[float | None]]
 
@@ -51,3 +55,30 @@ def forgetting(accuracy: Matrix) -> float:
     """Mean of `forgetting_per_task`; 0 for a single task, because nothing came after it."""
     drops = forgetting_per_task(accuracy)
     return sum(drops) / len(drops) if drops else 0.0
+
+
+# ---------------------------------------------------------------------------------------------- calibration
+
+
+class ReliabilityBin(NamedTuple):
+    """Answers of about the same certainty: how many, their average certainty, and the share of them that was right."""
+
+    images: int
+    certainty: float
+    right: float
+
+
+def reliability(certainty: NDArray[Any], right: NDArray[Any], bins: int) -> tuple[ReliabilityBin, ...]:
+    """Answers by how certain they are, in `bins` intervals of equal width. certainty: [n], from 0 to 1. right: [n]."""
+    place = np.minimum((certainty * bins).astype(int), bins - 1)
+    counts, sums, hits = (np.bincount(place, weights, bins) for weights in (None, certainty, right))
+    middles = (np.arange(bins) + 0.5) / bins  # where there is no answer
+    averages = np.divide(sums, counts, out=middles, where=counts > 0)
+    shares = hits / np.maximum(counts, 1)
+    return tuple(ReliabilityBin(int(n), float(c), float(r)) for n, c, r in zip(counts, averages, shares, strict=True))
+
+
+def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
+    """Expected calibration error: how far certainty is from the share of right answers, on average; nan of none."""
+    total = sum(b.images for b in bins)
+    return sum(b.images * abs(b.certainty - b.right) for b in bins) / total if total else float("nan")

@@ -9,10 +9,10 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -174,7 +174,7 @@ def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]
 
 def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:
     """A config from the shapes; what the layout implies overrides them, and stated values override both."""
-    names = [field.name for field in fields(ViTConfig)]
+    names = [field.name for field in dataclasses.fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
     settings: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}

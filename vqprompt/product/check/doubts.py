@@ -15,13 +15,13 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from vqprompt.core.statistics.discriminant import Array, Basis, Groups, LeaveOneOut, best_temperature, probabilities
 from vqprompt.product.check.neighbours import nearest
-from vqprompt.product.model.calibration import shrunk
-from vqprompt.product.model.closed_form import probabilities
 
 NEIGHBOURS = 10  # or half the images of a typical class, if these are fewer
 # docs/trust.md says how well UNLIKELY, SUPPORT and FAR work on held-out training images
@@ -46,12 +46,12 @@ class Doubts:
     the row's images.
     """
 
-    probability: np.ndarray
-    rival: np.ndarray
-    support: np.ndarray
-    likelier: np.ndarray
-    distance: np.ndarray
-    mixed: np.ndarray
+    probability: Array
+    rival: Array
+    support: Array
+    likelier: Array
+    distance: Array
+    mixed: Array
 
     @property
     def unlikely(self) -> float:
@@ -59,89 +59,50 @@ class Doubts:
         return min(UNLIKELY / len(self.mixed), UNLIKELY_AT_MOST)
 
     @property
-    def mislabelled(self) -> np.ndarray:
+    def mislabelled(self) -> Array:
         return self.disputed(self.unlikely, SUPPORT)
 
-    def disputed(self, unlikely: float, support: float) -> np.ndarray:
+    def disputed(self, unlikely: float, support: float) -> Array:
         """Images whose label is less probable than `unlikely`, and has at most `support` of the neighbours' votes."""
         return (self.probability < unlikely) & (self.support <= support)
 
     @property
-    def strange(self) -> np.ndarray:
+    def strange(self) -> Array:
         return self.distance > FAR
 
 
-def find_doubts(features: np.ndarray, labels: np.ndarray, classes: int) -> Doubts:
+def find_doubts(features: Array, labels: Array, classes: int) -> Doubts:
     """features: [n, D]. labels: [n], from 0 to classes - 1. The only image of a class is not doubted."""
-    n = len(features)
+    n, width = features.shape
     x = features.astype(np.float64) - features.mean(0)
-    counts = np.bincount(labels, minlength=classes)
-    freedom = max(int(np.maximum(counts - 1, 0).sum()), 1)
-    shrinkage = x.shape[1] / (x.shape[1] + freedom)  # the fewer images, the less reliable is their covariance
-    z = x @ _whitening(x, labels, counts, freedom, shrinkage)
+    groups = Groups.of(x, labels, classes)
+    basis, counts = Basis.of(groups), groups.counts
+    shrinkage = width / (width + basis.freedom)  # the fewer images, the less reliable is their covariance
     scores = np.empty((n, classes), np.float32)
-    sums = _sums(z, labels, classes)
-    means = sums / np.maximum(counts, 1)[:, None]
-    half_norms = 0.5 * (means**2).sum(1)
-    for start in range(0, n, BLOCK):
-        part, own = z[start : start + BLOCK], labels[start : start + BLOCK]
-        n_own = counts[own]
-        offsets = part - means[own]
-        share = (1 - shrinkage) * n_own / np.maximum(n_own - 1, 1) / freedom  # of each image in the covariance
-        growth = share / np.maximum(1 - share * (offsets**2).sum(1), 0.05)
-        along, crossed = (part * offsets).sum(1), offsets @ means.T
-        block = part @ means.T - half_norms + growth[:, None] * crossed * (along[:, None] - 0.5 * crossed)
-        without = (sums[own] - part) / np.maximum(n_own - 1, 1)[:, None]
-        mine = (offsets * without).sum(1)
-        block[np.arange(len(part)), own] = (
-            (part * without).sum(1) - 0.5 * (without**2).sum(1) + growth * mine * (along - 0.5 * mine)
-        )
-        scores[start : start + BLOCK] = block
+    for part in _blocks(n):
+        scores[part] = LeaveOneOut(groups, basis, x[part], labels[part]).at(shrinkage).scores
     testable = counts[labels] > 1
     chosen = np.flatnonzero(testable)[:: max(1, testable.sum() // FITTED)]
-    temperature = _temperature(scores[chosen], labels[chosen]) if len(chosen) and classes > 1 else 1.0
+    temperature = best_temperature(scores[chosen], labels[chosen], wrong=WRONG) if len(chosen) and classes > 1 else 1.0
     probability, rival, likelier, mixed = np.ones(n), np.zeros(n), labels.copy(), np.zeros((classes, classes))
-    for start in range(0, n, BLOCK):
-        shares = probabilities(scores[start : start + BLOCK], temperature)
-        rows, own = np.arange(len(shares)), labels[start : start + BLOCK]
-        probability[start : start + BLOCK] = shares[rows, own]
-        np.add.at(mixed, (own, shares.argmax(1)), 1)
+    for part in _blocks(n):
+        shares = probabilities(scores[part], temperature)
+        rows, own, judged = np.arange(len(shares)), labels[part], testable[part]
+        probability[part] = np.where(judged, shares[rows, own], 1.0)
+        np.add.at(mixed, (own[judged], shares.argmax(1)[judged]), 1)
         shares[rows, own] = -1
-        likelier[start : start + BLOCK] = shares.argmax(1)
-        rival[start : start + BLOCK] = shares.max(1)
-    probability[~testable] = 1.0
-    support = _support(z, labels)
+        likelier[part], rival[part] = shares.argmax(1), shares.max(1)
+    support = _support(x @ basis.whitening(shrinkage), labels)
     support[~testable] = 1.0
     distance = _distances(features.astype(np.float64), labels, counts)
     return Doubts(probability, rival, support, likelier, distance, mixed / np.maximum(counts, 1)[:, None])
 
 
-def _temperature(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature under which the labels are most likely, assuming that one in twenty is random. Without this
-    assumption, a few wrong labels would lower every probability, and would no longer stand out."""
-    rows = np.arange(len(labels))
-
-    def loss(temperature: float) -> float:
-        own = probabilities(scores, temperature)[rows, labels]
-        return -float(np.log((1 - WRONG) * own + WRONG / scores.shape[1]).mean())
-
-    return float(min(np.geomspace(0.1, 1000, 41), key=loss))
+def _blocks(n: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, n, BLOCK))
 
 
-def _whitening(x: np.ndarray, labels: np.ndarray, counts: np.ndarray, freedom: int, shrinkage: float) -> np.ndarray:
-    """A matrix [D, D]. Features multiplied by it have variance 1 within a class, in every direction."""
-    offsets = x - (_sums(x, labels, len(counts)) / np.maximum(counts, 1)[:, None])[labels]
-    values, vectors = np.linalg.eigh(shrunk(offsets.T @ offsets / freedom, shrinkage))
-    return vectors / np.sqrt(np.maximum(values, 1e-12))
-
-
-def _sums(x: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    sums = np.zeros((classes, x.shape[1]))
-    np.add.at(sums, labels, x)
-    return sums
-
-
-def _support(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _support(z: Array, labels: Array) -> Array:
     """Share of the votes of each image's neighbours for its own label, weighted by similarity [n]."""
     rows = (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)).astype(np.float32)
     typical = int(np.median(np.bincount(labels)[labels]))
@@ -150,12 +111,14 @@ def _support(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return (weights * (labels[places] == labels[:, None])).sum(1) / np.maximum(weights.sum(1), 1e-12)
 
 
-def _distances(features: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _distances(features: Array, labels: Array, counts: Array) -> Array:
     """How far from its class each image is: robust standard deviations of the logarithm [n]; 0 in classes of fewer than
     three images."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     others = counts[labels] - 1
-    centers = (_sums(unit, labels, len(counts))[labels] - unit) / np.maximum(others, 1)[:, None]
+    sums = np.zeros((len(counts), unit.shape[1]))
+    np.add.at(sums, labels, unit)
+    centers = (sums[labels] - unit) / np.maximum(others, 1)[:, None]
     far = np.log(np.maximum(((unit - centers) ** 2).sum(1), 1e-12))
     judged = others >= 2
     if not judged.any():

@@ -15,11 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve, lstsq
 from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
+
+from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 
 
 class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -148,20 +149,12 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             covariance = np.tensordot(shares, self._scatter, 1)
         else:
             covariance = self._scatter[0] / total
-        width = len(covariance)
-        level = np.trace(covariance) / width
         self.shrinkage_ = _oas(covariance, total) if isinstance(self.shrinkage, str) else float(self.shrinkage)
-        if level <= 0:  # no class has two rows that differ: predict the nearest mean
-            self.covariance_ = np.eye(width)
-        else:
-            self.covariance_ = (1 - self.shrinkage_) * covariance + self.shrinkage_ * level * np.eye(width)
-        try:
-            self.coef_ = cho_solve(cho_factor(self.covariance_, lower=True), self.means_.T).T
-        except LinAlgError:
-            self.coef_ = lstsq(self.covariance_, self.means_.T)[0].T
+        self.covariance_ = shrunk(covariance, self.shrinkage_)  # if no class has two rows that differ: the unit matrix
+        self.coef_, offsets = solve_discriminant(self.covariance_, self.means_)
         with np.errstate(divide="ignore"):
             log_priors = np.log(self.priors_)
-        self.intercept_ = -0.5 * (self.means_ * self.coef_).sum(1) + np.where(seen, log_priors, -np.inf)
+        self.intercept_ = offsets + np.where(seen, log_priors, -np.inf)
 
     def _priors(self, seen: np.ndarray) -> np.ndarray:
         if self.priors is None:

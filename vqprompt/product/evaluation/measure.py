@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.metrics import ReliabilityBin, calibration_error, reliability
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.words import counted
 from vqprompt.product.model.model import Model
@@ -104,7 +105,7 @@ class Tested:
     broken: tuple[str, ...]
     confusion: np.ndarray
     per_class: tuple[PerClass, ...]
-    reliability: tuple[tuple[int, float, float], ...]
+    reliability: tuple[ReliabilityBin, ...]
     balanced_before: float | None = None
     notes: tuple[str, ...] = ()
     opened: dict[str, Callable[[], Any]] = field(default_factory=dict, repr=False)
@@ -140,8 +141,7 @@ class Tested:
 
     @property
     def calibration_error(self) -> float | None:
-        total = sum(n for n, _, _ in self.reliability)
-        return sum(n * abs(sure - right) for n, sure, right in self.reliability) / total if total else None
+        return calibration_error(self.reliability) if self.asked else None
 
     def mistakes(self) -> list[Mistake]:
         """Wrong answers, the most certain first."""
@@ -263,15 +263,9 @@ def _count(
     return found, confusion
 
 
-def _reliability(asked: list[Asked]) -> tuple[tuple[int, float, float], ...]:
-    sure = np.array([a.probability for a in asked])
+def _reliability(asked: list[Asked]) -> tuple[ReliabilityBin, ...]:
     right = np.array([a.best == a.label for a in asked], float)
-    bins = np.minimum((sure * BINS).astype(int), BINS - 1)
-    return tuple(
-        (int((bins == b).sum()), float(sure[bins == b].mean()), float(right[bins == b].mean())) if (bins == b).any()
-        else (0, (b + 0.5) / BINS, 0.0)
-        for b in range(BINS)
-    )  # fmt: skip
+    return reliability(np.array([a.probability for a in asked]), right, BINS)
 
 
 def _balanced(per_class: Sequence[PerClass]) -> float | None:

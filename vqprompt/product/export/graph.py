@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from vqprompt.core.onnx.graph import Graph
+from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.product.model.calibration import Background, Calibration
-from vqprompt.product.model.closed_form import Discriminant
 
 NEVER = -1e30  # a score that takes no part in a sum of exponentials
 

@@ -1,15 +1,15 @@
 """Reliable percentages, and which images are like no class.
 
 - One temperature divides the scores, so that of the answers given with 80 %, about 80 % are right. It is fitted to
-  images left out one at a time.
+  images left out one at a time, every class counting the same.
 - How familiar an image looks is a weighted sum of two numbers, each in units of its own spread over known images:
-  certainty, the negative entropy of the probabilities (low between classes), and nearness, the relative Mahalanobis
-  distance: how much nearer an image is to its class than to the average of all images (low far away from all classes).
-  Each misses what the other finds: with certainty alone, a bird is taken for a drawing; with nearness alone, an unknown
-  drawing is taken for a known one.
+  certainty, the negative entropy of the probabilities (low between classes), and nearness: how much nearer an image is
+  to its class than to a class that was never taught, which may be anywhere (low far away from all classes). Each misses
+  what the other finds: with certainty alone, a bird is taken for a drawing; with nearness alone, an unknown drawing is
+  taken for a known one.
 - The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
   docs/trust.md says how near). They are kept in a model's file, so that old files give the same answers.
-- The threshold accepts 95 % of known images.
+- The threshold accepts 95 % of known images, also if there are few.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vqprompt.product.model.closed_form import (
-    TESTED,
+from vqprompt.core.metrics import calibration_error, reliability
+from vqprompt.core.statistics.discriminant import (
+    Array,
     Basis,
     Discriminant,
     Groups,
     LeaveOneOut,
-    Trials,
+    Means,
     best_temperature,
-    choose_shrinkage,
-    of_classes,
+    join_modes,
     probabilities,
-    spread_evenly,
 )
+from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
 from vqprompt.product.model.records import ClassRecord
 
 ACCEPTED = 0.95  # share of known images that are not called unknown
@@ -41,27 +41,28 @@ LEAST_SPREAD = 0.05  # of certainty: if all known images are certain, 99 % must 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """How near images are to the average of all images, compared with how near they are to a class.
+    """How far images are from the center of all classes, as a class that was never taught would be.
 
-    matrix: [D, D]. vector: [D]. constant. `scores` gives xᵀ matrix x + vector x + constant.
+    Such a class is anywhere around the center, as far away as taught classes are, so the covariance of its images is
+    1 + ratio times the covariance within a class (see `Means`). The squared distance from it, less xᵀ Σ⁻¹ x, is
+    xᵀ matrix x + vector x + constant. matrix: [D, D]. vector: [D].
     """
 
-    matrix: np.ndarray
-    vector: np.ndarray
+    matrix: Array
+    vector: Array
     constant: float
 
     @classmethod
-    def of(cls, groups: Groups, basis: Basis, shrinkage: float) -> Background:
-        count = groups.kept_counts.sum()
-        center = groups.kept_sums.sum(0) / count
-        within = (basis.vectors / basis.shrunk(shrinkage)) @ basis.vectors.T
-        whole = np.linalg.inv(shrunk(groups.gram / count - np.outer(center, center), shrinkage))
+    def of(cls, basis: Basis, shrinkage: float, means: Means) -> Background:
+        scaled, share = basis.vectors / basis.shrunk(shrinkage), 1 / (1 + means.ratio)
+        center = scaled @ means.center  # times the inverse of the covariance
+        constant = share * float((means.center**2 / basis.shrunk(shrinkage)).sum())
         return cls(
-            (whole - within).astype(np.float32), (-2 * whole @ center).astype(np.float32),
-            float(center @ whole @ center),
+            ((share - 1) * (scaled @ basis.vectors.T)).astype(np.float32), (-2 * share * center).astype(np.float32),
+            constant,
         )  # fmt: skip
 
-    def scores(self, features: np.ndarray) -> np.ndarray:
+    def scores(self, features: Array) -> Array:
         x = features.astype(np.float32, copy=False)
         return ((x @ self.matrix) * x).sum(1) + x @ self.vector + self.constant
 
@@ -76,12 +77,9 @@ class Weighing:
     """
 
     certainty: str = "entropy"
-    nearness: float = 0.35
+    nearness: float = 1.0
     far: float = 4.0
     steep: float = 5.0
-
-
-OF_OLD_FILES = Weighing("largest", 0.35, 4.0, 5.0)  # these do not name their weighing
 
 
 @dataclass(frozen=True)
@@ -96,15 +94,7 @@ class Calibration:
     weighing: Weighing = field(default_factory=Weighing)
 
 
-def shrunk(covariance: np.ndarray, shrinkage: float) -> np.ndarray:
-    """The covariance, mixed with a multiple of the unit matrix that has the same average variance."""
-    level = np.trace(covariance) / len(covariance)
-    if level <= 0:  # all images alike
-        return np.eye(len(covariance))
-    return (1 - shrinkage) * covariance + (shrinkage * level) * np.eye(len(covariance))
-
-
-def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibration) -> np.ndarray:
+def familiarity(shares: Array, nearness: Array, calibration: Calibration) -> Array:
     """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]."""
     weighing = calibration.weighing
     (mean_certainty, spread_certainty), (mean_nearness, spread_nearness) = calibration.certainty, calibration.nearness
@@ -113,7 +103,7 @@ def familiarity(shares: np.ndarray, nearness: np.ndarray, calibration: Calibrati
     return certain + weighing.nearness * near + weighing.steep * np.minimum(near + weighing.far, 0)
 
 
-def certainty_of(shares: np.ndarray, kind: str) -> np.ndarray:
+def certainty_of(shares: Array, kind: str) -> Array:
     """Probabilities [n, C] to certainty [n]: the negative entropy, or the logarithm of the largest."""
     if kind == "largest":
         return np.log(np.maximum(shares.max(1), 1e-12))
@@ -128,50 +118,85 @@ class Solved:
     background: Background
     shrinkage: float
     calibration: Calibration
-    right: np.ndarray
-    tested: np.ndarray
+    right: Array
+    tested: Array
     calibration_error: tuple[float, float]  # without and with the temperature
 
 
-def solve(records: Sequence[ClassRecord], gram: np.ndarray) -> Solved:
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Images under classifiers that have not learned them. scores: [n, C]. nearness: [n]. classes: [n]. weights: [n],
+    so that every class counts the same. means: of all groups. distance: see `LeftOut`."""
+
+    scores: Array
+    nearness: Array
+    classes: Array
+    weights: Array
+    means: Means
+    distance: float
+
+    @classmethod
+    def of(cls, left_out: LeaveOneOut, shrinkage: float, classes: Array, weights: Array) -> Sample:
+        seen = left_out.at(shrinkage)
+        scores = join_modes(seen.scores, left_out.groups.owners)
+        nearness = seen.from_center / (1 + seen.means.ratio) - seen.norms + 2 * scores.max(1)
+        return cls(scores, nearness * left_out.stretch(shrinkage), classes, weights, seen.means, seen.distance)
+
+
+def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
     """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
-    groups = Groups.of(records, gram)
+    groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
     trials = Trials.of(records, spread_evenly(len(records), TESTED))
-    background = Background.of(groups, basis, shrinkage)
     right, tested = np.zeros(len(records), int), np.zeros(len(records), int)
     if not len(trials):  # one image per class: nothing can be left out
-        return Solved(
-            basis.discriminant(groups, shrinkage), background, shrinkage,
-            Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf), right, tested,
-            (np.nan, np.nan),
-        )  # fmt: skip
-    left_out = LeaveOneOut(groups, basis, trials).at(shrinkage)
-    scores = of_classes(left_out.scores, groups.owners)
-    temperature = best_temperature(scores, trials.classes, 20, np.float32) if len(records) > 1 else 1.0
-    shares = probabilities(scores, temperature)
-    rotated = trials.features @ basis.vectors
-    # the distance from the average of all other images; nearness then compares it with the distance from the class
-    from_all = background.scores(trials.features) + (rotated**2 / basis.shrunk(shrinkage)).sum(1)
-    count = groups.kept_counts.sum()
-    from_all = from_all / np.maximum(1 - (1 - shrinkage) / max(count - 1, 1) * from_all, 1e-3)
-    nearness = from_all - left_out.norms + 2 * scores.max(1)
-    hit = shares.argmax(1) == trials.classes
-    np.add.at(right, trials.classes, hit)
+        calibration = Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf)
+        background = Background.of(basis, shrinkage, basis.means(groups, shrinkage))
+        discriminant = basis.discriminant(groups, shrinkage)
+        return Solved(discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan))
     np.add.at(tested, trials.classes, 1)
-    certainty = certainty_of(shares, Weighing().certainty)
+    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
+    sample = Sample.of(left_out, shrinkage, trials.classes, 1 / tested[trials.classes])
+    np.add.at(right, trials.classes, sample.scores.argmax(1) == trials.classes)
+    calibration = _calibrate(sample)
+    before, after = (
+        calibration_error_of(probabilities(sample.scores, t), sample.classes) for t in (1.0, calibration.temperature)
+    )
+    discriminant = basis.discriminant(groups, shrinkage, sample.distance)
+    background = Background.of(basis, shrinkage, sample.means)
+    return Solved(discriminant, background, shrinkage, calibration, right, tested, (before, after))
+
+
+def _calibrate(sample: Sample) -> Calibration:
+    weights = sample.weights / sample.weights.sum()
+    temperature = best_temperature(sample.scores, sample.classes, weights) if sample.scores.shape[1] > 1 else 1.0
+    shares = probabilities(sample.scores, temperature)
+
+    def mean_and_spread(values: Array, least: float) -> tuple[float, float]:
+        mean = float(values @ weights)
+        return mean, max(float(np.sqrt((values - mean) ** 2 @ weights)), least)
+
     calibration = Calibration(
-        temperature, (float(certainty.mean()), max(float(certainty.std()), LEAST_SPREAD)),
-        (float(nearness.mean()), float(nearness.std()) or 1.0), 0.0,
+        temperature, mean_and_spread(certainty_of(shares, Weighing().certainty), LEAST_SPREAD),
+        mean_and_spread(sample.nearness, 1e-9), 0.0,
     )  # fmt: skip
-    threshold = float(np.quantile(familiarity(shares, nearness, calibration), 1 - ACCEPTED))
-    before = calibration_error(probabilities(scores, 1.0), trials.classes)
-    return Solved(
-        basis.discriminant(groups, shrinkage, left_out.distance), background, shrinkage,
-        replace(calibration, threshold=threshold), right, tested,
-        (before, calibration_error(shares, trials.classes)),
-    )  # fmt: skip
+    values = familiarity(shares, sample.nearness, calibration)
+    return replace(calibration, threshold=exceeded_by(values, weights, ACCEPTED))
+
+
+def exceeded_by(values: Array, weights: Array, share: float) -> float:
+    """The number that this share of further values will probably exceed. weights: of the values; 1 in all."""
+    from scipy.special import stdtrit
+
+    order, count = np.argsort(values, kind="stable"), 1 / float((weights**2).sum())
+    places = np.cumsum(weights[order]) * (count / (count + 1))  # a further value is below the i-th of n in i / (n + 1)
+    if 1 - share >= places[0]:
+        return float(np.interp(1 - share, places, values[order]))
+    # too few values: what a normal distribution with their mean and spread makes likely
+    mean = float(values @ weights)
+    spread = np.sqrt((values - mean) ** 2 @ weights * (count + 1) / (count - 1)) if count > 1 else 0.0
+    return float(min(values.min(), mean + stdtrit(max(count - 1, 1), 1 - share) * spread))
 
 
 def _temperature_untested(groups: Groups) -> float:
@@ -180,9 +205,6 @@ def _temperature_untested(groups: Groups) -> float:
     return max(float(means.var(0).sum()), 1e-6)
 
 
-def calibration_error(shares: np.ndarray, classes: np.ndarray) -> float:
-    """Expected calibration error: how far the largest probability is from the share of right answers, over 15 bins."""
-    largest, right = shares.max(1), shares.argmax(1) == classes
-    bins = np.minimum((largest * BINS).astype(int), BINS - 1)
-    gaps = [abs(largest[bins == b].mean() - right[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
-    return float(sum(gaps))
+def calibration_error_of(shares: Array, classes: Array) -> float:
+    """How far the largest of the probabilities [n, C] is from the share of right answers."""
+    return calibration_error(reliability(shares.max(1), shares.argmax(1) == classes, BINS))

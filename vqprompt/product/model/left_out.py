@@ -6,19 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vqprompt.product.model.closed_form import Basis, Groups, LeaveOneOut, Trials, of_classes
+from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
+from vqprompt.product.model.closed_form import Trials, groups_of
 from vqprompt.product.model.model import Model
 
 
 @dataclass(frozen=True, eq=False)
 class LeftOutAnswers:
-    """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.name_of`). labels,
+    """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.content_id`). labels,
     answers: [n], the class of each image and the class it is taken for, as positions in `classes`."""
 
     classes: tuple[str, ...]
-    images: np.ndarray
-    labels: np.ndarray
-    answers: np.ndarray
+    images: Array
+    labels: Array
+    answers: Array
 
     def confusion(self) -> dict[tuple[int, int], int]:
         """How often a class is taken for another, or for itself; pairs that never occur are absent."""
@@ -34,16 +35,16 @@ class LeftOutAnswers:
 
 def left_out_answers(model: Model) -> LeftOutAnswers:
     """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
-    stored = model._stored
+    known = model.knowledge
     empty = np.zeros(0, np.int64)
     no_answers = LeftOutAnswers(model.classes, empty.astype(np.uint64), empty, empty)
-    if stored is None or "shrinkage" not in stored.content.facts or len(model.classes) < 2:
+    if known.solution is None or len(known.classes) < 2:
         return no_answers
-    records = list(stored.content.classes.values())
-    groups = Groups.of(records, stored.gram)
+    records = list(known.classes.values())
+    groups = groups_of(records, known.solution.gram)
     trials = Trials.of(records, range(len(records)))
     if not len(trials):
         return no_answers
-    left_out = LeaveOneOut(groups, Basis.of(groups), trials).at(stored.content.facts["shrinkage"])
-    answers = of_classes(left_out.scores, groups.owners).argmax(1)
-    return LeftOutAnswers(model.classes, trials.names, trials.classes, answers)
+    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(known.solution.shrinkage)
+    answers = join_modes(left_out.scores, groups.owners).argmax(1)
+    return LeftOutAnswers(model.classes, trials.ids, trials.classes, answers)

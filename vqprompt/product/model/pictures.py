@@ -1,8 +1,8 @@
 """Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
 metadata, or Python lists.
 
-Nothing is decoded here. Pictures are named by their content (`name_of`). So a picture that is in two classes, or was
-learned before, is noticed before any work is done.
+Nothing is decoded here. Pictures are identified by their content (`content_id`). So a picture that is in two classes,
+or was learned before, is noticed before any work is done.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ Given = bytes | Image.Image | np.ndarray
 @dataclass(frozen=True)
 class Picture:
     """One image to learn. where: for messages. open: its bytes, or the image itself. decoded: its squashed pixels and
-    aspect ratio, if it was decoded before."""
+    aspect ratio, if it was decoded before. content_id: if it was computed before."""
 
     where: str
     label: str
     open: Callable[[], Given]
     decoded: Callable[[], tuple[np.ndarray, float]] | None = None
+    content_id: int | None = None
 
 
 def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
@@ -217,8 +218,8 @@ def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 # ---------------------------------------------------------------------------------------------- names
 
 
-def name_of(content: Given) -> int:
-    """Names a picture by what is in it: the first 8 bytes of a SHA-256 of its file, or of its pixels."""
+def content_id(content: Given) -> int:
+    """Identifies a picture by what is in it: the first 8 bytes of a SHA-256 of its file, or of its pixels."""
     if isinstance(content, bytes):
         digest = hashlib.sha256(content)
     else:

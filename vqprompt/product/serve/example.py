@@ -10,7 +10,7 @@ from PIL import Image
 
 from vqprompt.core.progress import Report, ignore
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.pictures import name_of
+from vqprompt.product.model.pictures import content_id
 from vqprompt.product.serve.gallery import Gallery, small_jpeg
 
 NAME = "drawings"
@@ -36,4 +36,4 @@ def make_example(path: Path, device: str = "auto", per_class: int = PER_CLASS, p
 def fill(gallery: Gallery, model: str, per_class: int = PER_CLASS) -> None:
     """The drawings are part of the package, so they can be shown."""
     for drawing, label in zip(*drawings(per_class), strict=True):
-        gallery.add(model, name_of(drawing), label, small_jpeg(Image.fromarray(drawing)))
+        gallery.add(model, content_id(drawing), label, small_jpeg(Image.fromarray(drawing)))

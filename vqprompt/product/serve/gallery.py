@@ -15,7 +15,7 @@ from PIL import Image
 
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.pictures import name_of
+from vqprompt.product.model.pictures import content_id
 
 SIDE = 96
 PER_TEACHING = 500
@@ -57,7 +57,7 @@ def thumbnails(images: Sequence[Path], labels: Sequence[str]) -> Iterator[tuple[
     for path, label in list(zip(images, labels, strict=True))[:PER_TEACHING]:
         try:
             content = path.read_bytes()
-            yield name_of(content), label, small_jpeg(decoding.decode(content, path.name, SIDE))
+            yield content_id(content), label, small_jpeg(decoding.decode(content, path.name, SIDE))
         except (UserError, OSError):
             continue
 

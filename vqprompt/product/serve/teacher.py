@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,11 @@ def teach(task: Task, tell: Tell, images: list[Path], labels: list[str], effort:
     from vqprompt.product.serve.gallery import thumbnails
 
     with _changing(task, tell) as (model, _, replace):
-        found = model.learn(images, labels, effort=effort, skip_broken=True, progress=tell)
+        taught = model.learn(images, labels, effort=effort, skip_broken=True, progress=tell)
         made = tuple(thumbnails(images, labels))
-        if found.images:
+        if taught.images:
             replace()
-    suffering = [{"name": n, "before": b, "now": a} for n, b, a in found.suffering]
-    return Report("done", result={**asdict(found), "suffering": suffering}, thumbnails=made)
+    return Report("done", result=taught.to_json(), thumbnails=made)
 
 
 def check(task: Task, tell: Tell, images: list[Path], labels: list[str]) -> Report:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics import Drift, Moving
+from vqprompt.core.statistics.discriminant import shrunk
 from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research.methods.base import (
     STATISTICS,
@@ -37,7 +39,7 @@ from vqprompt.research.methods.base import (
     scaled,
     symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, shrunk
+from vqprompt.research.training.rebalancing import Rebalancing
 
 LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
@@ -170,7 +172,8 @@ class MovingMemory(Method):
         if not isinstance(statistics, SharedGaussians) or drift.error is None:
             return 1.0
         covariance, classes = statistics.shared_covariance().double(), len(statistics.means)
-        precision = torch.linalg.inv(shrunk(covariance, self.options.rebalancing.shrinkage))
+        shrinkage = self.options.rebalancing.shrinkage
+        precision = torch.from_numpy(np.linalg.inv(shrunk(covariance.cpu().numpy(), shrinkage))).to(covariance)
         noise, doubt, added = (
             float((precision * part.double()).sum())
             for part in (covariance / statistics.images_per_class, statistics.doubt / classes, drift.error)

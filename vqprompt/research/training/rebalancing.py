@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
 from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
@@ -128,15 +130,9 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 
 @torch.no_grad()
 def _solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float) -> None:
-    """Linear discriminant: W = Σ⁻¹ μ, b = −½ μᵀ Σ⁻¹ μ, with one covariance for all classes."""
-    covariance = shrunk(statistics.class_covariance().double(), shrinkage)
-    means = statistics.class_means().double()
-    weight = torch.linalg.solve(covariance, means.T).T
-    head.weight.copy_(weight)
-    head.bias.copy_(-0.5 * (weight * means).sum(1))
-
-
-def shrunk(covariance: Tensor, shrinkage: float) -> Tensor:
-    """A covariance [D, D] that can be inverted: mixed with the identity, at its own mean variance."""
-    identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-    return (1 - shrinkage) * covariance + (shrinkage * covariance.diagonal().mean() + JITTER) * identity
+    """Linear discriminant with one covariance for all classes."""
+    covariance = shrunk(statistics.class_covariance().double().cpu().numpy(), shrinkage)
+    means = statistics.class_means().double().cpu().numpy()
+    weights, bias = solve_discriminant(covariance + JITTER * np.eye(len(covariance)), means)
+    head.weight.copy_(torch.from_numpy(weights))
+    head.bias.copy_(torch.from_numpy(bias))

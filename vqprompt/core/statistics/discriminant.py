@@ -1,0 +1,339 @@
+"""The linear discriminant with one covariance for all classes: solved from sums, not trained.
+
+What is notable about this implementation:
+- It needs few images: the covariance is shrunk towards its diagonal, the means of small classes towards the center.
+- Leaving out one image at a time is exact and cheap. The mean of a group and the common covariance without an image
+  follow from those with it by a rank-one update (the formula of Sherman and Morrison), so all images together cost
+  little more than one solve.
+- All of it is computed in the basis in which the covariance is diagonal, where any shrinkage is a division.
+- A class with several modes has a mean for each of them; its score is the log of the average of exp(score of a mode).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+PRIOR = 4  # images that the average variance counts as, when a dimension's own is estimated
+LEAST_RATIO = 0.02  # how far means differ at least, as a share of the spread within groups
+TEMPERATURES = (0.05, 1e5)
+
+
+def shrunk(covariance: Array, shrinkage: float) -> Array:
+    """The covariance [D, D], mixed with a multiple of the unit matrix that has the same average variance."""
+    identity = np.eye(len(covariance))
+    level = np.trace(covariance) / len(covariance)
+    if level <= 0:  # all images alike
+        return identity
+    return (1 - shrinkage) * covariance + (shrinkage * level) * identity
+
+
+def solve_discriminant(covariance: Array, means: Array) -> tuple[Array, Array]:
+    """W = μ Σ⁻¹ [C, D] and b = −½ μᵀ Σ⁻¹ μ [C], so that W x + b ranks classes by their distance from x."""
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve, lstsq
+
+    try:
+        weights = cho_solve(cho_factor(covariance, lower=True), means.T).T
+    except LinAlgError:
+        weights = lstsq(covariance, means.T)[0].T
+    return weights, -0.5 * (means * weights).sum(1)
+
+
+def join_modes(scores: Array, owners: Array) -> Array:
+    """Scores of modes [n, M] to scores of classes [n, C]: log of the average of exp. owners: [M], ascending."""
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    if len(starts) == len(owners):
+        return scores
+    best = np.maximum.reduceat(scores, starts, axis=1)
+    counts = np.diff(starts, append=len(owners))
+    with np.errstate(invalid="ignore"):  # a class none of whose modes has an image
+        shares = np.add.reduceat(np.exp(scores - np.repeat(best, counts, axis=1)), starts, axis=1)
+    return np.where(np.isfinite(best), best + np.log(np.maximum(shares, 1e-30) / counts), best)
+
+
+@dataclass(frozen=True, eq=False)
+class Discriminant:
+    """Scores of classes: `features @ weights.T + bias` per mode, then joined per class (see `join_modes`).
+
+    weights: [M, D]. bias: [M]. owners: [M], the class of each mode, ascending.
+    """
+
+    weights: Array
+    bias: Array
+    owners: Array
+
+    def scores(self, features: Array) -> Array:
+        """Features [n, D] to scores [n, classes]."""
+        return join_modes(features.astype(self.weights.dtype, copy=False) @ self.weights.T + self.bias, self.owners)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Sums over groups of images (the modes of all classes): what a discriminant is solved from.
+
+    owners: [M], the class of each group. sums, counts: [M, D], [M], over the images that means are computed from.
+    kept_sums, kept_counts: over the images that the covariance is computed from. gram: [D, D], the sum of their outer
+    products.
+    """
+
+    owners: Array
+    sums: Array
+    counts: Array
+    kept_sums: Array
+    kept_counts: Array
+    gram: Array
+
+    @classmethod
+    def of(cls, features: Array, labels: Array, classes: int) -> Groups:
+        """One group per class. features: [n, D]. labels: [n], from 0 to classes - 1."""
+        sums = np.zeros((classes, features.shape[1]))
+        np.add.at(sums, labels, features)
+        counts = np.bincount(labels, minlength=classes)
+        return cls(np.arange(classes), sums, counts, sums, counts, features.T @ features)
+
+    def covariance(self) -> Array:
+        """Within the groups [D, D]; the unit matrix where no group has two images."""
+        if not self.freedom:
+            return np.eye(len(self.gram))
+        roots = self.kept_sums / np.sqrt(np.maximum(self.kept_counts, 1))[:, None]
+        return (self.gram - roots.T @ roots) / self.freedom
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the covariance: all images, less one per group."""
+        return int(np.maximum(self.kept_counts - 1, 0).sum())
+
+    @property
+    def means(self) -> Array:
+        return self.sums / np.maximum(self.counts, 1)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Means of groups, and where they probably are: nearer to the center of all, the fewer images they come from.
+
+    The mean of n images is off by 1/n of the spread within a group. If true means differ by `ratio` of this spread, the
+    best estimate keeps n·ratio / (n·ratio + 1) of an offset from the center (James and Stein). Without this, a class of
+    few images is too far away from everything, also from its own images.
+
+    means: [M, D]. center: [D]. counts: [M].
+    """
+
+    means: Array
+    center: Array
+    counts: Array
+    ratio: float
+
+    def reliance(self, counts: Array) -> Array:
+        """The share of its offset that the mean of so many images keeps."""
+        return 1 / (1 + 1 / (np.maximum(counts, 1) * self.ratio))
+
+    @property
+    def shrunk(self) -> Array:
+        return self.center + self.reliance(self.counts)[:, None] * (self.means - self.center)
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Coordinates in which the covariance within groups is diagonal, whatever its shrinkage.
+
+    vectors: [D, D], features are multiplied by it. variances: [D], without shrinkage; 1 on average. freedom: degrees of
+    freedom of the covariance.
+
+    The covariance is shrunk towards its own diagonal, not towards a multiple of the unit matrix, because features vary
+    much more in some dimensions than in others.
+    """
+
+    vectors: Array
+    variances: Array
+    freedom: int
+
+    @classmethod
+    def of(cls, groups: Groups) -> Basis:
+        covariance, freedom = groups.covariance(), groups.freedom
+        diagonal, level = np.diag(covariance), np.trace(covariance) / len(covariance)
+        if level <= 0:  # all images alike
+            return cls(np.eye(len(covariance)), np.ones(len(covariance)), freedom)
+        # a variance from few images is unreliable itself, so it is mixed with the average one
+        scale = np.sqrt((freedom * diagonal + PRIOR * level) / (freedom + PRIOR))
+        variances, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
+        return cls(vectors / scale[:, None], np.maximum(variances, 0), freedom)
+
+    def shrunk(self, shrinkage: float) -> Array:
+        """Variances [D] of the covariance, mixed with its diagonal."""
+        return (1 - shrinkage) * self.variances + shrinkage
+
+    def whitening(self, shrinkage: float) -> Array:
+        """A matrix [D, D]. Features multiplied by it have variance 1 within a group, in every direction."""
+        return self.vectors / np.sqrt(np.maximum(self.shrunk(shrinkage), 1e-12))
+
+    def means(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Means:
+        """The means of groups in this basis. distance: see `LeftOut`; 0 if it is not known."""
+        means, present = groups.means @ self.vectors, groups.counts > 0
+        center, ratio = means[present].mean(0), np.inf
+        if distance > 0 and present.sum() > 1:
+            between = ((means[present] - center) ** 2 / self.shrunk(shrinkage)).sum() / (present.sum() - 1)
+            ratio = max(between / distance - (1 / groups.counts[present]).mean(), LEAST_RATIO)
+        return Means(means, center, groups.counts, ratio)
+
+    def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
+        """distance: see `LeftOut`."""
+        means = self.means(groups, shrinkage, distance).shrunk
+        scaled = means / self.shrunk(shrinkage)
+        bias = -0.5 * (scaled * means).sum(1)
+        return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), groups.owners)
+
+
+# ---------------------------------------------------------------------------------------------- leave one out
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """What classifiers answer about images that they have not learned.
+
+    scores: [n, groups]. norms: [n], xᵀ Σ⁻¹ x, with Σ without x. from_center: [n], the squared distance from the center
+    of all groups. means: of the groups. distance: the average squared distance of images from the true mean of their
+    group.
+    """
+
+    scores: Array
+    norms: Array
+    from_center: Array
+    means: Means
+    distance: float
+
+
+class LeaveOneOut:
+    """Each image under a classifier that has not learned it, for any shrinkage.
+
+    With r = x - mean, the covariance without x is the covariance with x minus a multiple of r rᵀ, so the formula of
+    Sherman and Morrison gives its inverse; the center of all means moves along r too. By how much means are shrunk
+    stays as it is with all images, and so does the diagonal that the covariance is shrunk to (but see `stretch`).
+
+    features: [n, D], of images that are in the groups. own: [n], the group of each. compared: which groups are scored;
+    all by default. precision: of what is computed per image; single is enough to choose a shrinkage.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        basis: Basis,
+        features: Array,
+        own: Array,
+        compared: Array | None = None,
+        precision: type[np.floating[Any]] = np.float64,
+    ) -> None:
+        self.groups, self.basis, self.precision, self.own = groups, basis, precision, own
+        self.compared = np.arange(len(groups.owners)) if compared is None else compared
+        self.column = np.full(len(groups.owners), -1)
+        self.column[self.compared] = np.arange(len(self.compared))
+        kept = groups.kept_counts[own]
+        self.raw_offsets = features - groups.kept_sums[own] / kept[:, None]
+        self.offsets = (self.raw_offsets @ basis.vectors).astype(precision)
+        self.x = (features @ basis.vectors).astype(precision)
+        self.several, self.longer = kept > 1, kept / np.maximum(kept - 1, 1)
+        self.others = groups.counts[own] - 1
+        self.mean = (groups.sums[own] - features) @ basis.vectors / np.maximum(self.others, 1)[:, None]
+
+    def at(self, shrinkage: float) -> LeftOut:
+        x, own, counts = self.x, self.own, self.groups.counts
+        variances, q, far, growth = self._without(shrinkage)
+        # the distance of images from the mean of their group without them, less the error of that mean
+        outside = ((far + growth * far**2) * self.longer)[self.several]
+        distance = float(outside.mean()) if len(outside) else 0.0
+        means = self.basis.means(self.groups, shrinkage, distance)
+        mu = means.shrunk[self.compared].astype(self.precision)
+        along, scaled = (q * x).sum(1), mu / variances
+        # the two large products, [n, M], in single precision; what they decide does not need more
+        crossed = (q.astype(np.float32) @ mu.T.astype(np.float32)).astype(np.float64)
+        scores = (x.astype(np.float32) @ scaled.T.astype(np.float32)).astype(np.float64)
+        scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (scaled * mu).sum(1)
+        # without x the center moves by `step` r, and with it every mean, as far as it does not rely on its own images
+        step = -1 / (np.maximum(self.others, 1) * (counts > 0).sum())
+        moving = 1 - means.reliance(counts[self.compared])
+        grown = (1 + growth * far) * step
+        scores += grown[:, None] * moving * (along[:, None] - crossed - 0.5 * (step * far)[:, None] * moving)
+        # its own group, whose mean is computed without it
+        center = means.center + step[:, None] * self.offsets
+        mine = center + means.reliance(self.others)[:, None] * (self.mean - center)
+        solved = mine / variances + (growth * (q * mine).sum(1))[:, None] * q
+        own_scores = np.where(self.others > 0, (solved * (x - 0.5 * mine)).sum(1), -np.inf)
+        scores[np.arange(len(x)), self.column[own]] = own_scores
+        norms = (x**2 / variances).sum(1) + growth * along**2
+        apart = x - center
+        from_center = (apart**2 / variances).sum(1) + growth * (q * apart).sum(1) ** 2
+        return LeftOut(scores, norms, from_center, means, distance)
+
+    def stretch(self, shrinkage: float) -> Array:
+        """By which factor squared distances grow if the diagonal, too, is computed without the image [n]: to first
+        order, from what its own squared offsets add to each variance. With few images this is more than a tenth."""
+        basis, freedom = self.basis, max(self.basis.freedom - 1, 1)
+        _, q, far, growth = self._without(shrinkage)
+        diagonal = 1 / (basis.vectors**2).sum(1)
+        added = self.longer[:, None] * self.raw_offsets**2
+        without = (diagonal * (basis.freedom + PRIOR) - added) / (freedom + PRIOR)
+        less = shrinkage * (diagonal * (basis.freedom / freedom) - without)
+        share = (less * (q @ basis.vectors.T) ** 2).sum(1) * (1 + growth * far) / np.maximum(far, 1e-12)
+        return 1 / (1 - np.clip(share, 0, 0.5))
+
+    def _without(self, shrinkage: float) -> tuple[Array, Array, Array, Array]:
+        """The variances [D]; with their inverse Σ⁻¹, q = Σ⁻¹ r [n, D] and rᵀ q [n]; and the factor g [n] that makes
+        Σ⁻¹ + g q qᵀ the inverse without the image."""
+        freedom = max(self.basis.freedom - 1, 1)
+        variances = (self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)).astype(self.precision)
+        q = self.offsets / variances
+        far = (q * self.offsets).sum(1)
+        share = (1 - shrinkage) * self.longer / freedom  # of r rᵀ in the covariance
+        return variances, q, far, share / np.maximum(1 - share * far, 1e-9)
+
+
+# ---------------------------------------------------------------------------------------------- probabilities
+
+
+def probabilities(scores: Array, temperature: float) -> Array:
+    """Scores [n, C] to probabilities."""
+    scaled = scores.astype(np.float64) / temperature
+    shares: Array = np.exp(scaled - scaled.max(1, keepdims=True))
+    return shares / shares.sum(1, keepdims=True)
+
+
+def brier(shares: Array, classes: Array) -> float:
+    """Average squared error of the probabilities (Brier score). A few confident mistakes do not dominate it."""
+    hits = shares[np.arange(len(classes)), classes]
+    return float(((shares**2).sum(1) - 2 * hits + 1).mean())
+
+
+def best_temperature(
+    scores: Array, classes: Array, weights: Array | None = None, wrong: float = 0.0, precision: float = 1e-3
+) -> float:
+    """The temperature that makes the true classes most likely.
+
+    As if one image more had been taken for its strongest rival: otherwise ten right answers out of ten would make every
+    further one certain. weights: of the images [n]. wrong: the share of classes that are wrong themselves; otherwise a
+    few wrong labels would lower every probability. precision: of the temperature's logarithm.
+    """
+    from scipy.optimize import minimize_scalar
+
+    weights = np.full(len(scores), 1 / len(scores)) if weights is None else weights / weights.sum()
+    one_more = float((weights**2).sum())  # 1 / n, if all weights are the same
+    scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
+    rows = np.arange(len(classes))
+    own, others = scores[rows, classes], scores.copy()
+    others[rows, classes] = -np.inf
+    rival = others.max(1)
+
+    def loss(log_temperature: float) -> float:
+        cold = np.float32(np.exp(-log_temperature))
+        total = np.log(np.exp(scores * cold).sum(1))
+        log_share = own * cold - total
+        if wrong:
+            log_share = np.log((1 - wrong) * np.exp(log_share) + wrong / scores.shape[1])
+        return -float(weights @ (log_share + one_more * (rival * cold - total)))
+
+    found = minimize_scalar(loss, bounds=tuple(np.log(TEMPERATURES)), method="bounded", options={"xatol": precision})
+    return float(np.exp(found.x))
