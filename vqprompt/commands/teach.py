@@ -181,18 +181,29 @@ def forget(
     model: ModelPath,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="A class of the model.")],
     for_good: Annotated[
-        bool, typer.Option("--for-good", help="Also delete it from the history and from all earlier versions.")
+        bool,
+        typer.Option(
+            "--for-good", help="Also delete everything that is kept of it: older versions, its name, file names."
+        ),
     ] = False,
 ) -> None:
     """Remove a class, as if it had never been learned.
 
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
+    from vqprompt.product.model.erase import erase_class
+
+    notes: list[str] = []
     with _changing(model) as changed:
-        changed.forget(name, for_good=for_good)
+        if for_good:
+            notes = erase_class(changed, name)
+        else:
+            changed.forget(name)
         left, accuracy, effort = len(changed.classes), changed.accuracy, changed.effort
     are = "is" if left == 1 else "are"
     print_plain(f"{name} is forgotten; {counted(left, 'class')} {are} left, accuracy {percent(accuracy)}")
+    for note in notes:
+        print_plain(f"note: {note}")
     if effort != "instant":
         print_plain(
             "note: what the model remembered of this class is deleted, but the network was trained with it and stays "

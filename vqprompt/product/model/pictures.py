@@ -63,11 +63,13 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path)
-    images = (
+    images: list[Any] = (
         [source]
         if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]
     )
+    if images and all(isinstance(image, Picture) for image in images):
+        return images, []
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
     if (
         paths

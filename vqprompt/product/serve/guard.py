@@ -13,13 +13,15 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
+
 from vqprompt.core.errors import UserError
+from vqprompt.product.serve.errors import error_body
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 
@@ -33,6 +35,7 @@ SHORTEST_TOKEN = 12
 OPEN = ("/", "/docs", "/v2/health/live", "/v2/health/ready")  # without a token: pages without data, and probes
 OPEN_FOLDER = "/static/"
 SAFE = ("GET", "HEAD", "OPTIONS")
+JSON_BYTES = 1_000_000  # of a body that describes a change
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
@@ -69,13 +72,17 @@ def check_token(host: str, token: str | None) -> None:
 
 
 class Guard:
-    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any."""
+    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any. behind:
+    names under which a proxy offers it."""
 
     def __init__(
-        self, app: App, limits: Limits, metrics: Metrics, token: str | None = None, hosts: frozenset[str] | None = None
-    ) -> None:
-        self.app, self.limits, self.metrics, self.hosts = app, limits, metrics, hosts
+        self, app: App, limits: Limits, metrics: Metrics, token: str | None = None,
+        hosts: frozenset[str] | None = None, behind: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.hosts, self.behind = None if hosts is None else hosts | behind, behind
         self._token = None if token is None else _digest(token)
+        self._arriving = _Arriving(limits.receiving_mb * 1e6)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,7 +90,7 @@ class Guard:
                 await self.app(scope, receive, send)
             return  # no web sockets here
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        body = _Body(receive, self._most_bytes(scope), self.limits.body_seconds)
+        most = self._most_bytes(scope, headers)
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -95,30 +102,34 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
-        refusal = self._refusal(scope, headers)
+        refusal = self._refusal(scope, headers, most)
         if refusal is not None:
             await _refuse(reply, *refusal)
             return
-        held = _Held(reply, body)
-        with suppress(_BodyRefused):
-            await self.app(scope, body, held)
+        with _Body(receive, most, self.limits.body_seconds, self._arriving) as body:
+            held = _Held(reply, body)
+            with suppress(_BodyRefused, ClientDisconnect):
+                await self.app(scope, body, held)
         if body.refused is not None and not held.started:
             await _refuse(reply, body.refused.status, body.refused.message, {"connection": "close"})
 
-    def _most_bytes(self, scope: Scope) -> int:
-        upload = scope["path"].endswith(("/teach", "/uploads"))
-        return int((self.limits.upload_mb if upload else self.limits.image_mb) * 1e6)
+    def _most_bytes(self, scope: Scope, headers: dict[str, str]) -> int:
+        if headers.get("content-type", "").startswith("multipart/") and scope["path"].endswith(("/teach", "/uploads")):
+            return int(self.limits.upload_mb * 1e6)
+        return int(self.limits.image_mb * 1e6) if scope["path"].endswith(("/predict", "/infer")) else JSON_BYTES
 
-    def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str, dict[str, str]] | None:
+    def _refusal(self, scope: Scope, headers: dict[str, str], most: int) -> tuple[int, str, dict[str, str]] | None:
         """Status, message and headers of an answer that says no; None if the request may pass."""
         path, host = scope["path"], headers.get("host", "")
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            return 400, "the request has several Host headers; send one", {}
         if self.hosts is not None and _name(host) not in self.hosts:
-            return 421, f"this server is not called {host[:100]!r}; use the address that it printed", {}
+            advice = "use the address that it printed, or start it with --allow-host"
+            return 421, f"this server is not called {host[:100]!r}; {advice}", {}
         page = path in OPEN or path.startswith(OPEN_FOLDER)
         if not (page and scope["method"] in SAFE):
             site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
-            foreign = origin is not None and urlsplit(origin).netloc != host
-            if site not in ("same-origin", "none") or foreign:
+            if site not in ("same-origin", "none") or (origin is not None and self._is_foreign(origin, host)):
                 return 403, "requests from pages of other sites are refused", {}
             if self._token is not None and not self._knows(headers):
                 return 401, "the token is missing or wrong; send it as Authorization: Bearer TOKEN", {
@@ -127,15 +138,26 @@ class Guard:
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             return 415, f"compressed bodies ({encoding[:20]}) are not accepted; send the body without compression", {}
-        length, most = headers.get("content-length", "0"), self._most_bytes(scope)
-        if not length.isdecimal() or int(length) > most:
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 15 or int(length) > most:
             return 413, _too_large(most), {"connection": "close"}
         return None
+
+    def _is_foreign(self, origin: str, host: str) -> bool:
+        address = origin.partition("://")[2]
+        return address != host and _name(address) not in self.behind
 
     def _knows(self, headers: dict[str, str]) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         assert self._token is not None
         return hmac.compare_digest(_digest(given.strip()), self._token) and scheme.lower() == "bearer"
+
+
+class _Arriving:
+    """Bytes of all bodies that are on their way or being answered. They count when they arrive, not when announced."""
+
+    def __init__(self, most: float) -> None:
+        self.most, self.now = most, 0
 
 
 class _BodyRefused(Exception):
@@ -148,11 +170,17 @@ class _Body:
 
     ALLOWANCE = 16e6  # bytes that must arrive within the given seconds; larger bodies get more time
 
-    def __init__(self, receive: Receive, most: int, seconds: float) -> None:
-        self._receive, self._most, self._seconds = receive, most, seconds
+    def __init__(self, receive: Receive, most: int, seconds: float, arriving: _Arriving) -> None:
+        self._receive, self._most, self._seconds, self._arriving = receive, most, seconds, arriving
         self._read, self._over = 0, False
         self.refused: _BodyRefused | None = None
         self._started: float | None = None
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._arriving.now -= self._read
 
     async def __call__(self) -> Message:
         if self.refused is not None:
@@ -170,9 +198,13 @@ class _Body:
             raise self.refused from None
         if message["type"] == "http.request":
             self._read += len(message.get("body", b""))
+            self._arriving.now += len(message.get("body", b""))
             self._over = not message.get("more_body", False)
             if self._read > self._most:
                 self.refused = _BodyRefused(413, _too_large(self._most))
+            elif self._arriving.now > self._arriving.most:
+                self.refused = _BodyRefused(429, "too much is being sent at the same time; try again later")
+            if self.refused is not None:
                 raise self.refused
         else:
             self._over = True
@@ -196,7 +228,7 @@ def _too_large(most: int) -> str:
 
 
 async def _refuse(send: Send, status: int, message: str, headers: dict[str, str]) -> None:
-    body = json.dumps({"error": message}).encode()
+    body = error_body(message)
     sent = {"content-type": "application/json", "content-length": str(len(body)), **headers}
     await send(
         {
