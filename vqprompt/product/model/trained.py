@@ -30,6 +30,7 @@ from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.moving import MovingMemory
+from vqprompt.research.migration import EARLIER_OPTIONS
 from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
@@ -116,7 +117,7 @@ def train(
     to where they were."""
     settings, config = TRAINING[effort], plain.vit.config
     tokens = joined_blocks(plain.vit)
-    options = {**MovingMemory.before, "statistics": False, "class_tokens": tokens, **settings.options}
+    options = {**EARLIER_OPTIONS[settings.method], "statistics": False, "class_tokens": tokens, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
         plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
@@ -158,7 +159,7 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
     try:
-        options = kind.Options(**{**MovingMemory.before, **trained.options})
+        options = kind.Options(**{**EARLIER_OPTIONS.get(trained.method, {}), **trained.options})
     except ValidationError as error:
         raise UserError(explain(error, "what was trained has options that are not possible")) from None
     method: Any = kind(vit, options, 1).to(vit.cls_token.device)
