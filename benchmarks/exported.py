@@ -45,7 +45,7 @@ def main() -> None:
         sessions = {name: open_session(path, threads=1) for name, path in paths.items()}
         sizes = {name: path.stat().st_size / 1e6 for name, path in paths.items()}
     shares, familiar = model.judge(model.embed(images))
-    given = prepared(list(images), model.extractor.side)
+    given = prepared(list(images), model.network.side)
     print(f"{len(images)} test drawings, {len(model.classes)} classes, {arguments.size} px")
     print(f"PyTorch: accuracy {(shares.argmax(1) == labels).mean():.1%}")
     for name, session in sessions.items():
@@ -80,7 +80,7 @@ def run(session: Any, given: dict[str, np.ndarray], batch: int) -> tuple[np.ndar
 
 
 def torch_forward(model: Model, given: dict[str, np.ndarray], batch: int) -> None:
-    features = model.extractor
+    features = model.network
     for i in range(0, len(given["aspect"]), batch):
         pixels = given["image"][i : i + batch].transpose(0, 3, 1, 2)
         model.judge(features._forward(pixels, given["aspect"][i : i + batch].tolist()))

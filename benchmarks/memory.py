@@ -80,12 +80,12 @@ def on_ray(shards: str, weights: str, workers: str) -> None:
     import ray
 
     from vqprompt.product.model.model import Model
-    from vqprompt.product.model.on_ray import Place, classroom
+    from vqprompt.product.model.on_ray import Place, cluster
 
     ray.init("local", num_cpus=int(workers), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for name in ("warm", shards):
         source = str(Path(shards).with_name("warm")) if name == "warm" else shards
-        with classroom(Place(workers=int(workers)), source, weights) as where:
+        with cluster(Place(workers=int(workers)), source, weights) as where:
             started = time.perf_counter()
             Model(weights, device="cpu").learn(source, where=where)
     print(json.dumps({"seconds": time.perf_counter() - started}))

@@ -101,7 +101,7 @@ def warm(size: int, home: Path) -> dict[str, float]:
     model = Model.load(home / "m.vqp")
     photo = home / "photos" / "class 000" / "0.jpg"
     model.predict(photo)
-    vit = model.extractor.vit
+    vit = model.network.vit
     blank = torch.randn(1, 3, size, size)
     bare, asked = [], []
     with torch.inference_mode():
@@ -121,11 +121,8 @@ def warm(size: int, home: Path) -> dict[str, float]:
 
 def one_more_class(home: Path) -> dict[str, float]:
     """The whole command, and everything but start-up and forward passes: records, solving, measuring, writing."""
-    from vqprompt.product.model import file as files
-    from vqprompt.product.model.file import Backbone, Content, Stored
     from vqprompt.product.model.model import Model
-    from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
-    from vqprompt.product.model.solving import solved
+    from vqprompt.product.model.records import ClassRecord, to_fixed_point
 
     rng = np.random.default_rng(0)
     width = 768
@@ -136,25 +133,17 @@ def one_more_class(home: Path) -> dict[str, float]:
         features = center + rng.normal(size=(20, width)) @ mix
         return ClassRecord.of(np.arange(20, dtype=np.uint64) + np.uint64(100 * number), to_fixed_point(features))
 
-    blank = Model(size=224, device="cpu")
-    _ = blank.extractor
-    assert blank._stored is not None
-    backbone: Backbone = blank._stored.backbone
+    backbone = Model(size=224, device="cpu").backbone
     photos = photographs(home / "one more", 1, 20, 400, start=5000)
     found: dict[str, float] = {}
     for classes in (10, 1000):
-        records = {f"class {i:04}": record(i) for i in range(classes)}
-        gram = sum(gram_of(r) for r in records.values())
-        event = ({"date": "2026-01-01", "what": "learned", "classes": {}, "images": 0},)
-        stored = Stored(backbone, solved(Content(records, event), gram), gram)
         path = home / f"{classes}.vqp"
-        files.write(path, stored)
+        Model.from_records(backbone, {f"class {i:04}": record(i) for i in range(classes)}).save(path)
         times = []
         for i in range(3):
             started = time.perf_counter()
             model = Model.load(path)
-            new = {**model.knowledge.classes, f"new {i}": record(2000 + i)}
-            model._change(new, (*model.history, event[0]), True)
+            model.learn_records({f"new {i}": record(2000 + i)})
             model.save()
             times.append(time.perf_counter() - started)
         found[f"one more class at {classes}, s without forward passes"] = float(np.median(times))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,17 +19,38 @@ from conftest import command_environment
 from drawings import write_drawings
 
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import New
-from vqprompt.product.serve.server import Settings, open_server
+from vqprompt.product.serve.models import ModelDefaults
+from vqprompt.product.serve.server import Server, Settings, open_server
 
 SIZE = 28
 
 
 class Client:
-    """Requests to a server; `teach` and `change` wait for the job and return it."""
+    """Requests to a server; `teach` and `change` wait for the job and return it. server: if it is in this process."""
 
-    def __init__(self, url: str, model: str = "m") -> None:
-        self.url, self.model, self.session = url.rstrip("/"), model, requests.Session()
+    def __init__(self, url: str, model: str = "m", server: Server | None = None) -> None:
+        self.url, self.model, self.session, self._server = url.rstrip("/"), model, requests.Session(), server
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+    def connect(self, data: bytes = b"", receive_buffer: int | None = None) -> socket.socket:
+        """A connection of its own, over which `data` is sent. receive_buffer: bytes that it takes without reading."""
+        host, port = self.url.removeprefix("http://").split(":")
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(300)
+        connection.connect((host, int(port)))
+        connection.sendall(data)
+        return connection
+
+    @property
+    def head(self) -> str:
+        """What comes after the first line of every request."""
+        return f"HTTP/1.1\r\nHost: {self.url.removeprefix('http://')}\r\n"
 
     def get(self, path: str, **more: Any) -> requests.Response:
         return self.session.get(self.url + path, timeout=120, **more)
@@ -67,18 +89,22 @@ class Client:
 
 
 @contextmanager
-def serving(model: Path | None, token: str | None = None, example: bool = False, **limits: float) -> Iterator[Client]:
+def serving(
+    model: Path | None, token: str | None = None, example: bool = False, allow_hosts: tuple[str, ...] = (),
+    **limits: float,
+) -> Iterator[Client]:  # fmt: skip
     """A server in a thread of this process."""
     settings = Settings(
-        model, port=0, token=token, example=example, limits=Limits(**limits), new=New(size=SIZE, device="cpu")
-    )
+        model, port=0, token=token, example=example, limits=Limits(**limits),
+        defaults=ModelDefaults(size=SIZE, device="cpu"), allow_hosts=allow_hosts,
+    )  # fmt: skip
     up = threading.Event()
     server = open_server(settings, lambda text: None, lambda url: up.set())
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         assert up.wait(300)
-        yield Client(server.url, "" if model is None else model.stem)
+        yield Client(server.url, "" if model is None else model.stem, server)
     finally:
         server.should_exit = True
         server.state.closing = True

@@ -2,8 +2,11 @@
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
+import re
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -12,10 +15,11 @@ import numpy as np
 import pytest
 from test_images import encoded, fill, picture, zip_of
 
-from vqprompt.core.data.archives import open_files
+from vqprompt.core.data.archives import count_listed, open_files
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import ImageError
+from vqprompt.core.files import sha256_of
 from vqprompt.research.datasets import open_dataset
 
 SIDE = 16
@@ -168,6 +172,16 @@ class TestDamage:
         assert len(Source(tmp_path / f"x.tar.{suffix}").entries) == 10
 
 
+@pytest.mark.parametrize(("count", "comment"), [(3, b""), (3, b"a comment"), (70_000, b"")])
+def test_the_private_part_of_zipfile_that_is_used_counts_files(count, comment):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.comment = comment
+        for number in range(count):
+            archive.writestr(str(number), b"")
+    assert count_listed(packed) == count  # above 65,535 files, the number is in a record of its own (zip64)
+
+
 class TestContent:
     def test_zips_that_differ_in_content_alone(self, tmp_path):
         """Equal names, sizes and (forged) checksums."""
@@ -193,31 +207,55 @@ class TestContent:
         assert before[0].fingerprint != before[1].fingerprint
         assert not np.array_equal(before[0].pixels, before[1].pixels)
 
-    def test_a_hash_is_remembered_while_nothing_changes(self, tmp_path, home, monkeypatch):
-        from vqprompt.core.data import content
+    @pytest.fixture
+    def hashed(self, monkeypatch):
+        """Counts how often a file is hashed; files may be as new as they are here."""
+        from vqprompt.core.data import archives, content
 
-        folder = fill(tmp_path / "files", count=2)
+        count = []
+
+        class Counting:
+            @staticmethod
+            def sha256(data=b""):
+                count.append(len(data))
+                return hashlib.sha256(data)
+
         monkeypatch.setattr(content, "TICK", -1.0)
-        first = Source(folder)
-        monkeypatch.setattr(content, "sha256_of", lambda file: pytest.fail("it was read again"))
-        assert Source(folder).entries == first.entries
+        monkeypatch.setattr(content, "sha256_of", lambda file: [count.append(file), sha256_of(file)][1])
+        monkeypatch.setattr(archives, "hashlib", Counting)
+        return count
 
-    def test_a_damaged_memory_of_hashes_is_not_believed(self, tmp_path, home, monkeypatch):
-        from vqprompt.core.data import content
-
+    def test_a_file_is_hashed_once_on_its_way_into_a_store_and_never_again(self, tmp_path, home, hashed):
         folder = fill(tmp_path / "files", count=2)
-        monkeypatch.setattr(content, "TICK", -1.0)
-        first = Source(folder)
+        first = build_store(Source(folder), SIDE)
+        assert len(hashed) == 4 and all(file.suffix == ".json" for file in (home / "hashes").iterdir())
+        shutil.rmtree(home / "images")
+        assert build_store(Source(folder), SIDE).fingerprint == first.fingerprint and len(hashed) == 4
+
+    def test_what_is_remembered_has_no_names_and_is_private(self, tmp_path, home, hashed):
+        build_store(Source(fill(tmp_path / "files", count=2)), SIDE)
+        (index,) = (home / "hashes").iterdir()
+        assert not re.search(rb"cat|dog|bmp|png", index.read_bytes())
+        for path in home.rglob("*"):
+            assert path.stat().st_mode & 0o077 == 0 and not re.search("cat|dog|bmp|png", path.name)
+
+    def test_a_damaged_memory_of_hashes_is_not_believed(self, tmp_path, home, hashed):
+        folder = fill(tmp_path / "files", count=2)
+        first = Source(folder).key
         (index,) = (home / "hashes").iterdir()
         data = bytearray(index.read_bytes())
         data[20] ^= 1
         index.write_bytes(data)
         with pytest.warns(UserWarning, match=r"damaged .wrong checksum. and is made again"):
-            assert Source(folder).entries == first.entries
+            assert Source(folder).key == first and len(hashed) == 8
 
-    def test_a_file_that_changes_between_listing_and_reading(self, tmp_path):
-        folder = fill(tmp_path / "files", count=2)
-        source = Source(folder)
-        picture(colour=(1, 2, 3)).save(folder / "cat" / "0.png")
+    @pytest.mark.parametrize("new", [True, False])
+    def test_a_file_that_changes_between_hashing_and_reading(self, tmp_path, monkeypatch, new):
+        from vqprompt.core.data import content
+
+        monkeypatch.setattr(content, "TICK", 1000.0 if new else -1.0)
+        source = Source(fill(tmp_path / "files", count=2))
+        assert source.key
+        picture(colour=(1, 2, 3)).save(tmp_path / "files" / "cat" / "0.png")
         with pytest.raises(ImageError, match=r"cat/0.png: cannot be read .it changed while it was being read"):
             build_store(source, SIDE)

@@ -26,8 +26,8 @@ from vqprompt.research.paper.charts import make_charts
 from vqprompt.research.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.numbers import NUMBERS, Quoted
 from vqprompt.research.paper.parameters import prompt_configurations
-from vqprompt.research.paper.pool import Advanced, adopt, run_all, split_done
-from vqprompt.research.paper.results import differences, make_rows, read_runs
+from vqprompt.research.paper.pool import Advanced, LocalExecutor, adopt, split_done
+from vqprompt.research.paper.table_rows import differences, make_rows, read_runs
 from vqprompt.research.paper.tables import Table
 from vqprompt.research.results.config import flatten
 from vqprompt.research.runs import runner as runs
@@ -465,7 +465,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
             for child in active_children():
                 os.kill(child.pid, signal.SIGKILL)
 
-    failed = run_all(todo, tmp_path, 1, kill)
+    failed = LocalExecutor(1).run(todo, tmp_path, kill)
     assert list(failed) == [killed.name, blocked.name]
     assert "ended with status -9" in failed[killed.name] and "other settings" in failed[blocked.name]
     seconds = json.loads((tmp_path / interrupted.name / "metrics.json").read_text())["task_seconds"]
@@ -497,7 +497,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
 def test_runs_that_share_queries_end_as_runs_alone_do(tmp_path, tiny):
     changes = {**tiny, "tasks": [2, 2], "augment": "crop"}
     todo = plan(smaller(CUB), ["linear", "vq-prompt", "hide-prompt"], [1], changes)
-    assert run_all(todo, tmp_path / "shared", 1, lambda run, event: None) == {}
+    assert LocalExecutor(1).run(todo, tmp_path / "shared", lambda run, event: None) == {}
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["cub200-small"], "what they shared is gone"
     for run in todo:
         alone = runs.run(run.config, tmp_path / "alone" / run.name, report=False)
@@ -536,7 +536,7 @@ def test_every_table_small_end_to_end(tmp_path, tiny):
     for grid in grids:
         runs_of_grid = plan(replace(grid, seeds=(1,)), changes=changes)
         todo += runs_of_grid[:: 3 if len(runs_of_grid) > 4 else 1]
-    assert run_all(todo, tmp_path, 1, lambda run, event: None) == {}
+    assert LocalExecutor(1).run(todo, tmp_path, lambda run, event: None) == {}
     found = read_runs(tmp_path)
     assert len(found) == len(todo)
     for grid in grids:

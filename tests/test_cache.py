@@ -3,20 +3,31 @@
 import errno
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import command_environment
 from test_images import fill
 
-from vqprompt.core import files
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import UserError, WriteError
 from vqprompt.core.files import (
+    InUseError,
+    atomic,
+    cache,
     keep_array,
     load_array,
+    lock_file,
     lock_folder,
+    read_regular,
     replacing,
     save_array,
     save_tensors,
@@ -73,14 +84,8 @@ class TestArrays:
         with pytest.warns(UserWarning, match=r"a\.npy: the cached file .* is made again"):
             assert load_array(path) is None
 
-    def test_a_file_of_an_earlier_version_is_made_again_in_silence(self, tmp_path):
-        np.save(tmp_path / "a.npy", ARRAY)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert load_array(tmp_path / "a.npy") is None
-
     def test_a_large_one_in_several_pieces(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(files, "PIECE", 100)
+        monkeypatch.setattr(cache, "PIECE", 100)
         save_array(tmp_path / "a.npy", ARRAY)
         assert np.array_equal(load_array(tmp_path / "a.npy"), ARRAY)
         flip(tmp_path / "a.npy", 1500)
@@ -199,8 +204,8 @@ class TestWriting:
 
     def test_partial_files_of_killed_processes_go(self, tmp_path):
         dead = 2**22 + 12345  # above the largest process number
-        stale = tmp_path / f".a.json.{files.HOST}.{dead}.0.partial"
-        alive = tmp_path / f".a.json.{files.HOST}.{os.getpid()}.0.partial"
+        stale = tmp_path / f".a.json.{atomic.HOST}.{dead}.0.partial"
+        alive = tmp_path / f".a.json.{atomic.HOST}.{os.getpid()}.0.partial"
         elsewhere = tmp_path / f".a.json.00000000.{dead}.0.partial"
         for path in (stale, alive, elsewhere):
             path.touch()
@@ -213,3 +218,119 @@ class TestWriting:
             partial.write_text("half")
             raise KeyboardInterrupt
         assert (tmp_path / "a").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+
+
+class TestReading:
+    @pytest.mark.parametrize("kind", ["fifo", "device", "folder", "socket"])
+    def test_what_is_not_a_regular_file_is_refused_without_waiting(self, tmp_path, kind):
+        path = tmp_path / "x"
+        with ExitStack() as stack:
+            if kind == "socket":
+                stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
+            elif kind == "device":
+                path = Path("/dev/zero")
+            else:
+                os.mkfifo(path) if kind == "fifo" else path.mkdir()
+            with pytest.raises(OSError, match=r"it is a folder|not a regular file but a pipe, socket or device"):
+                read_regular(path)
+
+    def test_a_file_of_proc_gives_what_its_size_says(self):
+        assert read_regular(Path("/proc/self/status")) == b""
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from vqprompt.core.files import lock_file
+with lock_file(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+class TestLocks:
+    @pytest.fixture
+    def holder(self, tmp_path, home):
+        """Another process that holds a lock until it is killed."""
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "lock")]
+        process = subprocess.Popen(command, env=command_environment(home), stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+        process.wait()
+
+    def test_a_held_lock_is_refused_and_a_killed_process_holds_none(self, tmp_path, holder):
+        with pytest.raises(InUseError, match="it is taken"), lock_file(tmp_path / "lock", "it is taken"):
+            pass
+        holder.kill()
+        holder.wait()
+        with lock_file(tmp_path / "lock", "it is taken"):
+            pass
+        assert not list(tmp_path.iterdir())
+
+    def test_without_a_message_one_waits(self, tmp_path, holder):
+        with ThreadPoolExecutor(1) as pool:
+
+            def wait() -> int | None:
+                with lock_file(tmp_path / "lock"):
+                    return holder.poll()
+
+            waiting = pool.submit(wait)
+            assert not waiting.done()
+            holder.kill()
+            assert waiting.result(60) is not None or holder.wait() == -9
+
+    def test_of_many_at_once_one_at_a_time_is_inside(self, tmp_path):
+        inside = []
+
+        def work(_: int) -> None:
+            with lock_file(tmp_path / "lock"):
+                inside.append(1)
+                assert len(inside) == 1
+                inside.pop()
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(40)))
+        assert not list(tmp_path.iterdir())
+
+
+class TestPrivacy:
+    @pytest.fixture(params=["folder", "zip", "tar", "tgz", "csv", "one class"])
+    def given(self, request, tmp_path):
+        """Images to learn, in each of the forms that people have them in."""
+        from test_archives import tar_of
+        from test_images import zip_of
+
+        folder = fill(tmp_path / "files")
+        if request.param in ("tar", "tgz"):
+            return tar_of(folder, tmp_path / f"x.{request.param}", "w:gz" if request.param == "tgz" else "w"), None
+        if request.param == "zip":
+            return zip_of(folder, tmp_path / "x.zip"), None
+        if request.param == "csv":
+            images = [path for path in folder.rglob("*") if path.is_file()]
+            (tmp_path / "x.csv").write_text("path,label\n" + "".join(f"{p},{p.parent.name}\n" for p in images))
+            return tmp_path / "x.csv", None
+        return (folder / "cat", "cat") if request.param == "one class" else (folder, None)
+
+    def test_teaching_leaves_nothing_in_the_cache(self, given, home, monkeypatch):
+        from vqprompt.product.model import decoded
+        from vqprompt.product.model.model import Model
+
+        monkeypatch.setattr(decoded, "IN_MEMORY", 0)  # as with many images: decoded ones go through a temporary file
+        Model(size=14).learn(*given)
+        assert not [path for path in home.rglob("*") if path.is_file()]
+
+    def test_the_cache_is_listed_and_cleared_as_a_whole(self, tmp_path, home, monkeypatch):
+        from test_archives import tar_of
+
+        monkeypatch.setattr("vqprompt.core.data.content.TICK", -1.0)  # so that hashes of new files are kept too
+        build_store(Source(tar_of(fill(tmp_path / "files"), tmp_path / "x.tgz", "w:gz")), SIDE)
+        keep_array(home / "queries" / "a.npy", ARRAY)
+        (home / "backbones").mkdir()
+        (home / "backbones" / "mine.safetensors").touch()
+        assert {path.parent for path in home.rglob("*") if path.is_file()} == {
+            *(part.folder for part in cache.list_cache()), home / "backbones"
+        }  # fmt: skip
+        assert all(part.files and part.size for part in cache.list_cache())
+        cache.clear_cache()
+        assert not any(part.files for part in cache.list_cache()) and (home / "backbones" / "mine.safetensors").exists()

@@ -339,14 +339,14 @@ class TestLearner:
             load(tmp_path)
 
     def test_round_trip(self, learner, tmp_path):
-        learner.save(tmp_path, note="mine")
+        learner.save(tmp_path, run={"note": "mine"})
         again = load(tmp_path)
         assert same_tensors(tensors_of(learner), tensors_of(again))
         assert again.classes == learner.classes and again.history == learner.history
         assert again.settings == learner.settings and again.method.options == learner.method.options
         test = Images.concatenate([task.test for task in make_stream(tasks=2).tasks])
         assert torch.equal(learner.logits(test), again.logits(test))
-        assert read_checkpoint(tmp_path)[1]["note"] == "mine"
+        assert read_checkpoint(tmp_path)[1]["run"] == {"note": "mine"}
 
     def test_a_frozen_backbone_is_named_not_copied(self, learner, tmp_path):
         learner.save(tmp_path)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
+from vqprompt.research.migration import upgrade_config
 from vqprompt.research.results.config import RunConfig, completed, parse_assignment, read_config_file, resolve
-from vqprompt.research.runs.limits import refuse_what_cannot_fit
+from vqprompt.research.runs.memory import refuse_what_cannot_fit
 
 
 class TestPrecedence:
@@ -37,7 +38,7 @@ class TestPrecedence:
         saved = resolve({"data": "/somewhere"}).model_dump(mode="json")
         assert resolve({}, file=saved).train_choice == "seed"
         before_there_was_a_choice = {key: value for key, value in saved.items() if key != "train_choice"}
-        assert resolve({}, file=before_there_was_a_choice).train_choice == "first"
+        assert resolve({}, file=upgrade_config(before_there_was_a_choice)).train_choice == "first"
         assert completed(before_there_was_a_choice)["train_choice"] == "first"
 
     def test_the_method_s_own_rate(self):

@@ -13,8 +13,6 @@ from vqprompt.commands.app import app
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper.grids import find_grid
 from vqprompt.research.paper.tables import make_table
-from vqprompt.research.results.config import resolve
-from vqprompt.research.runs import runner as runs
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -110,14 +108,16 @@ def test_every_command_shown_exists_with_its_options():
 
 @pytest.fixture(scope="module")
 def example():
-    """What the page's worked example defines."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", METHODS_PAGE, re.MULTILINE | re.DOTALL)
-    assert len(code.splitlines()) < 60
-    found: dict = {}
+    """What the page's code defines: the class of the example package, and how it is used."""
+    shown, use = re.findall(r"^```python\n(.*?)^```", METHODS_PAGE, re.MULTILINE | re.DOTALL)
+    package = (ROOT / "examples" / "vqprompt-example" / "vqprompt_example.py").read_text(encoding="utf-8")
+    assert shown in package
+    names: dict = {}
+    exec(compile(package, "vqprompt_example.py", "exec"), names)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(METHODS, "first-task-prompt", None)  # so that it is gone again afterwards
-        exec(compile(code, "docs/methods.md", "exec"), found)
-        yield found
+        patch.setitem(METHODS, "first-task-prompt", names["FirstTaskPrompt"])
+        exec(compile(use, "docs/methods.md", "exec"), names)
+        yield names
 
 
 class TestWorkedExample:
@@ -133,21 +133,8 @@ class TestWorkedExample:
         assert method.parameter_counts()["prompting"] == method.prompt.numel()
         learner = Learner("vit-s14", self.name, size=28, tasks=3, training=example["settings"])
         prompts = [learner.method.prompt.detach().clone()]
-        for task in Stream(example["drawings"], tasks=[2, 2], train_per_class=4):
+        for task in Stream(example["stream"].dataset, tasks=[2, 2], train_per_class=4):
             learner.learn(task)
             prompts.append(learner.method.prompt.detach().clone())
         assert not torch.equal(prompts[0], prompts[1])
         assert torch.equal(prompts[1], prompts[2])
-
-    def test_runs_and_loads_like_any_other(self, example, tmp_path):
-        config = resolve(
-            {"method": self.name, "tasks": [2, 2], "train_per_class": 4, "test_per_class": 2, "size": 28, "epochs": 1}
-        )
-        result = runs.run(config, tmp_path)
-        assert result.title == "First-task prompt" and result.done and result.exemplars == 0
-        assert [epoch.task for epoch in result.losses] == [0], "the second task trains nothing"
-        assert result.title in (tmp_path / "report.html").read_text(encoding="utf-8")
-        loaded = Learner.load(tmp_path)
-        drawing = example["drawings"].store.pixels[0, 0]
-        assert loaded.predict([drawing])[0] in loaded.classes
-        assert len(loaded.classes) == 4

@@ -101,10 +101,10 @@ def test_features_are_those_of_the_trained_network(fresh, folders, taught):
 
 
 def test_held_out_images_are_what_accuracy_is_measured_with(folders, taught):
-    content = Model.load(taught).knowledge
-    for name, record in content.classes.items():
+    known = Model.load(taught).knowledge
+    for name, record in known.classes.items():
         assert record.count == IMAGES and record.unseen.sum() == 2
-        assert content.facts["per_class"][name][1] == 2
+        assert known.measurements.per_class[name][1] == 2
 
 
 def test_nothing_held_out_leaves_accuracy_unmeasured(fresh, folders):
@@ -135,10 +135,10 @@ def test_training_on_moves_the_memory_and_undo_brings_all_of_it_back(folders, ta
     before, answers = model.knowledge, model.predict_proba(asked(folders))
     found = model.learn(folders["second"], effort=model.effort)
     assert found.new_classes == tuple(SECOND) and model.show()["moved"] == FIRST
-    assert model.history[-1]["effort"] == model.effort
+    assert model.history[-1].effort == model.effort
     for name in FIRST:
         old, now = before.classes[name], model.knowledge.classes[name]
-        assert np.array_equal(old.names, now.names) and not np.array_equal(old.kept, now.kept)
+        assert np.array_equal(old.ids, now.ids) and not np.array_equal(old.kept, now.kept)
         assert np.abs(now.kept.sum(0) - now.total).max() <= IMAGES  # the mean moved like the images
     # where the memory says the old images are now is nearer to where they are than where they were
     names = {name: sorted((folders["first"] / name).glob("*.png")) for name in FIRST}
@@ -186,7 +186,7 @@ def test_what_cannot_train_anything_is_learned_at_once_and_said(fresh, folders, 
 
 def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
     model = Model.load(taught)
-    before = model._stored
+    before = model.knowledge
 
     def interrupt(event):
         if event.stage == "learning" and event.done > event.total / 2:
@@ -194,7 +194,7 @@ def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
 
     with pytest.raises(KeyboardInterrupt):
         model.learn(folders["second"], effort=model.effort, progress=interrupt)
-    assert model._stored is before
+    assert model.knowledge is before
     model.learn(folders["second"])  # and it can be taught again
 
 
@@ -220,7 +220,7 @@ def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
 
     from vqprompt.product.model.prompt_use import _attention
 
-    block = Model.load(taught)._open_backbone().vit.blocks[0]
+    block = Model.load(taught).network.vit.blocks[0]
     with torch.inference_mode():
         x, prompt = torch.randn(1, 5, 32), torch.randn(1, 4, 32)
         found = _attention(block, x, prompt)
@@ -239,7 +239,7 @@ def test_the_exported_graph_has_what_was_trained(fresh, folders, taught, tmp_pat
 
     model = Model.load(taught, device="cpu")
     session = open_session(export_onnx(model, tmp_path / "model.onnx"))
-    shares, familiar = session.run(None, prepared(asked(folders), model.extractor.side))
+    shares, familiar = session.run(None, prepared(asked(folders), model.network.side))
     expected, margin = model.judge(model.embed(asked(folders)))
     np.testing.assert_allclose(shares, expected, atol=2e-3)
     np.testing.assert_allclose(familiar, margin, atol=2e-2, rtol=2e-3)
@@ -255,7 +255,7 @@ def test_the_file_says_what_was_trained(taught):
         kept = sum(record["kept"] for record in described["records"])
         assert file.get_tensor("unseen").shape == (kept,) and file.get_tensor("unseen").dtype == np.uint8
     (trained,) = described["trained"]
-    assert metadata["version"] == "2" and described["versions"][-1]["trained"] == 0
+    assert metadata["version"] == "3" and described["versions"][-1]["trained"] == 0
     assert trained["effort"] == taught.stem
     own = {name for name in names if name.startswith("trained.0.")}
     if taught.stem == "good":
@@ -265,12 +265,17 @@ def test_the_file_says_what_was_trained(taught):
         assert not any(name.endswith(("qkv.weight", "fc1.weight", "pos_embed")) for name in own)
 
 
-def test_training_that_does_not_fit_its_method_is_refused(taught, folders):
+def test_training_that_does_not_fit_its_method_is_refused(taught):
+    from vqprompt.product.model.features import open_features
+    from vqprompt.product.model.trained import with_trained
+
     model = Model.load(taught)
-    damaged = replace(model.knowledge.trained, tensors={"nothing": np.zeros(3, np.float32)})
-    model._stored = replace(model._stored, content=replace(model.knowledge, trained=damaged))
-    with pytest.raises(UserError, match="an unknown part, 'nothing'"):
-        model.predict(asked(folders))
+    plain = open_features(model.weights, None, 0.875, "cpu")
+    with_more = {**tensors(model), "nothing": np.zeros(3, np.float32)}
+    with_less = dict(list(tensors(model).items())[1:])
+    for kept, words in ((with_more, "an unknown part, 'nothing'"), (with_less, "lacks")):
+        with pytest.raises(UserError, match=words):
+            with_trained(plain, replace(model.knowledge.trained, tensors=kept))
 
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -290,14 +295,14 @@ def test_a_record_moves_with_a_linear_map():
 def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders, monkeypatch, tmp_path):
     monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path))
     monkeypatch.setattr(decoded, "IN_MEMORY", 3 * 32 * 32 * 5)
-    opened, make = [], decoded.tempfile.TemporaryFile
-    monkeypatch.setattr(decoded.tempfile, "TemporaryFile", lambda **how: opened.append(make(**how)) or opened[-1])
+    opened, make = [], decoded.temporary_file
+    monkeypatch.setattr(decoded, "temporary_file", lambda: opened.append(make()) or opened[-1])
     models = {}
     for on_disk in (True, False):
         models[on_disk] = fresh()
         models[on_disk].learn(folders["first"], effort="good", on_disk=on_disk)
         assert len(opened) == 1 and opened[0].closed
-        assert not any(file.name.startswith(".teaching") for file in tmp_path.iterdir())
+        assert not any(file.name.startswith(".temporary") for file in tmp_path.iterdir())
     assert np.array_equal(*(model.predict_proba(asked(folders)) for model in models.values()))
 
 

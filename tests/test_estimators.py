@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vqprompt import ClosedFormClassifier, Model, VQPromptClassifier
 from vqprompt.product.estimators import images as on_images
+from vqprompt.product.model.features import Features
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 28, "device": "cpu"}
@@ -149,13 +151,14 @@ def test_paths_images_and_arrays_are_the_same_to_it(files):
     for other, X in zip(others, (opened, arrays), strict=True):
         assert np.array_equal(first.transform(paths), other.transform(X))
         one, two = (classifier.model_.knowledge for classifier in (first, other))
-        assert np.array_equal(one.solved.weights, two.solved.weights)
-        assert np.array_equal(one.solved.bias, two.solved.bias)
+        assert np.array_equal(one.solution.discriminant.weights, two.solution.discriminant.weights)
+        assert np.array_equal(one.solution.discriminant.bias, two.solution.discriminant.bias)
         # images are kept in another order, so sums round in another way; 20 rounds of golden section find the logarithm
         # of the temperature to 7e-4
-        assert np.log(one.facts["temperature"]) == pytest.approx(np.log(two.facts["temperature"]), abs=7e-4)
-        two.facts["temperature"] = one.facts["temperature"]
-        np.testing.assert_allclose(first.predict_proba(paths), other.predict_proba(X), atol=1e-5)
+        temperatures = [known.solution.calibration.temperature for known in (one, two)]
+        assert np.log(temperatures[0]) == pytest.approx(np.log(temperatures[1]), abs=7e-4)
+        same = replace(two.solution, calibration=one.solution.calibration)
+        np.testing.assert_allclose(first.predict_proba(paths), same.judge(other.transform(X))[0], atol=1e-5)
 
 
 def test_it_is_the_living_model(files, tmp_path):
@@ -203,16 +206,16 @@ def test_pickle_clone_and_settings(files):
 
 def test_model_selection_shows_each_image_to_the_network_once(files, monkeypatch):
     paths, labels = files
-    on_images._shared_features.cache_clear()
+    on_images.open_remembering.cache_clear()
     seen = 0
-    forward = on_images.Features._forward
+    forward = Features._forward
 
     def counted(self, pixels, aspects):
         nonlocal seen
         seen += len(pixels)
         return forward(self, pixels, aspects)
 
-    monkeypatch.setattr(on_images.Features, "_forward", counted)
+    monkeypatch.setattr(Features, "_forward", counted)
     assert cross_val_score(VQPromptClassifier(**TINY), paths, labels, cv=3, error_score="raise").shape == (3,)
     assert seen == len(paths)
 
@@ -251,6 +254,7 @@ def test_unknown_can_be_an_answer(files):
         ([], [], "no image"),
         ([np.zeros((8, 8), np.uint8)], ["a", "b"], "one label per image"),
         ([np.zeros((8, 8), np.uint8)], [0.5], "fractions"),
+        ([np.zeros((8, 8), np.uint8), np.ones((8, 8), np.uint8)], [None, None], "names or whole numbers, not None"),
         ([np.zeros((8, 8), np.float32)], ["a"], "uint8"),
         (["nowhere.png"], ["a"], "nowhere.png"),
     ],

@@ -67,19 +67,18 @@ def test_answers_are_the_same_for_any_number_of_images(model, exported, images):
 
 
 def test_several_kinds_of_a_class_are_one_column(model, images):
-    solved = model.knowledge.solved
+    first = model.knowledge.solution.discriminant
     two = Discriminant(
-        np.concatenate([solved.weights[:1] * 0.9, solved.weights]),
-        np.concatenate([solved.bias[:1] * 0.9, solved.bias]),
+        np.concatenate([first.weights[:1] * 0.9, first.weights]),
+        np.concatenate([first.bias[:1] * 0.9, first.bias]),
         np.array([0, 0, 1, 2, 3]),
     )  # fmt: skip
-    other = Model.load(model.path, device="cpu")
-    other._stored = replace(other._stored, content=replace(other.knowledge, solved=two))
-    whole = Whole(other).eval()
+    solution = replace(model.knowledge.solution, discriminant=two)
+    whole = Whole(model.network, replace(model.knowledge, solution=solution)).eval()
     given = {name: torch.from_numpy(value) for name, value in prepared(list(images), whole.side).items()}
     with torch.no_grad():
         got, familiar = whole(**given)
-    shares, expected = other.judge(other.embed(images))
+    shares, expected = solution.judge(model.embed(images))
     np.testing.assert_allclose(got.numpy(), shares, atol=1e-4)
     np.testing.assert_allclose(familiar.numpy(), expected, atol=1e-2, rtol=1e-3)
 

@@ -14,7 +14,7 @@ from vqprompt.core.data.views import random_boxes, render
 from vqprompt.core.runtime.device import repeatable_kernels
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
-from vqprompt.research.training.recorded import Recorded
+from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.settings import Training
 
 needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="no C++ compiler")
@@ -113,11 +113,11 @@ def test_recorded_losses_are_those_of_each_step(monkeypatch):
     found = []
     for recorded in (True, False):
         if not recorded:
-            monkeypatch.setattr(Recorded, "__call__", lambda self, inputs: self.step(inputs))
+            monkeypatch.setattr(GraphedStep, "__call__", lambda self, inputs: self.step(inputs))
         settings = Training(epochs=3, batch_size=4, lr=1e-3)
         learner = Learner(make_vit(), "vq-prompt", training=settings, device="cuda", precision="fp32", compile="off")
         for task in make_stream():
-            learner.learn(task, on_epoch=lambda epoch, kind=recorded: found.append((kind, epoch.losses)))
+            found += [(recorded, epoch.losses) for epoch in learner.epochs(task)]
     replayed, plain = ([losses for r, losses in found if r is kind] for kind in (True, False))
     assert [len(losses["task"]) for losses in replayed] == [4] * 9
     for a, b in zip(replayed, plain, strict=True):

@@ -7,19 +7,17 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from drawings import write_drawings
+from drawings import drawings, write_drawings
 from safetensors import safe_open
 
 from vqprompt import Model
-from vqprompt.product.model import calibration
-from vqprompt.product.model import file as files
 
 NAMES = ["apple", "bicycle", "cactus"]
+OLD = Path(__file__).parent / "data" / "models-of-format-2"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
 
 
@@ -58,13 +56,13 @@ def read(path: Path):
 def test_metadata_tensors_and_records_are_as_described(taught):
     model, path, _ = taught
     metadata, tensors = read(path)
-    assert metadata["format"] == "vqprompt-model" and metadata["version"] == "1"
+    assert metadata["format"] == "vqprompt-model" and metadata["version"] == "3"
     described = json.loads(metadata["model"])
     width, records = described["backbone"]["width"], described["records"]
     images, kept = sum(r["images"] for r in records), sum(r["kept"] for r in records)
     modes = len(tensors["owners"])
     expected = {
-        "names": ("uint64", (images,)), "totals": ("int64", (len(records), width)), "kept": ("int16", (kept, width)),
+        "ids": ("uint64", (images,)), "totals": ("int64", (len(records), width)), "kept": ("int16", (kept, width)),
         "modes": ("uint8", (kept,)), "gram": ("float64", (width * (width + 1) // 2,)),
         "weights": ("float32", (modes, width)), "bias": ("float32", (modes,)), "owners": ("int32", (modes,)),
         "spread": ("float32", (width + 1, width)),
@@ -74,14 +72,15 @@ def test_metadata_tensors_and_records_are_as_described(taught):
     assert set(documented) == set(expected)
     now = described["versions"][-1]
     assert list(now["classes"]) == ["apple", "bicycle", "kaktus"] == list(model.classes)
-    assert len(described["versions"]) == 2 and [e["what"] for e in now["history"]] == ["learned", "renamed"]
+    assert [v["number"] for v in described["versions"]] == [0, 1, 2] and described["latest"] == 2
+    assert [e["what"] for e in now["history"]] == ["learned", "renamed"]
 
 
-def test_names_sums_and_gram_are_as_described(taught):
+def test_ids_sums_and_gram_are_as_described(taught):
     model, path, images = taught
     _, tensors = read(path)
-    names = {int.from_bytes(hashlib.sha256(p.read_bytes()).digest()[:8], "little") for p in images}
-    assert {int(n) for n in tensors["names"]} == names
+    ids = {int.from_bytes(hashlib.sha256(p.read_bytes()).digest()[:8], "little") for p in images}
+    assert {int(n) for n in tensors["ids"]} == ids
     kept = tensors["kept"].astype(np.float64)
     gram = (kept.T @ kept)[np.triu_indices(kept.shape[1])]
     np.testing.assert_array_equal(gram, tensors["gram"])
@@ -92,41 +91,41 @@ def test_names_sums_and_gram_are_as_described(taught):
 def test_the_unknown_is_as_described(taught):
     model, path, images = taught
     metadata, t = read(path)
-    facts = json.loads(metadata["model"])["versions"][-1]["facts"]
+    solution = json.loads(metadata["model"])["solution"]
     x = model.embed(images)
     shares, margin = model.judge(x)
     scores = x @ t["weights"].T + t["bias"]
     assert len(t["owners"]) == len(model.classes)
-    nearness = np.einsum("nd,de,ne->n", x, t["spread"][:-1], x) + x @ t["spread"][-1] + facts["background"]
+    nearness = np.einsum("nd,de,ne->n", x, t["spread"][:-1], x) + x @ t["spread"][-1] + solution["background"]
     nearness = nearness + 2 * scores.max(1)
     certainty = (shares * np.log(np.maximum(shares, 1e-12))).sum(1)
-    (sure, spread), (near, apart) = facts["certainty"], facts["nearness"]
-    m, w = (nearness - near) / apart, facts["weighing"]
+    (sure, spread), (near, apart) = solution["certainty"], solution["nearness"]
+    m, w = (nearness - near) / apart, solution["weighing"]
     assert w["certainty"] == "entropy"
     familiarity = (certainty - sure) / spread + w["nearness"] * m + w["steep"] * np.minimum(m + w["far"], 0)
     assert "familiarity = c + w.nearness · m + w.steep · min(m + w.far, 0)" in DOCUMENT.read_text()
-    np.testing.assert_allclose(familiarity - facts["threshold"], margin, atol=1e-3)
+    np.testing.assert_allclose(familiarity - solution["threshold"], margin, atol=1e-3)
 
 
-def test_a_file_from_before_weighings_were_written_means_what_it_meant(taught, tmp_path):
-    """It lacks the fact; its certainty is that of the largest probability, and the weights are those of then."""
-    model, path, images = taught
-    stored, _ = files.read(path)
-    facts = {name: fact for name, fact in stored.content.facts.items() if name != "weighing"}
-    old = tmp_path / "old.vqp"
-    files.write(old, replace(stored, content=replace(stored.content, facts=facts)))
-    x = model.embed(images)
-    shares, margin = Model.load(old, device="cpu").judge(x)
-    near = calibration.Background(*_background(stored)).scores(x) + 2 * stored.content.solved.scores(x).max(1)
-    c = (np.log(shares.max(1)) - facts["certainty"][0]) / facts["certainty"][1]
-    m = (near - facts["nearness"][0]) / facts["nearness"][1]
-    expected = c + 0.35 * m + 5 * np.minimum(m + 4, 0) - facts["threshold"]
-    np.testing.assert_allclose(margin, expected, atol=1e-6)
-    assert not np.allclose(margin, model.judge(x)[1])
-
-
-def _background(stored):
-    return stored.content.spread[:-1], stored.content.spread[-1], stored.content.facts["background"]
+@pytest.mark.parametrize("name", ["instant", "good", "best", "no-weighing"])
+def test_files_of_formats_1_and_2_open_answer_the_same_and_are_written_as_format_3(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(OLD)  # their backbone is named without a folder
+    answers = np.load("answers.npz")
+    drawn = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28))
+    old = Model.load(f"{name}.vqp", device="cpu")
+    new = Model.load(old.save(tmp_path / "new.vqp"), device="cpu")
+    for model in (old, new):
+        x = model.embed(drawn)
+        np.testing.assert_allclose(x, answers[f"{name}.features"], atol=1e-4)
+        np.testing.assert_allclose(model.judge(x)[0], answers[f"{name}.probabilities"], atol=1e-4)
+        # from the same features to the bit: nothing is solved again
+        shares, margin = model.judge(answers[f"{name}.features"])
+        assert np.array_equal(shares, answers[f"{name}.probabilities"])
+        assert np.array_equal(margin, answers[f"{name}.familiarity"])
+    assert [e.detail for e in new.history if e.what != "learned"] == ["airplane → renamed", "apple"]
+    assert read(tmp_path / "new.vqp")[0]["version"] == "3"
+    new.undo(2)
+    assert new.knowledge.version == len(old.versions) - 2 and new.judge(new.embed(drawn))[0].shape == (12, 5)
 
 
 def test_the_checksum_is_as_described(taught):

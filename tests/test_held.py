@@ -11,7 +11,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViTConfig
 from vqprompt.core.data.stream import Stream
 from vqprompt.core.progress import Stage
-from vqprompt.core.runtime.distributed import InTurns, Ranks
+from vqprompt.core.runtime.distributed import Ranks, ShardedRows
 from vqprompt.core.statistics.gaussians import make_statistics
 from vqprompt.research.learner import queries as queries_module
 from vqprompt.research.learner.learner import Learner
@@ -28,8 +28,8 @@ TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
 
 @pytest.fixture
 def nothing_held(monkeypatch):
-    monkeypatch.setattr(task_module, "HELD", 0)
-    monkeypatch.setattr(queries_module, "IN_MEMORY_ELSEWHERE", 0)
+    monkeypatch.setattr(task_module, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(queries_module, "IN_MEMORY_OTHERWISE", 0)
 
 
 def stream(each: int) -> Stream:
@@ -99,7 +99,7 @@ def test_where_queries_lie_changes_nothing(method, augment, monkeypatch, home):
     whole = learn_and_test(first := make_learner(method, training=training), stream(20))
     for how in ("file", "named file", "the same again", "no room"):
         with monkeypatch.context() as patch:
-            patch.setattr(queries_module, "IN_MEMORY_ELSEWHERE", 0)
+            patch.setattr(queries_module, "IN_MEMORY_OTHERWISE", 0)
             if how == "no room":
                 patch.setenv("VQPROMPT_CACHE_GB", "1e-9")
             tasks, learner = stream(20), make_learner(method, training=training)
@@ -175,7 +175,7 @@ def test_a_method_learns_from_sums_what_it_learns_from_features(method, options,
     training = Training(epochs=1, batch_size=16, test_crop=0.0)
     found = []
     for held in (1 << 20, 0):
-        monkeypatch.setattr(task_module, "HELD", held)
+        monkeypatch.setattr(task_module, "MOST_IN_MEMORY", held)
         learner = make_learner(method, training=training, **options)
         answers, _ = learn_and_test(learner, stream(40))
         found.append((tensors_of(learner), answers.guesses))
@@ -220,10 +220,10 @@ def test_turns_cover_all_rows_once():
     batches, seen = values.split(3), []
     for rank in range(3):
         ranks = type("Some", (Ranks,), {"rank": rank, "count": 3})()
-        turns = InTurns(ranks, list(map(len, batches)), lambda rank=rank: iter(batches[rank::3]))
+        turns = ShardedRows(ranks, list(map(len, batches)), lambda rank=rank: iter(batches[rank::3]))
         seen += [values[rows].equal(own) and range(40)[rows] for rows, own in turns.own()]
     assert sorted(row for rows in seen for row in rows) == list(range(40))
-    alone = InTurns(Ranks(), list(map(len, batches)), lambda: iter(batches))
+    alone = ShardedRows(Ranks(), list(map(len, batches)), lambda: iter(batches))
     assert torch.equal(alone.whole(), values) and torch.equal(alone.then(lambda v: 2 * v).whole(), 2 * values)
 
 

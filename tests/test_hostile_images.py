@@ -4,21 +4,21 @@ import io
 import os
 import resource
 import socket
-import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import command_environment
+from faults.images import black_png
 from PIL import Image, ImageFile
 from test_images import encoded, fill, picture, png
 
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.data.decode import (
     accepted_formats,
+    aspect_of,
     decode,
     decode_pixels,
     load_pixels,
@@ -28,7 +28,8 @@ from vqprompt.core.data.decode import (
 )
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store, stored_side
-from vqprompt.core.errors import ImageError, UserError, printable
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.words import printable
 from vqprompt.research.datasets import open_dataset
 
 SIDE = 64
@@ -152,21 +153,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
             load_pixels(given, SIDE)
 
 
-def deep_png(side: int) -> bytes:
-    """A square of 16-bit grey that compresses to almost nothing."""
-
-    def chunk(kind, body):
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    packer, row = zlib.compressobj(1), bytes(1 + 2 * side)
-    body = packer.compress(row * side) + packer.flush()
-    header = struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-
-
 class TestBombs:
     def test_a_deep_png_of_100_megapixels_fits_in_memory(self, tmp_path):
-        (tmp_path / "deep.png").write_bytes(deep_png(9999))
+        (tmp_path / "deep.png").write_bytes(black_png(9999, 9999, bits=16))
         assert (tmp_path / "deep.png").stat().st_size < 2_000_000
         code = f"""
 import resource
@@ -188,6 +177,45 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
         monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: (_ for _ in ()).throw(OSError("stopped here")))
         with pytest.raises(ImageError, match=r"stopped here"):
             decode(png(12_000, 9_000), "x")
+
+    @pytest.mark.parametrize(("width", "height"), [(99_999_999, 1), (1, 50_000_000), (65_536, 65_536)])
+    def test_a_side_that_is_too_long_is_refused_before_anything_is_decoded(self, monkeypatch, width, height):
+        monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("it was decoded"))
+        data = black_png(width, height, filled=False)
+        for read in (decode, aspect_of, lambda data, name: decode_pixels(data, name, 256)):
+            with pytest.raises(
+                ImageError, match=rf"^x: {width}×{height} pixels is more than the 65535 pixels per side"
+            ):
+                read(data, "x")
+
+    def test_an_array_or_pillow_image_with_too_long_a_side(self):
+        for given in (np.zeros((1, 70_000), np.uint8), Image.new("L", (1, 70_000))):
+            with pytest.raises(ImageError, match=r"×.* pixels is more than the 65535 pixels per side"):
+                load_pixels(given, 16)
+
+    @pytest.mark.parametrize("size", [(65_535, 1), (1, 65_535), (65_535, 370), (370, 65_535)])
+    def test_many_thin_pictures_at_once_take_little_memory(self, tmp_path, size):
+        (tmp_path / "thin.png").write_bytes(black_png(*size))
+        code = f"""
+import resource, sys
+from concurrent.futures import ThreadPoolExecutor
+from vqprompt.core.data.decode import load_pixels
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with ThreadPoolExecutor(16) as pool:
+    for pixels, aspect in pool.map(lambda _: load_pixels({str(tmp_path / "thin.png")!r}, 256), range(16)):
+        assert pixels.shape == (3, 256, 256) and aspect == {size[0] / size[1]}
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+        done = subprocess.run([sys.executable, "-c", code], env=command_environment(tmp_path), capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()
+        assert int(done.stdout) < 300, "MB"
+
+    def test_a_thin_picture_looks_as_it_would_without_shrinking(self, monkeypatch):
+        data = encoded(noise(400, 90).resize((9000, 90)), "PNG")
+        small, aspect = decode_pixels(data, "x", 64)
+        monkeypatch.setattr(decoding, "LONG", 10**6)
+        plain, _ = decode_pixels(data, "x", 64)
+        assert aspect == 100 and np.abs(small.astype(int) - plain).mean() < 2
 
     def test_a_limit_that_is_no_number_is_refused(self, monkeypatch):
         monkeypatch.setenv("VQPROMPT_MAX_MEGAPIXELS", "many")

@@ -28,7 +28,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import Store, build_store
 from vqprompt.core.errors import ImageError, PastImagesError, UserError
-from vqprompt.core.files import A_DAY
+from vqprompt.core.files.atomic import ABANDONED_AFTER
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.research.datasets import open_dataset
 
@@ -604,7 +604,7 @@ class TestStore:
     def test_what_a_killed_decode_left_goes_after_a_day(self, tmp_path, home):
         (home / "images").mkdir(parents=True)
         old, new = (home / "images" / f".{name}.npy.elsewhere.1.0.partial" for name in ("old", "new"))
-        for file, age in ((old, 2 * A_DAY), (new, 60)):
+        for file, age in ((old, 2 * ABANDONED_AFTER), (new, 60)):
             file.write_bytes(b"half")
             os.utime(file, (time.time() - age,) * 2)
         build_store(Source(fill(tmp_path)), SIDE)

@@ -196,15 +196,11 @@ class TestInterruption:
         learner.learn(next(tasks))
         task = next(tasks)
 
-        def save_and_stop():
-            learner.save(tmp_path)
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            learner.learn(task, checkpoint=save_and_stop)
+        next(learner.epochs(task))
+        learner.save(tmp_path)
         loaded = Learner.load(tmp_path, backbone=make_vit(), device="cpu")
         assert loaded.predict_proba(pictures).shape == (5, 2) and set(loaded.predict(pictures)) <= set(loaded.classes)
-        learner.learn(task)  # it was whole when it was interrupted, so it goes on
+        learner.learn(task)  # it was left between two epochs, so it goes on
         loaded.learn(task)
         assert same_tensors(tensors_of(learner), tensors_of(loaded))
 
@@ -256,12 +252,6 @@ class TestRefusals:
         with pytest.raises(KeyboardInterrupt):
             learner.learn(task, stop)
         assert learner.features(task.test).shape == (len(task.test), 32)
-
-
-def test_scores_is_the_old_name_of_predict_proba(learner, pictures):
-    with pytest.warns(DeprecationWarning, match="predict_proba"):
-        old = learner.scores(pictures)
-    assert torch.equal(old, learner.predict_proba(pictures))
 
 
 def test_learners_do_not_share_the_backbone_they_were_given():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
+import pickle
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +74,9 @@ def test_any_order_and_number_of_teachings_gives_the_same_model(folders, taught,
 
     assert once.counts == in_steps.counts == backwards.counts == {"apple": 12, "bicycle": 20, "cactus": 20, "car": 12}
     assert same(once, in_steps, images) and same(once, backwards, images)
-    facts = [{k: v for k, v in m.knowledge.facts.items()} for m in (once, in_steps, backwards)]
-    assert facts[0] == facts[1] == facts[2]  # shrinkage, temperature, threshold and accuracy, to the last bit
+    solved = [m.knowledge.solution for m in (once, in_steps, backwards)]
+    found = [(s.shrinkage, s.calibration, s.measurements) for s in solved]
+    assert found[0] == found[1] == found[2]  # shrinkage, temperature, threshold and accuracy, to the last bit
 
 
 def test_a_second_teaching_does_not_read_the_first_images(folders, tmp_path):
@@ -92,17 +96,42 @@ def test_forgetting_equals_never_having_learned(folders, taught):
     never.learn(folders["second"] / "car", "car")
     never.learn(folders["more"] / "bicycle", "bicycle")
     assert same(forgetful, never, test_images(folders))
-    assert np.array_equal(forgetful._stored.gram, never._stored.gram)
+    assert np.array_equal(*(m.knowledge.solution.gram for m in (forgetful, never)))
 
 
 def test_forgetting_for_good_leaves_nothing_of_the_class_in_the_file(folders, tmp_path):
     model = Model(**TINY)
+    model.learn(folders["second"])  # a version without the class, which stays
     model.learn(folders["first"])
+    ids = model.knowledge.classes["apple"].ids
+    model.rename("apple", "plum")
+    model.rename("plum", "pear")
+    model.learn(folders["more"] / "bicycle", "bicycle")
+    model.undo()  # what is undone can be returned to, and must be searched as well
+    model.forget("bicycle")
+    model.forget("pear", for_good=True)
+    path = model.save(tmp_path / "m.vqp")
+    assert not any(name in path.read_bytes() for name in (b"apple", b"plum", b"pear"))
+    assert not any(int(i).to_bytes(8, "little") in path.read_bytes() for i in ids)
+    again = Model.load(path)
+    assert again.classes == ("cactus", "car") and [v.number for v in again.versions] == [0, 1, 7]
+    assert [event.what for event in again.history] == ["learned", "learned", "forgot", "forgot"]
+    again.undo()
+    assert again.knowledge.version == 1 and again.can_undo == 1
+
+
+def test_a_class_that_was_forgotten_can_be_forgotten_for_good_later(folders, tmp_path):
+    model = Model(**TINY)
+    model.learn(folders["first"])
+    model.forget("apple")
+    model.rename("bicycle", "bike")
+    with pytest.raises(UserError, match="knows no class 'bicycle'"):  # it is there, under another name
+        model.forget("bicycle", for_good=True)
     model.forget("apple", for_good=True)
     path = model.save(tmp_path / "m.vqp")
-    assert b"apple" not in path.read_bytes()
-    again = Model.load(path)
-    assert again._stored.past == () and again.classes == ("bicycle",)
+    assert b"apple" not in path.read_bytes() and Model.load(path).classes == ("bike",)
+    with pytest.raises(UserError, match="knows no class 'apple'"):
+        model.forget("apple", for_good=True)
 
 
 def test_the_same_images_again_change_nothing(folders, taught):
@@ -141,8 +170,32 @@ def test_undo_goes_back_step_by_step_also_after_saving(folders, taught):
     model = Model.load(taught.with_name("undone.vqp"))
     model.undo()
     assert same(model, steps[0], images)
+    assert "learned 24 images" in model.undo() and model.classes == () and model.can_undo == 0
     with pytest.raises(UserError, match="nothing to undo"):
         model.undo()
+
+
+def test_versions_have_numbers_that_are_never_given_again_and_can_be_returned_to(folders, taught, tmp_path):
+    images, model = test_images(folders), Model.load(taught)
+    second = Model.load(taught)
+    second.undo()
+    assert [v.number for v in model.versions] == [0, 1, 2, 3] and second.knowledge.version == 2
+    model.undo(steps=2)
+    model.rename("apple", "pear")
+    assert [v.number for v in model.versions] == [0, 1, 2, 3, 4] and model.can_undo == 2
+    assert "renamed apple → pear" in model.versions[-1].description
+    model.return_to(3)  # what was undone comes back
+    assert same(model, Model.load(taught), images)
+    model = Model.load(taught)
+    model.forget("car")
+    model.return_to(2)
+    model = Model.load(model.save(tmp_path / "m.vqp"))
+    assert model.knowledge.version == 5 and str(model.history[-1]).startswith("returned to version 2")
+    assert same(model, second, images) and "returned to version 2" in model.undo() and "car" not in model.classes
+    with pytest.raises(UserError, match=r"no other version 7.*kept: 0, 1, 2, 3, 5"):
+        model.return_to(7)
+    with pytest.raises(UserError, match="9 steps cannot be undone; give 1 to 4"):
+        model.undo(9)
 
 
 def test_renaming_changes_the_name_alone(folders, taught):
@@ -161,17 +214,61 @@ def test_renaming_changes_the_name_alone(folders, taught):
 
 
 def test_versions_are_kept_within_limits(taught, monkeypatch, tmp_path):
-    from vqprompt.product.model import file as files
+    from vqprompt.product.model import file, knowledge, versions
 
     model = Model.load(taught)
+    monkeypatch.setattr(knowledge, "HISTORY_KEPT", 12)
     for i in range(14):
         model.rename(model.classes[0], f"a{i}")
-    path = model.save(tmp_path / "m.vqp")
-    assert len(Model.load(path)._stored.past) == files.VERSIONS_KEPT
-    monkeypatch.setattr(files, "BYTES_KEPT", 1000)
+    again = Model.load(model.save(tmp_path / "m.vqp"))
+    assert again.can_undo == versions.VERSIONS_KEPT and len(again.history) == 12
+    again.undo(again.can_undo)
+    again.rename(again.classes[0], "b")
+    assert again.can_undo == 1 and len(again.versions) == versions.VERSIONS_KEPT + 1  # undone ones go first
+    monkeypatch.setattr(file, "BYTES_KEPT", 1000)
     model.forget(model.classes[1])
-    path = model.save(tmp_path / "small.vqp")
-    assert Model.load(path)._stored.past == ()
+    assert Model.load(model.save(tmp_path / "small.vqp")).can_undo == 0
+
+
+# ---------------------------------------------------------------------------------------------- threads and copies
+
+
+def test_threads_that_teach_one_model_at_once_lose_nothing(folders):
+    model, images = Model(**TINY), test_images(folders)
+    model.learn(folders["first"])
+    sources = [(folders[part] / name, name) for part in ("second", "more") for name in ("cactus", "car", "bicycle")]
+    sources = [(place, name) for place, name in sources if place.is_dir()]
+    problems = []
+
+    def work(job):
+        try:
+            job()
+        except Exception as error:
+            problems.append(error)
+
+    def ask():
+        for _ in range(20):
+            shares = model.predict_proba(images[:2])
+            assert np.allclose(shares.sum(1), 1) and 2 <= shares.shape[1] <= 4
+
+    jobs = [lambda place=place, name=name: model.learn(place, name) for place, name in sources]
+    threads = [threading.Thread(target=work, args=(job,)) for job in [*jobs, ask, ask]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems and model.counts == {"apple": 12, "bicycle": 20, "cactus": 20, "car": 12}
+    assert [v.number for v in model.versions] == list(range(len(sources) + 2))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_answers_the_same_and_is_taught_alone(folders, taught, copied):
+    model, images = Model.load(taught), test_images(folders)
+    other = copied(model)
+    assert np.array_equal(model.predict_proba(images), other.predict_proba(images)) and other.path == model.path
+    other.forget("car")
+    assert "car" in model.classes and "car" not in other.classes
+    assert copied(Model(**TINY)).classes == ()
 
 
 # ---------------------------------------------------------------------------------------------- predict
@@ -230,7 +327,7 @@ def test_accuracy_is_told_before_and_after_and_who_suffers(folders):
     assert first.accuracy_before is None and second.accuracy_before == first.accuracy
     assert 0 < second.accuracy <= 1
     confusing = model.learn(folders["more"] / "bicycle", "cactus")  # wrong labels: somebody must suffer
-    assert confusing.suffering and confusing.suffering[0][1] > confusing.suffering[0][2]
+    assert confusing.suffering and confusing.suffering[0].before > confusing.suffering[0].now
     assert model.learn(folders["more"] / "cactus", "cactus", hold_out=0).accuracy is None
 
 

@@ -49,11 +49,13 @@ def test_the_story_of_a_model(command, drawn, tmp_path):
     status, out, _ = command("show", model)
     assert status == 0 and "apples" in out and "bicycle" in out  # in the history
     status, out, _ = command("show", model, "--json")
-    assert [c["name"] for c in json.loads(out)["classes"]] == ["apples", "car"] and json.loads(out)["can_undo"] == 3
+    assert [c["name"] for c in json.loads(out)["classes"]] == ["apples", "car"] and json.loads(out)["can_undo"] == 4
     for wanted in ("forgot bicycle", "renamed", "learned 16 images"):
         status, out, _ = command("undo", model)
         assert status == 0 and wanted in out
     assert Model.load(model).counts == {"apple": 8, "bicycle": 8}
+    status, out, _ = command("undo", model)
+    assert status == 0 and "0 classes now" in out
     status, _, err = command("undo", model)
     assert status == 2 and "nothing to undo" in err
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
@@ -74,8 +76,10 @@ def test_learn_takes_one_class_several_folders_and_a_list_of_exceptions(command,
         "learn", model, tmp_path / "more", drawn / "second" / "car", "--skip-broken", "--as", "wheels"
     )
     assert status == 0 and "left out: " in out and Model.load(model).counts == {"fruit": 8, "wheels": 16}
-    status, out, _ = command("learn", model, drawn / "second" / "car", "--as", "wheels", "--json")
-    assert status == 0 and json.loads(out)["known_images"] == 8 and json.loads(out)["noticed"] is None
+    status, out, _ = command("learn", model, drawn / "second", "--as", "wheels", "--json")
+    told = json.loads(out)
+    assert status == 0 and told["known_images"] == 8 and told["images"] == 8 and told["noticed"] is None
+    assert told["classes"] == [{"name": "wheels", "images": 8, "new": False}]
     status, _, err = command("learn", model, drawn / "first", "--exclude", tmp_path / "none.txt")
     assert status == 2 and "none.txt" in err
 
@@ -94,6 +98,12 @@ def test_faults_are_told_in_one_sentence(command, drawn, tmp_path):
         (("show", tmp_path / "nothing.vqp"), "no such model"),
         (("predict", tmp_path / "nothing.vqp", drawn), "no such model"),
         (("predict", model, tmp_path / "nothing.png"), "nothing.png"),
+        (("undo", model, "--steps", 5), "5 steps cannot be undone; give 1 to 1"),
+        *(
+            ((name, place, *more), "this is a folder")
+            for place in (".", "/", "")
+            for name, *more in (("learn", drawn / "first"), ("undo",), ("forget", "apple"), ("show",))
+        ),
     ):
         status, _, err = command(*arguments)
         assert status == 2 and words in err and "Traceback" not in err, (arguments, err)

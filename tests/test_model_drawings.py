@@ -46,15 +46,10 @@ def left_out(groups: Groups, basis: Basis, trials: Trials) -> LeaveOneOut:
 
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
-    from vqprompt.product.model.file import Backbone, Content, Stored
-    from vqprompt.product.model.solving import solved
+    from vqprompt.product.model.knowledge import Backbone
 
-    ordered = {name: records[name] for name in sorted(records)}
-    gram = sum(gram_of(r) for r in ordered.values())
-    model = Model()
-    width = len(gram)
-    model._stored = Stored(Backbone("none", "", SIZE, 0.875, width), solved(Content(ordered), gram), gram)
-    return model
+    width = len(next(iter(records.values())).total)
+    return Model.from_records(Backbone("none", "", SIZE, 0.875, width), records)
 
 
 def test_percentages_are_believable(features):
@@ -63,7 +58,8 @@ def test_percentages_are_believable(features):
     shares, _ = model.judge(tested.reshape(-1, tested.shape[2]))
     classes = np.arange(CLASSES).repeat(20)
     error = calibration_error_of(shares, classes)
-    raw = calibration_error_of(_softmax(model.knowledge.solved.scores(tested.reshape(-1, tested.shape[2]))), classes)
+    scores = model.knowledge.solution.discriminant.scores(tested.reshape(-1, tested.shape[2]))
+    raw = calibration_error_of(_softmax(scores), classes)
     assert error < 0.07 < raw  # 320 images: the estimate itself is off by about 2 %
     right = (shares.argmax(1) == classes).mean()
     assert right > 0.6
@@ -157,7 +153,7 @@ def test_several_kinds_in_one_class_are_found_and_help(features):
 def test_classes_of_few_images_do_not_lose_to_those_of_many(features):
     learned, tested = features
     records = records_of(learned)
-    few = [ClassRecord.of(r.names[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
+    few = [ClassRecord.of(r.ids[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
     groups = groups_of(few, sum(gram_of(r) for r in few))
     basis = Basis.of(groups)
     distance = left_out(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
@@ -190,7 +186,7 @@ def test_percentages_hold_for_classes_of_one_two_five_and_twenty_images(features
     certain, right, accepted = [], [], []
     for turn in range(4):  # every class has every size once
         every = records_of(learned)
-        records = [ClassRecord.of(r.names[:n], r.kept[:n]) for r, n in zip(every, np.roll(sizes, turn), strict=True)]
+        records = [ClassRecord.of(r.ids[:n], r.kept[:n]) for r, n in zip(every, np.roll(sizes, turn), strict=True)]
         shares, familiar = model_of({f"{i:02}": r for i, r in enumerate(records)}).judge(tested.reshape(320, -1))
         certain.append(shares.max(1))
         right.append(shares.argmax(1) == np.arange(CLASSES).repeat(20))

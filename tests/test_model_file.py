@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import file as files
+from vqprompt.product.model.parsing import checksum
 
 TINY = {"size": 28, "device": "cpu"}
 
@@ -92,6 +93,49 @@ def test_foreign_files_and_versions_get_a_clear_word(path, tmp_path):
             Model.load(tmp_path / "v.vqp")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_refused_at_once(kind, tmp_path, drawn):
+    path = tmp_path / "m.vqp"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"m\.vqp: cannot be read \(it is not a regular file"):
+        Model.load(path)
+
+
+def edited(path: Path, **fields) -> None:
+    """Write the file with other fields in its description, and a right checksum."""
+    with safe_open(path, "np") as opened:
+        metadata, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    described = json.loads(metadata["model"])
+    for place, value in fields.items():
+        part, *keys = place.split("__")
+        inner = described[part] if keys else described
+        for key in keys[:-1]:
+            inner = inner[int(key) if key.isdecimal() else key]
+        inner[keys[-1] if keys else part] = value
+    metadata["model"] = json.dumps(described)
+    save_file(tensors, path, metadata={**metadata, "checksum": checksum(metadata, tensors)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"records": [{"images": 10**9, "kept": 256}] * 6}, r"ids: it must be uint64 \[6000000000\]"),
+        ({"backbone__width": 200_000}, r"totals: it must be int64 \[2, 200000\]"),
+        ({"records": []}, "a class has a record that is not there"),
+        ({"solution__temperature": float("nan")}, "solution.temperature"),
+        ({"solution__background": 1e300}, "solution.background"),
+        ({"versions__0__classes": {"\x1b[2Jx": 0}}, "not the name of a class"),
+        ({"solution": None}, "a model has a solution if it has a class"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_file_with_a_right_checksum_and_wrong_content_is_refused_in_one_sentence(path, fields, words):
+    edited(path, **fields)
+    with pytest.raises(UserError, match=rf"m\.vqp: damaged: .*{words}") as refused:
+        Model.load(path)
+    assert "\n" not in str(refused.value)
+
+
 def test_another_backbone_is_refused(path, drawn, tmp_path):
     from conftest import make_vit
 
@@ -143,12 +187,13 @@ KILLED = """
 import sys, os, signal
 from pathlib import Path
 from vqprompt.product.model import file as files
+from vqprompt.product.model.parsing import checksum
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses
-history = (*stored.content.history, {"date": "2030-01-01", "what": "x" * 100})
-content = dataclasses.replace(stored.content, history=history)
-new = dataclasses.replace(stored, content=content)
+from vqprompt.product.model.knowledge import Event
+history = (*stored.knowledge.history, Event("2030-01-01", "forgot", name="x" * 100))
+new = dataclasses.replace(stored, knowledge=dataclasses.replace(stored.knowledge, history=history))
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if moment == "half":
@@ -163,8 +208,8 @@ if moment == "half":
 elif moment == "before":
     os.replace = die
 elif moment == "after":
-    import vqprompt.core.files
-    vqprompt.core.files._sync_folder = die
+    import vqprompt.core.files.atomic
+    vqprompt.core.files.atomic._sync_folder = die
 with files.locked(path):
     files.write(path, new)
 """

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.product.model.answers import PromptUse
 from vqprompt.product.model.left_out import left_out_answers
+from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.serve.batching import Batcher
+from vqprompt.product.serve.jobs import Jobs
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.versions import Versions
+from vqprompt.product.serve.models import ModelFolder
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +142,7 @@ class TestTheOpenInferenceProtocol:
         asked = triton.InferenceServerClient(client.url.removeprefix("http://"))
         assert asked.is_server_live() and asked.is_server_ready() and asked.is_model_ready("m")
         about = asked.get_model_metadata("m")
-        assert about["inputs"][0]["name"] == "image" and about["versions"] == ["1"]
+        assert about["inputs"][0]["name"] == "image" and about["versions"] == ["0", "1", "2"]
         files = [p.read_bytes() for p in of(pictures, "apple", [9, 10])]
         given = triton.InferInput("image", [2], "BYTES")
         given.set_data_from_numpy(np.array(files, object))
@@ -164,12 +168,15 @@ class TestTheOpenInferenceProtocol:
             ],
         }
         told = client.post("/v2/models/m/infer", json=body).json()
-        assert told["id"] == "7" and told["model_version"] == "1"
+        assert told["id"] == "7" and told["model_version"] == "2"
         outputs = {o["name"]: o for o in told["outputs"]}
         assert outputs["class"]["data"] == [Model.load(taught).predict(image)]
         assert outputs["probabilities"]["shape"] == [1, 2]
-        assert client.post("/v2/models/m/versions/1/infer", json=body).json() == told
-        assert client.post("/v2/models/m/versions/9/infer", json=body).status_code == 404
+        assert client.post("/v2/models/m/versions/2/infer", json=body).json() == told
+        older = client.post("/v2/models/m/versions/1/infer", json=body).json()
+        assert older["model_version"] == "1" and older["outputs"][2]["shape"] == [1, 1], "it knew apples only"
+        for version in ("9", "x", "9" * 5000):
+            assert client.post(f"/v2/models/m/versions/{version}/infer", json=body).status_code == 404
 
     @pytest.mark.parametrize(
         "given",
@@ -182,11 +189,23 @@ class TestTheOpenInferenceProtocol:
             {"inputs": [{"name": "image", "datatype": "UINT8", "shape": [1, 9, 9, 3], "data": [3] * 12}]},
             {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 9}}]},
             {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}], "outputs": ["x"]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="], "parameters": "x"}]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}], "parameters": [1]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}],
+             "outputs": [{"name": "class", "parameters": 3}]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}],
+             "outputs": [{"name": ["class"]}]},
+            {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["aGk="]}], "id": "\ud800"},
         ],
     )  # fmt: skip
     def test_what_is_wrong_is_told(self, client, given):
         answer = client.post("/v2/models/m/infer", json=given)
         assert answer.status_code in (400, 415) and answer.json()["error"]
+
+    def test_json_that_takes_long_to_read_is_refused_by_its_length(self, client):
+        for value in (b"{},", b"[[]],", b"1," * 5):
+            answer = client.post("/v2/models/m/infer", data=b'{"inputs": [' + value * 110_000 + b"1]}")
+            assert answer.status_code == 413 and "pixels in binary" in answer.json()["error"]
 
     def test_binary_tensors_that_lie_about_their_length(self, client):
         head = json.dumps({"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1],
@@ -198,8 +217,9 @@ class TestTheOpenInferenceProtocol:
                 headers={"Inference-Header-Content-Length": str(len(head))},
             )
             assert answer.status_code == 400 and "ends in the middle" in answer.json()["error"]
-        answer = client.post("/v2/models/m/infer", data=head, headers={"Inference-Header-Content-Length": "99999"})
-        assert answer.status_code == 400
+        for length in ("99999", "-1", "9" * 5000):
+            answer = client.post("/v2/models/m/infer", data=head, headers={"Inference-Header-Content-Length": length})
+            assert answer.status_code == 400
 
 
 def _metric(text: str, name: str) -> float:
@@ -258,7 +278,7 @@ def test_the_story_of_a_model(tmp_path, pictures):
         told = json.dumps(job)
         assert str(tmp_path) not in told and "vqprompt-serve" not in told, "no path of the server is told"
         job = client.change("teach", upload=upload, leave_out=[8, 9])
-        assert job["state"] == "done" and job["result"]["new_classes"] == ["apple"] and job["result"]["images"] == 8
+        assert job["state"] == "done" and job["result"]["classes"] == [{"name": "apple", "images": 8, "new": True}]
         assert client.post("/models/m/teach", json={"upload": upload}).status_code == 404, "taught uploads are deleted"
 
         job = client.teach(of(pictures, "bicycle"), "bicycle")
@@ -269,32 +289,40 @@ def test_the_story_of_a_model(tmp_path, pictures):
         assert thumbnail.headers["content-type"] == "image/jpeg" and thumbnail.content[:2] == b"\xff\xd8"
 
         job = client.teach(of(pictures, "house", [0]), "house")  # "Wrong? It is …"
-        assert job["result"]["new_classes"] == ["house"] and len(client.about()["classes"]) == 3
+        assert job["result"]["classes"][0]["new"] and len(client.about()["classes"]) == 3
         assert client.change("rename", old="house", new="<b>home</b>")["state"] == "done"
         assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "apple", "bicycle"]
         assert client.change("forget", name="apple")["state"] == "done"
         with_home = client.about()
-        assert with_home["version"] == 5 and with_home["versions"] == [1, 2, 3, 4] and with_home["can_undo"] == 5
+        numbers = [version["number"] for version in with_home["versions"]]
+        assert with_home["version"] == 5 and numbers == [0, 1, 2, 3, 4, 5] and with_home["can_undo"] == 5
+        assert "forgot apple" in with_home["versions"][-1]["description"]
 
-        # an older version answers, and can be returned to
+        # an older version answers, and can be returned to; that can be undone
         old = client.get("/v2/models/m/versions/2").json()
         assert old["parameters"]["classes"] == ["apple", "bicycle"]
-        assert client.change("undo", steps=3)["state"] == "done"
+        assert client.change("return", version=2)["state"] == "done"
         assert [c["name"] for c in client.about()["classes"]] == ["apple", "bicycle"]
-        assert client.change("return", version=5)["state"] == "done"
+        assert client.change("undo", steps=2)["state"] == "done"
+        assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "apple", "bicycle"]
+        assert client.change("return", version=5)["state"] == "done", "also to one that was undone"
         assert [c["name"] for c in client.about()["classes"]] == ["<b>home</b>", "bicycle"]
-        assert client.change("undo", steps=5)["state"] == "done"  # to before the first teaching: empty
-        assert client.about()["classes"] == [] and not (tmp_path / "m.vqp").exists()
+        steps = client.about()["can_undo"]
+        assert client.change("undo", steps=steps)["state"] == "done", "to before the first teaching"
+        assert client.about()["classes"] == [] and client.about()["can_undo"] == 0
+        assert client.get("/models/m/file").status_code == 409
         job = client.teach(of(pictures, "car"), "car")
         assert client.about()["backbone"]["size"] == SIZE
 
         assert client.change("forget", name="car", for_good=True)["state"] == "done"
-        assert client.about()["versions"] == [] and "car" not in json.dumps(client.about())
+        assert "car" not in json.dumps(client.about())
+        again = client.change("forget", name="car", for_good=True)
+        assert again["state"] == "failed" and "knows no class" in again["error"]
 
         for path, body, status, words in (
             ("undo", {"steps": 50}, 409, "can be undone"),
             ("rename", {"old": "heron", "new": "x"}, 404, "knows no class"),
-            ("return", {"version": 77}, 404, "no older version"),
+            ("return", {"version": 77}, 404, "no other version"),
             ("teach", {"upload": "x"}, 404, "no such upload"),
             ("teach", {"surprise": 1}, 400, "surprise"),
             ("forget", {}, 422, "name"),
@@ -324,7 +352,7 @@ def test_a_job_can_be_followed_live_and_cancelled(tmp_path, taught, pictures):
         assert states[-1]["state"] == "cancelled"
         learning = [s for s in states if s["stage"] == "learning"]
         assert learning and learning[-1]["total"] == 700 and learning[-1]["remaining"] > 0
-        assert path.read_bytes() == before and client.about()["version"] == 1, "the model is as it was"
+        assert path.read_bytes() == before and client.about()["version"] == 2, "the model is as it was"
         assert client.teach(of(pictures, "car"), "car")["state"] == "done", "and can be taught"
 
 
@@ -348,32 +376,71 @@ def test_what_other_programs_do_to_a_model_is_noticed(tmp_path, taught, pictures
         until(lambda: len(client.get("/models").json()["models"]) == 1)
 
 
-class TestVersions:
-    def test_the_newest_few_are_kept_and_numbers_go_on(self, tmp_path):
-        path = tmp_path / "m.vqp"
-        versions = Versions(path, 3)
-        for number in range(1, 7):
-            versions.keep()
-            write_atomically(path, f"content {number}")
-        assert versions.numbers() == [3, 4, 5] and versions.current == 6
-        assert versions.file(4).read_text() == "content 4" and versions.file(6) == path
-        versions.return_to(4)
-        assert path.read_text() == "content 4" and versions.numbers() == [4, 5, 6] and versions.current == 7
-        with pytest.raises(UserError, match="no version 2"):
-            versions.file(2)
+def with_right_checksum(path: Path, description: dict) -> bytes:
+    """The model's file with parts of its description replaced."""
+    data = path.read_bytes()
+    header, tensors = parse_metadata(data, path), safetensors.numpy.load(data)
+    header["model"] = json.dumps({**json.loads(header["model"]), **description})
+    header["checksum"] = checksum(header, tensors)
+    return safetensors.numpy.save(tensors, metadata=header)
 
-    def test_a_kill_between_keeping_and_replacing_leaves_no_copy(self, tmp_path):
-        path = tmp_path / "m.vqp"
-        path.write_text("one")
-        versions = Versions(path, 3)
-        versions.keep()
-        assert versions.all() == [1, 2]
-        versions.mend()
-        assert versions.all() == [1] and path.read_text() == "one"
+
+def test_a_bad_file_is_a_problem_of_one_model_alone(tmp_path, taught, pictures, capsys):
+    good = taught.read_bytes()
+    nonsense = with_right_checksum(taught, {"records": []})
+    shutil.copy(taught, tmp_path / "m.vqp")
+    (tmp_path / "bad.vqp").write_bytes(nonsense)
+    os.mkfifo(tmp_path / "pipe.vqp")
+
+    def models() -> set[str]:
+        return {model["name"] for model in client.get("/models").json()["models"]}
+
+    with serving(tmp_path) as client:
+        client.model = "m"
+        assert models() == {"m"}
+        told = capsys.readouterr().err
+        assert "bad.vqp" in told and "pipe.vqp: " in told and "Traceback" not in told
+        for path in ("/models/bad", "/v2/models/pipe", "/models/bad/file"):
+            answer = client.get(path)
+            assert answer.status_code == 409 and "cannot be used" in answer.json()["error"]
+            assert str(tmp_path) not in answer.text
+        assert client.post("/models/bad/undo", json={}).status_code == 409
+        assert client.teach(of(pictures, "car"), "car")["state"] == "done"
+
+        (tmp_path / "bad.vqp").write_bytes(good)
+        until(lambda: "bad" in models())
+        (tmp_path / "bad.vqp").write_bytes(nonsense)
+        until(lambda: "bad.vqp" in capsys.readouterr().err)
+        image = of(pictures, "apple", [9])[0].read_bytes()
+        assert client.post("/models/bad/predict", data=image).status_code == 200, "the model before answers"
+        job = client.wait(client.post("/models/bad/undo", json={}))
+        assert job["state"] == "failed" and str(tmp_path) not in job["error"]
+        assert client.teach(of(pictures, "house"), "house")["state"] == "done", "later jobs run"
+        (tmp_path / "bad.vqp").unlink()
+        until(lambda: models() == {"m"})
+        assert client.get("/models/bad").status_code == 404
+
+
+def test_nothing_ends_the_thread_that_does_the_jobs(tmp_path, taught, pictures, monkeypatch):
+    path = tmp_path / "m.vqp"
+    shutil.copy(taught, path)
+    broken = threading.Event()
+
+    def breaks(*given):
+        broken.set()
+        raise IndexError("of some model")
+
+    with serving(path) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelFolder, "look_again", breaks)
+            assert broken.wait(60)
+            patch.setattr(Jobs, "_hand_over", breaks)
+            assert client.teach(of(pictures, "car"), "car")["state"] == "failed"
+        assert client.teach(of(pictures, "car"), "car")["state"] == "done"
 
 
 def test_limits_are_checked():
-    assert Limits.parse(["upload_mb=7", "versions=0"]) == Limits(upload_mb=7, versions=0)
+    assert Limits.parse(["upload_mb=7", "thumbnails=0"]) == Limits(upload_mb=7, thumbnails=0)
     for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "a name and a number"), ("jobs=0", "from 1")):
         with pytest.raises(UserError, match=words):
             Limits.parse([given])

@@ -76,7 +76,7 @@ def weights(tmp_path_factory):
 
 
 def content(model: Model):
-    return {name: (r.names.tolist(), r.total.tolist(), r.kept.tolist()) for name, r in model.knowledge.classes.items()}
+    return {name: (r.ids.tolist(), r.total.tolist(), r.kept.tolist()) for name, r in model.knowledge.classes.items()}
 
 
 def test_a_model_learns_the_same_from_a_folder_shards_and_parquet(sources, weights):
@@ -204,7 +204,7 @@ def test_a_limit_that_is_no_number_is_refused(sources, monkeypatch):
 def test_a_cluster_learns_what_one_process_learns(sources, weights):
     """Ray Data on two workers: the same model to the bit, with images among them that are known."""
     ray = pytest.importorskip("ray")
-    from vqprompt.product.model.on_ray import Place, classroom
+    from vqprompt.product.model.on_ray import Place, cluster
 
     here, there = Model(weights, device="cpu"), Model(weights, device="cpu")
     part = sources / "tars" / "shard-{000000..000001}.tar"
@@ -214,36 +214,36 @@ def test_a_cluster_learns_what_one_process_learns(sources, weights):
     # "local": a cluster of its own, also beside another test that has one
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        with classroom(Place(workers=2), sources / "folder", there.backbone) as where:
+        with cluster(Place(workers=2), sources / "folder", there.weights) as where:
             assert where.workers == 2
             found = there.learn(sources / "folder", where=where)
     finally:
         ray.shutdown()
     assert found.known_images and content(here) == content(there)
-    weights_of = [model.knowledge.solved.weights for model in (here, there)]
+    weights_of = [model.knowledge.solution.discriminant.weights for model in (here, there)]
     assert np.abs(weights_of[0] - weights_of[1]).max() <= 1e-10
 
 
 def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
-    from vqprompt.product.model.on_ray import Lesson, Worker
-    from vqprompt.research.cluster.wanted import Wanted
+    from vqprompt.product.model.on_ray import Assignment, Worker
+    from vqprompt.research.cluster.requirements import Requirements
 
     shutil.copytree(sources / "folder", tmp_path / "folder")
     (tmp_path / "folder" / "kind 0" / "000.png").write_bytes(b"no image")
     source, classes = str(tmp_path / "folder"), tuple(f"kind {c}" for c in range(CLASSES))
-    lesson = Lesson(
-        source, CLASSES * EACH, classes, False, "cpu", Wanted.here([weights], [source]), (weights, 28, 0.875)
+    assignment = Assignment(
+        source, CLASSES * EACH, classes, "cpu", Requirements.here([weights], [source]), (weights, 28, 0.875)
     )
 
-    def answer(lesson, names):
-        batch = {"piece": [pickle.dumps((np.arange(3), names))]}
-        return pickle.loads(Worker(lesson)(batch)["answer"][0])[1]
+    def answer(assignment, ids):
+        batch = {"piece": [pickle.dumps((np.arange(3), ids))]}
+        return pickle.loads(Worker(assignment)(batch)["answer"][0])[1]
 
-    assert "000.png: not an image" in answer(lesson, np.arange(3, dtype=np.uint64))
-    assert "are different on a worker" in answer(replace(lesson, count=7), None)
-    other = replace(lesson.wanted, weights=((weights, "0123456789abcdef"),))
-    assert "other weights" in answer(replace(lesson, wanted=other), None)
-    other = replace(lesson.wanted, sources="0123456789ab")
-    assert "other source files" in answer(replace(lesson, wanted=other), None)
-    other = replace(lesson.wanted, data=("/nowhere/else",))
-    assert "cannot see the images" in answer(replace(lesson, wanted=other), None)
+    assert "000.png: not an image" in answer(assignment, np.arange(3, dtype=np.uint64))
+    assert "are different on a worker" in answer(replace(assignment, count=7), None)
+    other = replace(assignment.wanted, weights=((weights, "0123456789abcdef"),))
+    assert "other weights" in answer(replace(assignment, wanted=other), None)
+    other = replace(assignment.wanted, sources="0123456789ab")
+    assert "other source files" in answer(replace(assignment, wanted=other), None)
+    other = replace(assignment.wanted, data=("/nowhere/else",))
+    assert "cannot see the images" in answer(replace(assignment, wanted=other), None)

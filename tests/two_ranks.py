@@ -56,7 +56,7 @@ def learn(method: str, own: dict | None = None, **more: object) -> Learned:
         stream = Stream(stream.dataset, [[name for task in TASKS for name in task]])
     epochs, tensors = list[Epoch](), list[dict[str, Tensor]]()
     for task in stream:
-        learner.learn(task, on_epoch=epochs.append)
+        epochs += learner.epochs(task)
         names = saved_names(learner.method)
         tensors.append({name: t for name, t in tensors_of(learner).items() if name in names})
     losses = epochs[0].losses if epochs else {}  # some methods train nothing
@@ -102,7 +102,7 @@ if __name__ == "__main__":
     except UserError as error:
         found["refused"] = str(error)
     found["closed form"] = tuple(learn("linear", CLOSED_FORM))
-    queries.IN_MEMORY_ELSEWHERE = 0
+    queries.IN_MEMORY_OTHERWISE = 0
     found["queries in files"] = tuple(learn("coda-p", augment="flip"))
     if ranks.first:
         torch.save(found, sys.argv[1])

@@ -15,7 +15,7 @@ from typing import Any
 IMPORTED = [
     "torch._dynamo",
     "vqprompt.research.paper.pool",
-    "vqprompt.product.serve.teacher",
+    "vqprompt.product.serve.worker",
     "vqprompt.product.model.model",
 ]
 

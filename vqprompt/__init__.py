@@ -7,11 +7,13 @@ torch.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from vqprompt._version import __version__
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # without importing `typing`: a command takes Ctrl-C well only after this file
+    from typing import Any
+
     from vqprompt.core.backbones.load import load_backbone
     from vqprompt.core.data.stream import Stream
     from vqprompt.product.estimators.features import ClosedFormClassifier

@@ -14,11 +14,15 @@ from pathlib import Path
 from faults.archives import try_archive
 from faults.caches import try_cache
 from faults.checkpoints import try_checkpoint
+from faults.command_lines import try_command_line, try_early_interrupt
 from faults.configurations import try_configuration
 from faults.disk import try_disk
-from faults.images import try_image
+from faults.images import try_image, try_thin_image
 from faults.kills import try_kill
+from faults.models import try_model
 from faults.readers import try_readers
+from faults.requests import try_request
+from faults.slow_clients import try_slow_client
 from faults.weights import try_weights
 
 Fault = Callable[[random.Random, Path], str]
@@ -28,16 +32,26 @@ KINDS: dict[str, Fault] = {
     "checkpoints": try_checkpoint,
     "readers": try_readers,
     "configurations": try_configuration,
+    "command lines": try_command_line,
+    "early Ctrl-C": try_early_interrupt,
     "disk": try_disk,
     "images": try_image,
+    "thin images": try_thin_image,
     "archives": try_archive,
     "caches": try_cache,
     "weights": try_weights,
+    "models": try_model,
+    "requests": try_request,
+    "slow clients": try_slow_client,
 }
 
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 SHORT = {
-    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "disk": 12, "images": 150, "archives": 60,
-    "caches": 25, "weights": 60,
+    "kills": 24, "checkpoints": 100, "readers": 15, "configurations": 60, "command lines": 40,
+    "early Ctrl-C": 12, "disk": 12, "images": 150, "thin images": 40, "archives": 60, "caches": 25, "weights": 60,
+    "models": 600, "requests": 60, "slow clients": 6,
 }  # fmt: skip
-LONG = dict.fromkeys(KINDS, 2000) | {"kills": 1520, "images": 10_000}
+LONG = dict.fromkeys(KINDS, 2000) | {
+    "kills": 1520, "images": 10_000, "command lines": 1000, "early Ctrl-C": 1000, "models": 20_000,
+    "slow clients": 1000,
+}  # fmt: skip

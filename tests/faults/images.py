@@ -6,7 +6,10 @@ import functools
 import io
 import math
 import random
+import struct
 import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +72,37 @@ VARIANTS: dict[str, tuple[dict, ...]] = {
 }
 
 
+def black_png(width: int, height: int, bits: int = 8, filled: bool = True) -> bytes:
+    """A grey PNG that compresses to almost nothing. filled: with its pixels, not only the header."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    packer, row = zlib.compressobj(1), bytes(1 + width * bits // 8) if filled else b""
+    body = b"".join([packer.compress(row) for _ in range(height if filled else 1)]) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+SIDES = (1, 2, 3, 255, 4096, 8193, 65_535, 65_536, 99_999, 1_000_000, 50_000_000, 99_999_999, 2**31 - 1)
+
+
+def try_thin_image(rng: random.Random, folder: Path) -> str:
+    """Thin and huge pictures, small on disk, several at once: pixels or an error, in little memory."""
+    long, other = rng.choice(SIDES), rng.choice(SIDES)
+    width, height = (long, min(other, max(1, 10_000_000 // long)) if rng.random() < 0.8 else other)
+    if rng.random() < 0.5:
+        width, height = height, width
+    data = black_png(width, height, rng.choice((8, 16)), filled=width * height <= 10_000_000)
+    if rng.random() < 0.2:
+        data = damaged(data, rng, 1)
+    path = folder / "thin.png"
+    path.write_bytes(data)
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(lambda _: _load(path), range(4)))
+    return next((outcome for outcome in outcomes if outcome != "handled"), "handled")
+
+
 def try_image(rng: random.Random, folder: Path) -> str:
     """One damaged file, opened as `predict` would."""
     name, data = rng.choice(whole_images())
@@ -79,6 +113,10 @@ def try_image(rng: random.Random, folder: Path) -> str:
     data = damaged(data, rng)
     path = folder / f"{name}.jpg"
     path.write_bytes(data)
+    return _load(path)
+
+
+def _load(path: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, about metadata
         try:

@@ -15,7 +15,8 @@ import typer
 
 from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
-from vqprompt.commands.console import print_error
+from vqprompt.commands.console import accept_all_characters, print_error
+from vqprompt.commands.example import example
 from vqprompt.commands.interrupted import explains_interruption, report_interruption
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
+    example, check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
     export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
@@ -78,6 +79,7 @@ def main() -> None:
     # a tenth of a short command's time would go into searching PyTorch's modules, which stay, for garbage
     gc.set_threshold(100_000, *gc.get_threshold()[1:])
     atexit.register(gc.freeze)
+    accept_all_characters()
     try:
         app()
     except ProcessLost as error:
@@ -97,6 +99,8 @@ def explain(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, RecursionError):
         return "a file or setting is nested too deeply; give a simpler one"
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "a path has a null byte in it; check the command line"
     return explain_disk_error(error)
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from vqprompt.commands.console import console, print_plain, printable
+from vqprompt.commands.console import SafeConsole, console, print_plain
 from vqprompt.commands.interrupted import explains_interruption
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
@@ -20,9 +19,9 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
+    from vqprompt.research.paper.execution import Event, Executor
     from vqprompt.research.paper.grids import Run
     from vqprompt.research.paper.tables import Table
-    from vqprompt.research.paper.work import Event, Executor
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
@@ -39,7 +38,7 @@ def list_grids() -> None:
     """List the tables."""
     from vqprompt.research.paper import parameters
     from vqprompt.research.paper.grids import GRIDS, plan
-    from vqprompt.research.paper.results import NONE
+    from vqprompt.research.paper.table_rows import NONE
 
     table = RichTable(show_edge=False, header_style="bold")
     for heading in ("name", "paper", "runs", "backbone", "what it is"):
@@ -120,10 +119,10 @@ def run(
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """
     from vqprompt.research.methods import METHODS
-    from vqprompt.research.paper.executors import find_executor
+    from vqprompt.research.paper.execution import find_executor
     from vqprompt.research.paper.grids import find_grid, plan
     from vqprompt.research.paper.pool import adopt, split_done
-    from vqprompt.research.paper.results import make_rows, read_runs
+    from vqprompt.research.paper.table_rows import make_rows, read_runs
     from vqprompt.research.paper.tables import Table
 
     chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else []
@@ -135,8 +134,8 @@ def run(
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
     runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
     refuse_early(runs, out, track or ())
-    todo, elsewhere = split_done(runs, out)
-    for name_here, folder in elsewhere.items():
+    todo, in_other_tables = split_done(runs, out)
+    for name_here, folder in in_other_tables.items():
         adopt(folder, out / name_here)
     if len(todo) < len(runs):
         print_plain(f"{len(runs) - len(todo)} of {len(runs)} runs are done already")
@@ -147,10 +146,10 @@ def run(
     print_table_for_terminal(table)
     print_plain(f"\nLook at {written[3]}", style="bold")
     if failed:
-        stderr = Console(stderr=True)
+        stderr = SafeConsole(stderr=True)
         stderr.print(f"\n[red]{len(failed)} of {len(runs)} runs failed[/red]; the same command tries them again:")
         for run_name, reason in failed.items():
-            stderr.print(printable(f"  {run_name}: {reason}"), markup=False, highlight=False, soft_wrap=True)
+            stderr.print(f"  {run_name}: {reason}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -172,7 +171,7 @@ def read_changes(
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     """Raise UserError now for what would otherwise fail in every run."""
     from vqprompt.research.datasets import check_data
-    from vqprompt.research.runs.limits import refuse_what_cannot_fit
+    from vqprompt.research.runs.memory import refuse_what_cannot_fit
     from vqprompt.research.runs.runner import check_out
     from vqprompt.research.runs.tracking import Tracking
 
@@ -186,7 +185,7 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequence[str]) -> dict[str, str]:
     """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text."""
-    from vqprompt.research.paper.work import Advanced, Failed, Finished, Lost, Started
+    from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 
     together = counted(len(todo), "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
@@ -204,13 +203,13 @@ def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequenc
                     shares[run.name] = progress.done / progress.total if known else 0.0
                 case Lost(reason):
                     bars.remove(run.name)
-                    line = f"{run.name} lost its machine and continues on another one: {printable(reason)}"
+                    line = f"{run.name} lost its machine and continues on another one: {reason}"
                     console.print(f"[yellow]↻[/yellow] {escape(line)}", highlight=False, soft_wrap=True)
                 case Finished(result):
                     numbers = f"FAA {result.faa:.2f}, CAA {result.caa:.2f}, {result.seconds:.0f} s"
                     over(run, f"[green]✓[/green] {escape(run.name)}: {numbers}")
                 case Failed(reason):
-                    first = printable(reason.partition("\n")[0])
+                    first = reason.partition("\n")[0]
                     over(run, f"[red]✗[/red] {escape(run.name)}: {escape(first)}")
             if len(todo) > 1:
                 bars.set(together, sum(shares.values()))
@@ -272,7 +271,7 @@ def print_table(
     [bold]vqprompt bench table parameters[/bold] needs no runs.
     """
     from vqprompt.research.paper.grids import find_grid
-    from vqprompt.research.paper.results import save_runs
+    from vqprompt.research.paper.table_rows import save_runs
     from vqprompt.research.paper.tables import make_table
 
     if name == PARAMETERS:
@@ -314,12 +313,12 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     from vqprompt.research.methods import find_method
     from vqprompt.research.results.config import read_config_file
 
-    found = read_config_file(path, "--settings")
-    for name, own in found.items():
+    by_method = read_config_file(path, "--settings")
+    for name, own in by_method.items():
         find_method(name)  # raises UserError if there is no such method
         if not isinstance(own, dict):
             raise UserError(f'--settings {path}: {name} = {own!r}; expected a section, as in ["{name}"] and lr = 1e-3')
-    return found
+    return by_method
 
 
 def parse_seeds(text: str | None) -> list[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vqprompt.commands.console import print_plain
+from vqprompt.commands.console import print_json, print_plain
 from vqprompt.commands.options import Device, Json
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.words import counted
@@ -61,7 +60,7 @@ def check(
             "alike": found.alike, "few": found.few, "notes": found.notes, "seconds": round(found.seconds, 2),
             "page": str(page), "list": str(listed),
         }  # fmt: skip
-        print(json.dumps(summary, ensure_ascii=False, indent=2))
+        print_json(summary, indent=2)
         return
     for note in found.notes:
         print_plain(f"note: {note}")

@@ -1,21 +1,49 @@
-"""The terminal: one console for output, one for errors. Control characters in file names are shown as escapes."""
+"""The terminal: one console for output, one for errors. Control characters in names that others gave are shown as
+escapes, and characters that the terminal cannot show as well."""
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import Any
+
 from rich.console import Console
+from rich.text import Text
 
-from vqprompt.core.errors import printable
+from vqprompt.core.words import printable
 
-console = Console()
+
+class SafeConsole(Console):
+    """No text can move the cursor or change the terminal, wherever it comes from."""
+
+    def render_str(self, text: str, **named: Any) -> Text:
+        return super().render_str(printable(text), **named)
+
+
+console = SafeConsole()
 
 
 def print_error(text: str) -> None:
     """One message on standard error, with `error:` in red."""
-    stderr = Console(stderr=True)
+    stderr = SafeConsole(stderr=True)
     stderr.print("[red]error:[/red]", end=" ")
-    stderr.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    stderr.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_plain(text: str, style: str | None = None) -> None:
     """Text as it is: brackets are no markup, lines are not wrapped."""
-    console.print(printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """JSON on standard output, for other programs to read. What a terminal cannot show becomes a JSON escape."""
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    text = json.dumps(value, ensure_ascii=not unicode, indent=indent)
+    print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text), flush=True)
+
+
+def accept_all_characters() -> None:
+    """Print a character that the terminal or the file cannot take as an escape, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

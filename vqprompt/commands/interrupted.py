@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
 
-from rich.console import Console
-
-from vqprompt.commands.console import printable
+from vqprompt.commands.console import SafeConsole
 from vqprompt.commands.options import option_value
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import end_run
@@ -47,7 +45,7 @@ def report_interruption(arguments: list[str], reason: str = "interrupted") -> No
         ]
     elif command == "bench" and "run" in arguments:
         lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted(arguments)}"]
-    Console(stderr=True).print(printable("\n".join(lines)), markup=False, highlight=False, soft_wrap=True)
+    SafeConsole(stderr=True).print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def _kept(out: Path) -> list[str]:

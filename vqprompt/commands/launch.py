@@ -41,9 +41,9 @@ def launch(count: int) -> None:
 
 
 def _explain(statuses: dict[int, int], count: int) -> int:
-    """The exit status of the run, from those of its processes. A process that ended by itself has printed why; about
-    one that was killed, this prints a message. statuses: by rank; minus the signal, for a process that was killed."""
-    because_of_others = (LOST_STATUS, 128 + signal.SIGTERM)  # these say nothing: the launcher knows the reason
+    """Say which process was killed, if one was, and return the exit status of the run. A process that ended by itself
+    has printed its own message. statuses: exit status by rank; negative: the signal that killed the process."""
+    because_of_others = (LOST_STATUS, 128 + signal.SIGTERM)  # it ended only because another process had ended
     explained = [status for status in statuses.values() if status > 0 and status not in because_of_others]
     if explained:
         return max(explained)

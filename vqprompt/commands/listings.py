@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,7 +49,7 @@ def methods(
     print_plain("To see the settings of one method: vqprompt methods NAME")
 
 
-def count_parameters(methods: dict[str, type[Method]], backbone: str, tasks: int) -> dict[str, int]:
+def count_parameters(methods: Mapping[str, type[Method]], backbone: str, tasks: int) -> dict[str, int]:
     """How many parameters each method has for prompts or adapters, after all tasks."""
     from vqprompt.core.backbones.load import load_backbone
     from vqprompt.core.backbones.registry import BACKBONES

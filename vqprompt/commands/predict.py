@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vqprompt.commands.console import print_plain
+from vqprompt.commands.console import print_json, print_plain
 from vqprompt.commands.options import Device
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
@@ -54,7 +53,7 @@ def predict(
         shares, places = found.topk(min(top, len(predictor.classes)))
         classes = {predictor.classes[p]: s for p, s in zip(places.tolist(), shares.tolist(), strict=True)}
         if as_json:
-            print(json.dumps({"image": str(file), "classes": classes}, ensure_ascii=False))
+            print_json({"image": str(file), "classes": classes})
         else:
             print_plain(f"{file}: " + ", ".join(f"{name} {s:.0%}" for name, s in classes.items()))
     _refuse(bad, len(files))
@@ -78,12 +77,7 @@ def _predict_with_model(
             if isinstance(found, Exception):
                 bad.append(str(found))
             elif as_json:
-                print(
-                    json.dumps(
-                        {"image": str(file), "class": found.name, "classes": dict(found.classes)}, ensure_ascii=False
-                    ),
-                    flush=True,
-                )
+                print_json({"image": str(file), "class": found.name, "classes": dict(found.classes)})
             else:
                 named = ", ".join(f"{name} {share:.0%}" for name, share in found.classes)
                 print_plain(f"{file}: unknown (nearest: {named})" if found.name == "unknown" else f"{file}: {named}")

@@ -1,4 +1,4 @@
-"""Progress for people: live bars in a terminal, plain lines in a file or pipe.
+"""Progress for people: live bars in a terminal, plain lines in a file or pipe. Short work prints no line.
 
 `run`, `demo`, `learn`, `check` and `test` show one bar, `bench run` one bar per run in progress. All of them show how
 much is done, the time elapsed and the time remaining.
@@ -15,53 +15,37 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as LiveBars
 
-from vqprompt.commands.console import printable
-from vqprompt.core.progress import Progress, Report
+from vqprompt.core.progress import Progress, Report, Stage
+from vqprompt.core.words import duration, printable
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def seconds_as_text(seconds: float) -> str:
-    """75 → 1:15, 4000 → 1:06:40."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 @dataclass
 class Timeline:
-    """When a run started, and how far it was when its whole work became known; to estimate the remaining time."""
+    """When some work started, and what is needed to estimate the remaining time and to print lines now and then."""
 
     started: float = field(default_factory=lambda: time.monotonic())
-    first: tuple[float, float] | None = None  # time and work done, at the first event with a known total
-    last_line: float = float("-inf")
-    last_task: int | None = None
+    work: Stage | None = None  # a run's events are about all of its work, others about one stage
+    first: tuple[float, float] = (0.0, 0.0)  # time and work done, at the first event about it
+    task: int | None = None
+    last_line: float = 0.0
 
     def remaining(self, event: Progress) -> float | None:
         """Estimated seconds, from the speed so far; None while nothing is known."""
-        now = time.monotonic()
-        if self.first is None:
-            self.first = now, event.done
-        seconds, work = now - self.first[0], event.done - self.first[1]
-        return seconds / work * (event.total - event.done) if work > 0 else None
+        now, work = time.monotonic(), event.stage if event.task is None else Stage.LEARNING
+        if work is not self.work:
+            self.work, self.first, self.last_line = work, (now, event.done), self.last_line or now
+        seconds, done = now - self.first[0], event.done - self.first[1]
+        return seconds / done * (event.total - event.done) if done > 0 and event.total else None
 
     def is_line_due(self, event: Progress) -> bool:
         """Into a file: one line per task, and one after every ten seconds."""
-        now = time.monotonic()
-        new_task = event.task is not None and event.task != self.last_task
+        now, new_task = time.monotonic(), event.task is not None and event.task != self.task
         if not new_task and now - self.last_line < SECONDS_BETWEEN_LINES:
             return False
-        self.last_line, self.last_task = now, event.task
+        self.last_line, self.task = now, event.task
         return True
-
-
-def live_bars(console: Console) -> LiveBars:
-    """Bars that disappear at the end. The description comes last: it may be long, and a narrow terminal cuts off the
-    end of a line."""
-    return LiveBars(
-        BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
-        TextColumn("remaining"), TextColumn("{task.description}", markup=False), console=console, transient=True,
-    )  # fmt: skip
 
 
 class Bars:
@@ -69,7 +53,10 @@ class Bars:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.live = live_bars(console)
+        self.live = LiveBars(  # the description comes last: a narrow terminal cuts off the end of a line
+            BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
+            TextColumn("remaining"), TextColumn("{task.description}", markup=False), console=console, transient=True,
+        )  # fmt: skip
         self.bars: dict[str, TaskID] = {}
         self.timelines: dict[str, Timeline] = {}
 
@@ -87,17 +74,14 @@ class Bars:
         self.timelines[name] = Timeline()
 
     def show(self, name: str, event: Progress) -> None:
-        known = event.total if event.task is not None else 0  # before the first task, the whole work is not known
         text = printable(f"{name} · {event}" if name else str(event))
-        self.live.update(
-            self.bars[name], completed=event.done if known else 0, total=known or None, description=text
-        )  # fmt: skip
+        self.live.update(self.bars[name], completed=event.done, total=event.total or None, description=text)
         timeline = self.timelines[name]
-        remaining = timeline.remaining(event) if known else None
+        remaining = timeline.remaining(event)
         if not self.console.is_terminal and timeline.is_line_due(event):
-            text += f", {event.done / known:.0%} done" if known else ""
-            text += f", {seconds_as_text(time.monotonic() - timeline.started)} elapsed"
-            text += f", {seconds_as_text(remaining)} remaining" if remaining is not None else ""
+            text += f", {event.done / event.total:.0%} done" if event.total else ""
+            text += f", {duration(time.monotonic() - timeline.started)} elapsed"
+            text += f", {duration(remaining)} remaining" if remaining is not None else ""
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def set(self, name: str, completed: float) -> None:

@@ -37,6 +37,10 @@ def serve(
             show_envvar=True,
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name under which a proxy offers this server, such as models.example.org."),
+    ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as upload_mb=1000. A wrong name lists them."),
@@ -59,7 +63,7 @@ def serve(
     except ImportError as error:
         raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
     from vqprompt.product.serve.limits import Limits
-    from vqprompt.product.serve.models import New
+    from vqprompt.product.serve.models import ModelDefaults
     from vqprompt.product.serve.server import Settings
     from vqprompt.product.serve.server import serve as run
 
@@ -76,6 +80,7 @@ def serve(
             webbrowser.open(url)
 
     settings = Settings(
-        model, example, host, port, token, Limits.parse(limit or []), New(backbone or New.backbone, size, device)
-    )
+        model, example, host, port, token, Limits.parse(limit or []),
+        ModelDefaults(backbone or ModelDefaults.backbone, size, device), tuple(n.lower() for n in allow_host or ()),
+    )  # fmt: skip
     run(settings, print_plain, ready)

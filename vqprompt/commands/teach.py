@@ -5,7 +5,6 @@ A model is one file. Every command reads it, changes it under a lock, and replac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.console import console, print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
-from vqprompt.commands.teaching_words import announce, as_dict, percent, progress_shown, tell
+from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
@@ -72,8 +71,9 @@ def learn(
         bool,
         typer.Option(
             "--no-cache",
-            help="Write no image data to disk. Without this option, more than 128 MB of decoded images are put "
-            "into a temporary file in the cache folder while learning. Either way, nothing of it is kept.",
+            help="Write no decoded images to disk. Without this option, more than 128 MB of them are put into a "
+            "temporary file in the cache folder while learning. (A compressed tar is always unpacked into one.) Either "
+            "way nothing of it is kept, not even a name.",
         ),
     ] = False,
     as_json: Json = False,
@@ -86,7 +86,7 @@ def learn(
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
-    from vqprompt.product.model.on_ray import classroom, parse_place
+    from vqprompt.product.model.on_ray import cluster, parse_place
 
     check_effort(effort)
     place, source = parse_place(on, gpus, workers), images if len(images) > 1 else images[0]
@@ -94,23 +94,23 @@ def learn(
         raise UserError("--on ray takes the classes from folders or shards; leave out --as, or --on")
     with files.locked(model):
         if model.exists():
-            taught = Model.load(model, device=device, backbone=backbone)
-            _check_size(model, taught, size)
+            changed = Model.load(model, device=device, backbone=backbone)
+            _check_size(model, changed, size)
         else:
-            taught = Model(backbone or "vit-s14", size=size, device=device)
-        elsewhere = nullcontext() if place is None else classroom(place, source, taught.backbone)
-        with elsewhere as where, progress_shown() as progress:
-            found = taught.learn(
+            changed = Model(backbone or "vit-s14", size=size, device=device)
+        computing = nullcontext() if place is None else cluster(place, source, changed.weights)
+        with computing as where, progress_shown() as progress:
+            taught = changed.learn(
                 source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
                 seed=seed, on_disk=not no_cache, announce=announce, progress=progress, where=where,
             )  # fmt: skip
-        if found.images:
-            taught.save(model, locked=True)
-    line = noticed(taught.knowledge.classes, {*found.new_classes, *found.grown_classes})
+        if taught.images:
+            changed.save(model, locked=True)
+    line = noticed(changed.knowledge.classes, {c.name for c in taught.classes})
     if as_json:
-        print(json.dumps({**as_dict(found), "noticed": line}, ensure_ascii=False))
+        print_json({**taught.to_json(), "noticed": line})
     else:
-        tell(found, taught, model, line)
+        tell(taught, changed, model, line)
 
 
 def show(model: ModelPath, as_json: Json = False) -> None:
@@ -122,7 +122,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
 
     found = Model.load(model).show()
     if as_json:
-        print(json.dumps(found, ensure_ascii=False, indent=2))
+        print_json(found, indent=2)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -156,7 +156,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     for event in found["history"]:
         what = f"{event['what']} {event.get('detail', '')}".strip()
         if "images" in event:
-            effort = f" at effort {event['effort']}" if "effort" in event else ""
+            effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
             what = f"learned {counted(event['images'], 'image')} of {counted(len(event['classes']), 'class')}{effort}"
         lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
     for line in lines:
@@ -181,18 +181,29 @@ def forget(
     model: ModelPath,
     name: Annotated[str, typer.Argument(metavar="CLASS", help="A class of the model.")],
     for_good: Annotated[
-        bool, typer.Option("--for-good", help="Also delete all older versions, so that undo cannot bring it back.")
+        bool,
+        typer.Option(
+            "--for-good", help="Also delete everything that is kept of it: older versions, its name, file names."
+        ),
     ] = False,
 ) -> None:
     """Remove a class, as if it had never been learned.
 
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
+    from vqprompt.product.model.erase import erase_class
+
+    notes: list[str] = []
     with _changing(model) as changed:
-        changed.forget(name, for_good=for_good)
+        if for_good:
+            notes = erase_class(changed, name)
+        else:
+            changed.forget(name)
         left, accuracy, effort = len(changed.classes), changed.accuracy, changed.effort
     are = "is" if left == 1 else "are"
     print_plain(f"{name} is forgotten; {counted(left, 'class')} {are} left, accuracy {percent(accuracy)}")
+    for note in notes:
+        print_plain(f"note: {note}")
     if effort != "instant":
         print_plain(
             "note: what the model remembered of this class is deleted, but the network was trained with it and stays "
@@ -200,40 +211,45 @@ def forget(
         )
 
 
-def undo(model: ModelPath) -> None:
+def undo(
+    model: ModelPath,
+    steps: Annotated[int, typer.Option(min=1, help="How many changes to undo; `show` lists them.")] = 1,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="VERSION", help="Return to this version instead; see show --json.")
+    ] = None,
+) -> None:
     """Go back to the model before the last change.
 
     [bold]vqprompt undo garden.vqp[/bold]
     """
     with _changing(model) as changed:
-        what = changed.undo()
+        if to is None:
+            done = f"undone: {changed.undo(steps)}"
+        else:
+            changed.return_to(to)
+            done = f"returned to version {to}"
         left = len(changed.classes)
-    print_plain(f"undone: {what}; the model has {counted(left, 'class')} now")
+    print_plain(f"{done}; the model has {counted(left, 'class')} now")
 
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
 ) -> None:
-    """Show what the research commands keep of images on disk, or delete it. Teaching a model keeps nothing.
+    """Show what the research commands keep of images on disk, or delete it. No names of files or classes are kept.
+
+    Teaching a model keeps nothing here.
 
     [bold]vqprompt cache --clear[/bold]
     """
-    import shutil
+    from vqprompt.core.files.cache import clear_cache, list_cache
 
-    from vqprompt.core.files import cache_folder
-
-    folder = cache_folder()
-    total = 0
-    for name, what in (("images", "decoded images"), ("queries", "features"), ("unpacked", "unpacked archives")):
-        place = folder / name
-        sizes = [f.stat().st_size for f in place.rglob("*") if f.is_file()] if place.is_dir() else []
-        total += sum(sizes)
-        print_plain(f"{what:18} {len(sizes):6} files {sum(sizes) / 1e6:10.1f} MB  {place}")
-        if clear and place.is_dir():
-            shutil.rmtree(place)
+    parts = list_cache()
+    for part in parts:
+        print_plain(f"{part.what:18} {part.files:6} files {part.size / 1e6:10.1f} MB  {part.folder}")
     if clear:
-        print_plain(f"deleted {total / 1e6:.1f} MB")
-    elif total:
+        clear_cache()
+        print_plain(f"deleted {sum(part.size for part in parts) / 1e6:.1f} MB")
+    elif any(part.files for part in parts):
         print_plain("vqprompt cache --clear deletes it; it is made again when needed")
 
 
@@ -252,7 +268,7 @@ def _changing(path: Path) -> Iterator[Model]:
 
 
 def _check_size(path: Path, model: Model, size: int | None) -> None:
-    known = model.show()["backbone"]["size"]
+    known = model.backbone.size
     if size is not None and size != known:
         raise UserError(
             f"{path}: this model looks at images of {known} px, and --size {size} is for new models; leave it out, "
@@ -261,10 +277,12 @@ def _check_size(path: Path, model: Model, size: int | None) -> None:
 
 
 def _listed(path: Path | None) -> list[str]:
+    from vqprompt.core.files import read_text
+
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"--exclude {path}: cannot be read ({error})") from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

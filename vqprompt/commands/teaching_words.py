@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vqprompt.commands.console import print_plain
-from vqprompt.core.words import counted
+from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
-    from vqprompt.core.progress import Progress, Report
-    from vqprompt.product.model.model import Model, Plan, Taught
-
-SECONDS_BETWEEN_LINES = 5.0  # of progress, into a file or pipe
+    from vqprompt.core.progress import Report
+    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.teaching import Plan, Taught
 
 
 def announce(plan: Plan) -> None:
@@ -26,94 +23,41 @@ def announce(plan: Plan) -> None:
     print(f"{what}: about {duration(plan.seconds)}", file=sys.stderr, flush=True)
 
 
-def tell(found: Taught, model: Model, path: Path, noticed: str | None) -> None:
-    for note in found.notes:
+def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
+    for note in taught.notes:
         print_plain(f"note: {note}")
-    if found.known_images:
-        print_plain(f"note: left out {counted(found.known_images, 'image')} that the model knows already")
-    if found.copies:
-        print_plain(f"note: left out {counted(found.copies, 'repeated image')}")
-    for message in found.broken[:10]:
+    if taught.known_images:
+        print_plain(f"note: left out {counted(taught.known_images, 'image')} that the model knows already")
+    if taught.copies:
+        print_plain(f"note: left out {counted(taught.copies, 'repeated image')}")
+    for message in taught.broken[:10]:
         print_plain(f"left out: {message}")
-    if len(found.broken) > 10:
-        print_plain(f"left out: … and {len(found.broken) - 10} more")
-    if not found.images:
+    if len(taught.broken) > 10:
+        print_plain(f"left out: … and {len(taught.broken) - 10} more")
+    if not taught.images:
         print_plain("nothing was learned; the model is as it was")
         return
-    grown = f", more images of {counted(len(found.grown_classes), 'known class')}" if found.grown_classes else ""
+    grown = f", more images of {counted(len(taught.grown_classes), 'known class')}" if taught.grown_classes else ""
     print_plain(
-        f"learned {counted(found.images, 'image')} in {duration(found.seconds)}: "
-        f"{counted(len(found.new_classes), 'new class')}{grown}; {path} knows {counted(len(model.classes), 'class')}"
+        f"learned {counted(taught.images, 'image')} in {duration(taught.seconds)}: "
+        f"{counted(len(taught.new_classes), 'new class')}{grown}; {path} knows {counted(len(model.classes), 'class')}"
     )
-    if found.accuracy is not None:
-        before = f" (before: {percent(found.accuracy_before)})" if found.accuracy_before is not None else ""
-        print_plain(f"accuracy now: {percent(found.accuracy)} on images it has not learned{before}")
-    for name, was, now in found.suffering[:5]:
-        print_plain(f"  {name} is recognized less often: {percent(was)} → {percent(now)}")
+    if taught.accuracy is not None:
+        before = f" (before: {percent(taught.accuracy_before)})" if taught.accuracy_before is not None else ""
+        print_plain(f"accuracy now: {percent(taught.accuracy)} on images it has not learned{before}")
+    for one in taught.suffering[:5]:
+        print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
     if noticed is not None:
         print_plain(f"note: {noticed}")
 
 
-def as_dict(found: Taught) -> dict[str, Any]:
-    return {
-        "images": found.images, "new_classes": found.new_classes, "grown_classes": found.grown_classes,
-        "known_images": found.known_images, "copies": found.copies, "broken": found.broken, "accuracy": found.accuracy,
-        "accuracy_before": found.accuracy_before,
-        "suffering": [{"class": n, "before": b, "now": a} for n, b, a in found.suffering], "notes": found.notes,
-        "seconds": round(found.seconds, 2), "effort": found.effort,
-    }  # fmt: skip
-
-
-@contextmanager
-def progress_shown() -> Iterator[Report]:
-    """A live bar in a terminal; lines with the remaining time in a file or pipe. All of it on standard error."""
+def progress_shown() -> AbstractContextManager[Report]:
+    """On standard error, because standard output may be read by other programs."""
     from rich.console import Console
 
-    from vqprompt.commands.progress_bar import live_bars
+    from vqprompt.commands.progress_bar import progress_bar
 
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with live_bars(console) as bar:
-            line = bar.add_task("starting", total=None)
-
-            def live(event: Progress) -> None:
-                bar.update(
-                    line, completed=event.done, total=event.total or None, description=event.detail or str(event.stage)
-                )
-
-            yield live
-        return
-    started: dict[str, float] = {}
-    last = 0.0
-
-    def lines(event: Progress) -> None:
-        nonlocal last
-        now = time.monotonic()
-        begun = started.setdefault(event.stage, now)
-        first = begun == now
-        if event.done < event.total and (now - last < SECONDS_BETWEEN_LINES or first):
-            if first:
-                last = now
-            return
-        if event.done >= event.total and now - begun < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        share = event.done / event.total if event.total else 0
-        remaining = (now - begun) / max(event.done, 1) * (event.total - event.done)
-        what = event.detail or str(event.stage)
-        print(
-            f"{what}: {share:.0%} done, {duration(now - begun)} elapsed, "
-            f"{duration(remaining)} remaining", file=sys.stderr, flush=True,
-        )  # fmt: skip
-
-    yield lines
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(round(seconds), 1)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    return progress_bar(Console(stderr=True))
 
 
 def percent(share: float | None) -> str:

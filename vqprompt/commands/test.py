@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vqprompt.commands.console import print_plain
+from vqprompt.commands.console import print_json, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath
 from vqprompt.commands.teaching_words import percent, progress_shown
 from vqprompt.core.errors import UserError
@@ -61,7 +61,7 @@ def test(
     write_atomically(place / "images.csv", images_csv(found))
     write_atomically(place / "classes.csv", classes_csv(found))
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print_json(summary)
         return
     for note in found.notes:
         print_plain(f"note: {note}")

@@ -27,21 +27,6 @@ def shown(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def printable(text: str) -> str:
-    """Text that is safe to print: control characters and undecodable bytes of file names become escapes (`\\x1b`).
-
-    Line breaks and tabs stay, because our own messages use them.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
 class UserError(ValueError):
     """Shown on the command line as a message, without a traceback."""
 

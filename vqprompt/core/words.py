@@ -1,4 +1,4 @@
-"""Counts and lists of names, as messages say them."""
+"""Counts, durations and names, as messages say them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,27 @@ def counted(count: int, noun: str) -> str:
 def shorten(names: Sequence[str], most: int = 5) -> str:
     """The first names in quotes, and how many there are in total."""
     return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
+
+
+def duration(seconds: float) -> str:
+    """`2.4 s`, `35 s`, `1 min 15 s`, `2 h 5 min`."""
+    if round(seconds) < 60:
+        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def printable(text: str) -> str:
+    """Text that is safe to print: control characters and undecodable bytes of file names become escapes (`\\x1b`).
+
+    Line breaks and tabs stay, because our own messages use them.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -9,30 +9,35 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from vqprompt.core.backbones.config import ViTConfig, weight_shapes
 from vqprompt.core.backbones.registry import HALVES, IMAGENET, WeightsError
-from vqprompt.core.backbones.vit import ViT, ViTConfig
 
-State = dict[str, Tensor]
+Array = np.ndarray[Any, np.dtype[Any]]
+State = dict[str, Array]
 LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384}  # far above any in use
 
 
 def dequantize(tensors: State) -> State:
     """Int8 rows times their scales."""
-    for key in [key for key, value in tensors.items() if value.dtype == torch.int8]:
+    for key in [key for key, value in tensors.items() if value.dtype == np.int8]:
         scale, rows = tensors.pop(f"{key}.scale", None), tensors[key]
         if scale is None or scale.shape != rows.shape[:1]:
             raise WeightsError(f"int8 {key} needs {key}.scale, one number per row; pack the weights again")
-        tensors[key] = rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
+        tensors[key] = np.multiply(rows, by_row(scale, rows.ndim), dtype=np.float32)
     return tensors
+
+
+def by_row(values: Array, ndim: int) -> Array:
+    """One float32 number for each row of an array with `ndim` dimensions."""
+    return values.astype(np.float32).reshape(-1, *[1] * (ndim - 1))
 
 
 MARKS = {"google": "Transformer/", "transformers": "encoder.layer.", "timm": "blocks."}
@@ -106,7 +111,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
         if key in state:
             raise WeightsError(f"{own} and {origin[key]} are the same weights twice; save one model alone")
         state[key], origin[key] = value, own
-    if integers := [origin[key] for key, value in state.items() if not value.is_floating_point()]:
+    if integers := [origin[key] for key, value in state.items() if value.dtype.kind != "f"]:
         raise WeightsError(f"{name_keys(integers)} should be floating point; save the weights as float32")
     hints = normalization(layout, tensors, stem)
     if layout == "transformers" and not any(key.endswith(".gamma") for key in state):
@@ -118,13 +123,14 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
     return fold_layer_scale(join_qkv(state)), origin, hints
 
 
-def from_flax(key: str, value: Tensor) -> Tensor:
+def from_flax(key: str, value: Array) -> Array:
     """Flax has inputs first and one axis per head; torch has outputs first and the heads side by side."""
     if key == "patch_embed.proj.weight" and value.ndim == 4:
-        return value.permute(3, 2, 0, 1)
+        return value.transpose(3, 2, 0, 1)
     if key.endswith(".weight") and value.ndim > 1:
-        return value.flatten(0, -2).T if ".attn.proj." in key else value.flatten(1).T
-    return value.flatten() if key.endswith(".bias") else value
+        shape = (-1, value.shape[-1]) if ".attn.proj." in key else (len(value), -1)
+        return value.reshape(shape).T
+    return value.ravel() if key.endswith(".bias") else value
 
 
 def join_qkv(state: State) -> State:
@@ -132,7 +138,7 @@ def join_qkv(state: State) -> State:
     for key in [key for key in state if ".attn.query." in key]:
         parts = [key.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         if all(part in state and state[part].shape == state[key].shape for part in parts):
-            state[key.replace(".query.", ".qkv.")] = torch.cat([state.pop(part) for part in parts])
+            state[key.replace(".query.", ".qkv.")] = np.concatenate([state.pop(part) for part in parts])
     return state
 
 
@@ -144,13 +150,13 @@ def fold_layer_scale(state: State) -> State:
         raise WeightsError(f"LayerScale in some blocks only, missing {name_keys(missing)}; fetch it again")
     for key in gammas:
         if state[key].ndim != 1:
-            raise WeightsError(f"{key} has the shape {tuple(state[key].shape)}, not one dimension; fetch it again")
+            raise WeightsError(f"{key} has the shape {state[key].shape}, not one dimension; fetch it again")
         layer = key.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")
-        gamma = state.pop(key).float()
+        gamma = state.pop(key)
         for part in {f"{layer}.weight", f"{layer}.bias"} & set(state):  # a missing one is reported with the others
             if gamma.shape != state[part].shape[:1]:
-                raise WeightsError(f"{key} {tuple(gamma.shape)} does not fit {part} {tuple(state[part].shape)}")
-            state[part] = state[part].float() * gamma.view(-1, *[1] * (state[part].ndim - 1))
+                raise WeightsError(f"{key} {gamma.shape} does not fit {part} {state[part].shape}")
+            state[part] = state[part].astype(np.float32) * by_row(gamma, state[part].ndim)
     return state
 
 
@@ -168,20 +174,20 @@ def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]
 
 def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:
     """A config from the shapes; what the layout implies overrides them, and stated values override both."""
-    names = [field.name for field in fields(ViTConfig)]
+    names = [field.name for field in dataclasses.fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
-    found: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
-    if "heads" not in found:
-        if found["width"] % 64:
+    settings: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
+    if "heads" not in settings:
+        if settings["width"] % 64:
             raise WeightsError(
-                f"width {found['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
+                f"width {settings['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
             )
-        found["heads"] = found["width"] // 64
+        settings["heads"] = settings["width"] // 64
     try:
-        found |= {"mean": tuple(found["mean"]), "std": tuple(found["std"])}  # JSON has lists
-        check_values(found)
-        return ViTConfig(**found)
+        settings |= {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])}  # JSON has lists
+        check_values(settings)
+        return ViTConfig(**settings)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise WeightsError(f"{error}; state the right values in config_overrides") from error
 
@@ -213,10 +219,8 @@ def config_from_shapes(state: State) -> dict[str, Any]:
         if key not in state:
             raise WeightsError(f"missing {key} (timm's name), so it is not a whole ViT; fetch it again")
         if state[key].ndim != ndim:
-            raise WeightsError(
-                f"{key} has shape {tuple(state[key].shape)} instead of {ndim} dimensions; fetch it again"
-            )
-    if empty := [key for key, value in state.items() if not value.numel()]:
+            raise WeightsError(f"{key} has shape {state[key].shape} instead of {ndim} dimensions; fetch it again")
+    if empty := [key for key, value in state.items() if not value.size]:
         raise WeightsError(f"{name_keys(empty)}: no numbers in it; fetch it again")
     width, _, _, patch = state["patch_embed.proj.weight"].shape
     rows = state["pos_embed"].shape[1]
@@ -231,16 +235,15 @@ def config_from_shapes(state: State) -> dict[str, Any]:
 
 def depth_of(keys: Iterable[str]) -> int:
     """How many blocks the names count."""
-    numbers = {found[1] for key in keys if (found := re.match(r"blocks\.(\d+)\.", key))}
+    numbers = {block[1] for key in keys if (block := re.match(r"blocks\.(\d+)\.", key))}
     if absurd := [number for number in numbers if len(number) > 5 or int(number) >= LARGEST["depth"]]:
         raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {LARGEST['depth']} blocks; fetch it again")
     return 1 + max(map(int, numbers), default=-1)
 
 
 def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
-    with torch.device("meta"):
-        expected = {key: tuple(value.shape) for key, value in ViT(config).state_dict().items()}
-    given = {key: tuple(value.shape) for key, value in state.items()}
+    expected = weight_shapes(config)
+    given = {key: value.shape for key, value in state.items()}
     wrong = [key for key in expected if key in given and given[key] != expected[key]]
     problems = {
         "missing (timm's names)": [key for key in expected if key not in given],
@@ -256,7 +259,7 @@ def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
 
 
 def not_finite(state: State) -> list[str]:
-    return [key for key, value in state.items() if not value.isfinite().all()]
+    return [key for key, value in state.items() if not np.isfinite(value).all()]
 
 
 def name_keys(keys: Iterable[str], most: int = 4) -> str:

@@ -8,15 +8,16 @@ import math
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from safetensors import safe_open
-from torch import Tensor
+from safetensors import deserialize, safe_open
 
-from vqprompt.core.backbones.layouts import State, dequantize, name_keys
+from vqprompt.core.backbones.layouts import Array, State, dequantize, name_keys
 from vqprompt.core.backbones.registry import WEIGHTS_SUFFIXES, WeightsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WRAPPERS = ("teacher", "state_dict", "model", "student")  # of a self-distilled pair, the teacher is taken
 MAX_NESTING = 8  # dictionaries inside dictionaries
@@ -32,9 +33,7 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
         elif path.suffix == ".npz":
             tensors, stated = _read_npz(path), {}
         else:
-            _check_zip(path)
-            with torch.serialization.safe_globals([argparse.Namespace]):  # the options in DINO's and iBOT's files
-                tensors, stated = torch.load(path, map_location="cpu", weights_only=True), {}
+            tensors, stated = _read_pickle(path), {}
     except pickle.UnpicklingError as error:
         raise WeightsError(
             "refused, because it is damaged or holds more than tensors, and reading the rest could run code; "
@@ -45,16 +44,41 @@ def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     except Exception as error:  # a damaged file can raise anything, a MemoryError included
         reason = str(error).partition("\n")[0][:300] or type(error).__name__
         raise WeightsError(f"damaged or incomplete ({reason}); fetch it again") from error
-    return dequantize(unwrap(tensors)), stated
+    if not tensors:
+        raise WeightsError("holds no weights; save model.state_dict()")
+    return dequantize(tensors), stated
 
 
 def _read_safetensors(path: Path) -> tuple[State, dict[str, Any]]:
-    with safe_open(path, framework="pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    with safe_open(path, framework="np") as file:
+        kinds = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors = {key: file.get_tensor(key) for key, kind in kinds.items() if kind != "BF16"}
         stated = json.loads((file.metadata() or {}).get("config", "{}"))
+    if "BF16" in kinds.values():  # numpy has no such type
+        raw = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
+        tensors |= {key: _bfloat16(**raw[key]) for key, kind in kinds.items() if kind == "BF16"}
     if not isinstance(stated, dict):
         raise WeightsError(f"the config in its metadata is a {type(stated).__name__}, not a dictionary; save it again")
     return tensors, stated
+
+
+def _bfloat16(data: bytes, shape: list[int], dtype: str) -> Array:
+    """The upper halves of float32 numbers."""
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+
+
+def _read_pickle(path: Path) -> State:
+    try:
+        import torch
+    except ImportError:
+        raise WeightsError(
+            f"a {path.suffix} file is read with PyTorch, which is not installed: pip install torch, "
+            "or convert it elsewhere with save_backbone to a .safetensors file"
+        ) from None
+    _check_zip(path)
+    with torch.serialization.safe_globals([argparse.Namespace]):  # the options in DINO's and iBOT's files
+        loaded = unwrap(torch.load(path, map_location="cpu", weights_only=True))
+    return {key: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for key, t in loaded.items()}
 
 
 def _read_npz(path: Path) -> State:
@@ -63,13 +87,13 @@ def _read_npz(path: Path) -> State:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as member:
-                version = np.lib.format.read_magic(member)  # type: ignore[arg-type]
+                version = np.lib.format.read_magic(member)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(member)  # type: ignore[arg-type]
+                shape, _, dtype = read(member)
                 if math.prod(shape) * dtype.itemsize + member.tell() != info.file_size:
                     raise WeightsError(f"{info.filename} claims the shape {shape}, which its data does not have")
     with np.load(path, allow_pickle=False) as file:
-        return {key: torch.from_numpy(file[key]) for key in file.files}
+        return {key: file[key] for key in file.files}
 
 
 def _check_zip(path: Path) -> None:
@@ -85,8 +109,10 @@ def _check_zip(path: Path) -> None:
         )
 
 
-def unwrap(loaded: Any) -> State:
+def unwrap(loaded: Any) -> dict[str, Tensor]:
     """The state dict inside a training checkpoint; of a self-distilled pair, the teacher."""
+    from torch import Tensor
+
     inner, depth = loaded, 0
     while isinstance(inner, dict):
         depth += 1
@@ -108,6 +134,8 @@ def unwrap(loaded: Any) -> State:
 
 def check_tensor(key: str, value: Tensor) -> None:
     """Refuse a tensor that is not plain, or whose shape claims more numbers than the file holds."""
+    import torch
+
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
         raise WeightsError(f"{key} is a {value.layout} tensor on {value.device}; save plain tensors of the CPU")
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():

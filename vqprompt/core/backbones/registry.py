@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vqprompt.core.backbones.vit import ViTConfig
-from vqprompt.core.downloads import download
+from vqprompt.core.backbones.config import ViTConfig
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import cache_folder, is_file
+from vqprompt.core.files import cache_folder, is_file, open_regular, sha256_of
 from vqprompt.core.progress import Report, ignore
 
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
@@ -74,13 +69,17 @@ def backbones_folder() -> Path:
 def locate(backbone: Backbone, progress: Report = ignore) -> Path:
     """The weights file: from the backbones folder, else from the package, the hub or the makers' own server."""
     own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in WEIGHTS_SUFFIXES]
-    if found := next((path for path in own if is_file(path)), None):
-        return found
+    if there := next((path for path in own if is_file(path)), None):
+        return there
     if backbone.name == "vit-s14":
         if not EMBEDDED.is_file():
             raise WeightsError(f"{EMBEDDED} should be part of the package: reinstall vqprompt")
         return EMBEDDED
     if backbone.repo is None:
+        from http.client import HTTPException  # slow to import, and rarely needed
+
+        from vqprompt.core.downloads import download
+
         target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
         try:
             return download(backbone.url, target, backbone.checksum, progress)
@@ -116,6 +115,7 @@ def check_hub_digest(path: Path) -> None:
     """Check a file of the hub's cache, where a large file is named by its sha256."""
     blob = path.resolve()
     if re.fullmatch("[0-9a-f]{64}", blob.name):
-        found = hashlib.sha256(np.memmap(blob, mode="r").data).hexdigest()
-        if found != blob.name:
-            raise WeightsError(f"{path}: damaged, its sha256 is {found}; delete {blob} and load again")
+        with open_regular(blob) as file:
+            digest = sha256_of(file)
+        if digest != blob.name:
+            raise WeightsError(f"{path}: damaged, its sha256 is {digest}; delete {blob} and load again")

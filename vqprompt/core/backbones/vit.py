@@ -10,7 +10,6 @@ What is notable about this implementation:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
@@ -18,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vqprompt.core.errors import UserError
+from vqprompt.core.backbones.config import ViTConfig as ViTConfig
+from vqprompt.core.backbones.config import check_size
 
 Placement = Literal["after", "before", "tokens"]
 """Where a prompt of length L_p meets the attention:
@@ -34,45 +34,6 @@ Prompts = Mapping[int, Tensor]
 
 Adapter = tuple[Tensor, Tensor, Tensor, Tensor]
 """A bottleneck beside a block's MLP: down [r, D], its bias [r], up [D, r], its bias [D]."""
-
-
-@dataclass(frozen=True)
-class ViTConfig:
-    width: int = 384
-    depth: int = 12
-    heads: int = 6
-    patch: int = 14
-    image_size: int = 224
-    mlp_ratio: float = 4.0
-    eps: float = 1e-6
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible into {self.heads} heads")
-        check_size(self.image_size, self.patch)
-
-    @property
-    def tokens(self) -> int:
-        return (self.image_size // self.patch) ** 2 + 1
-
-
-MAX_PATCHES = 65_536  # per image: 3,584 px in patches of 14
-
-
-def check_size(size: int, patch: int) -> None:
-    """Refuse an image size that does not divide into patches, or into far too many to compute with."""
-    if patch > 0 and (size // patch) ** 2 > MAX_PATCHES:
-        raise UserError(
-            f"image size {size} makes {(size // patch) ** 2:,} patches of {patch} px; "
-            f"at most {MAX_PATCHES:,} are accepted, so choose {int(MAX_PATCHES**0.5) * patch} or less"
-        )
-    if size < patch or size % patch:
-        near = max(patch, round(size / patch) * patch)
-        raise UserError(
-            f"image size {size} does not divide into patches of {patch} px; the nearest that does is {near}"
-        )
 
 
 class Attention(nn.Module):

@@ -15,7 +15,9 @@ import struct
 import threading
 import zipfile
 from collections.abc import KeysView, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_file_size, check_ratio
@@ -30,11 +32,13 @@ class Files:
     """The files of one folder or archive.
 
     sizes: bytes of each file, by path, in a fixed order. folders: paths of the folders (an archive may not name them).
-    skipped: what is not read, such as a second link to the same folder. key: SHA-256 of an archive's content.
+    skipped: what is not read, such as a second link to the same folder.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.key = path, ""
+        self.path = path
+        self._archive: BinaryIO | None = None
+        self._lock = threading.Lock()  # one file handle, many decoding threads
         self.sizes: dict[str, int] = {}
         self.folders: list[str] = []
         self.skipped: list[str] = []
@@ -42,6 +46,14 @@ class Files:
     @property
     def names(self) -> KeysView[str]:
         return self.sizes.keys()
+
+    @cached_property
+    def key(self) -> str:  # not in the constructor, because hashing takes long and teaching does not need it
+        """SHA-256 of an archive's content; "" for a folder."""
+        if self._archive is None:
+            return ""
+        with self._lock:
+            return ContentHashes(self.path).of_open(self._archive)
 
     def stamps(self, names: Sequence[str]) -> dict[str, str]:
         """For each file a text that changes when its content does (together with `key`)."""
@@ -79,8 +91,8 @@ def _reading_order(path: str) -> list[tuple[int, str]]:
     return [*((1, folder) for folder in folders), (0, name)]
 
 
-def open_files(path: Path) -> Files:
-    """The files of a folder, a zip or a tar."""
+def open_files(path: Path, keep: bool = True) -> Files:
+    """The files of a folder, a zip or a tar. keep: whether an unpacked tar may stay in the cache."""
     from vqprompt.core.data.tars import TarFiles, is_tar
 
     if path.is_dir():
@@ -93,7 +105,7 @@ def open_files(path: Path) -> Files:
     if zipped:
         return ZipFiles(path)
     if is_tar(path):
-        return TarFiles(path)
+        return TarFiles(path, keep)
     raise ImageError(
         f"{path}: neither a folder nor a zip or tar file that is whole; copy it again, or give the folder that "
         "holds the class folders"
@@ -111,7 +123,8 @@ class FolderFiles(Files):
         self.root = path.resolve()
         self.follow = os.environ.get(FOLLOW_LINKS, "").lower() in ("1", "true", "yes")
         self._visited: set[tuple[int, int]] = set()
-        self._hashes: dict[str, str] = {}
+        self._hashes: ContentHashes | None = None
+        self._stamps: dict[str, str] = {}
         self._links: list[str] = []
         try:
             self._walk("")
@@ -123,16 +136,18 @@ class FolderFiles(Files):
         self.folders.sort()
 
     def stamps(self, names: Sequence[str]) -> dict[str, str]:
-        self._hashes = ContentHashes(self.path).of(names)
-        return dict(self._hashes)
+        self._hashes = ContentHashes(self.path)
+        self._stamps = self._hashes.of(names)
+        return self._stamps
 
     def _read(self, name: str) -> bytes:
         with open_regular(self.path / name) as file:
             size = os.fstat(file.fileno()).st_size
             check_file_size(name, size)
-            data = file.read(size)  # an endless file of size 0, as /proc has them, gives nothing
-        expected = self._hashes.get(name)
-        if expected and hashlib.sha256(data).hexdigest() != expected:
+            data = file.read(size)  # a file of /proc says that its size is 0, and may never end
+            stamp = self._stamps.get(name)
+            unchanged = not stamp or self._hashes is None or self._hashes.remembers(file, stamp)
+        if not unchanged and hashlib.sha256(data).hexdigest() != stamp:
             raise OSError("it changed while it was being read; run again when it is complete")
         return data
 
@@ -147,8 +162,8 @@ class FolderFiles(Files):
             self._visited.add((status.st_dev, status.st_ino))
             if inside:
                 self.folders.append(inside)
-            with os.scandir(self.path / inside) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with os.scandir(self.path / inside) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
             for entry in entries:
                 name = f"{inside}/{entry.name}" if inside else entry.name
                 if hidden(name):
@@ -170,7 +185,7 @@ class FolderFiles(Files):
             self._walk(name)
 
     def _size(self, name: str) -> int:
-        """0 for what is not a regular file or is not there: reading it says so, if it is read at all."""
+        """Bytes; 0 for what is missing or is not a regular file. (If it is ever read, the error says so.)"""
         try:
             status = (self.path / name).stat()
         except OSError:
@@ -199,15 +214,13 @@ class ZipFiles(Files):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._lock = threading.Lock()  # one file handle, many decoding threads
         try:
-            self._file = open_regular(path)
+            self._file = self._archive = open_regular(path)
             listed = count_listed(self._file)
             if listed > ENTRIES.value:
                 raise ENTRIES.refuse(str(path), f"a zip file of {listed:,} files", listed)
             self._zip = zipfile.ZipFile(self._file)
             self._list(listed)
-            self.key = ContentHashes(path).of_open(self._file)
         except ImageError:
             raise
         except Exception as error:  # a damaged directory may raise anything
@@ -259,11 +272,12 @@ class ZipFiles(Files):
         return data
 
 
-def count_listed(file) -> int:  # type: ignore[no-untyped-def]
-    """How many files the end record of a zip says there are; the directory must have room for just these."""
+def count_listed(file: BinaryIO) -> int:
+    """How many files the end record of a zip says there are; the directory must have room for just these. (`zipfile`
+    reads this record but does not show it; tests/test_archives.py notices if it changes.)"""
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if not end:
-        raise ImageError(f"{file.name}: not a zip file; get it again")
+        raise zipfile.BadZipFile("it has no end record")
     count, size = end[zipfile._ECD_ENTRIES_TOTAL], end[zipfile._ECD_SIZE]  # type: ignore[attr-defined]
     if end[zipfile._ECD_DISK_NUMBER] or end[zipfile._ECD_DISK_START]:  # type: ignore[attr-defined]
         raise zipfile.BadZipFile("it is one part of several")

@@ -2,7 +2,9 @@
 
 - Only formats on a list are decoded. Pillow knows many more, and some of them start other programs (PostScript).
 - A large image shrinks while it is opened, so that 100 megapixels need little more memory than a thumbnail. Images
-  with a short side below four times the stored side are not touched by this: their pixels are exactly Pillow's.
+  with a short side below four times the stored side are not touched by this: their pixels are exactly Pillow's. Only
+  if the other side is very long, that one shrinks alone.
+- Threads decode as many images at a time as have 100 megapixels together.
 - What is too large is refused by its header, before pixels are allocated (see limits.py).
 """
 
@@ -13,14 +15,15 @@ import math
 import os
 import struct
 import threading
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels
+from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels, check_sides
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import open_regular
 
@@ -30,27 +33,44 @@ IMAGE_SUFFIXES = frozenset(
 )
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
 LARGE = 8_000_000  # pixels from which an image is worked on in strips
-ONE_AT_A_TIME = 25_000_000  # pixels from which only one image is decoded at a time, for any number of threads
+LONG = 8192  # px of a side from which it shrinks alone, if the other one is short
+AT_A_TIME = 100_000_000  # pixels that all threads together decode at a time
 STRIP = 2_000_000  # pixels per strip
 
-_large_images = threading.Lock()
-
 ImageLike = str | Path | Image.Image | np.ndarray
+
+
+class PixelBudget:
+    """Lets threads work at the same time on images of at most `most` pixels together, or on a single larger one."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self._used, self._changed = most, 0, threading.Condition()
+
+    @contextmanager
+    def take(self, pixels: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + pixels <= self.most)
+            self._used += pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= pixels
+                self._changed.notify_all()
+
+
+_budget = PixelBudget(AT_A_TIME)
 
 
 @cache
 def accepted_formats() -> tuple[str, ...]:
     """Names of the formats that are decoded on this machine."""
     Image.init()
-    found = list(FORMATS)
-    if "AVIF" in Image.OPEN:
-        found.append("AVIF")
     with suppress(Exception):  # not installed, or without its library
         import pillow_heif
 
         pillow_heif.register_heif_opener()
-        found.append("HEIF")
-    return tuple(name for name in found if name in Image.OPEN)
+    return tuple(name for name in (*FORMATS, "AVIF", "HEIF") if name in Image.OPEN)
 
 
 def decode(data: bytes, name: str, side: int | None = None) -> Image.Image:
@@ -59,35 +79,35 @@ def decode(data: bytes, name: str, side: int | None = None) -> Image.Image:
     side: the image will be squashed to a square of this side. Then it may come back smaller than it is in the file,
     but never with a side below twice this.
     """
-    return _decode(data, name, side)[0]
+    with _refusing(data, name):
+        return _shrunk(_identify(data), name, side)[0]
 
 
 def decode_pixels(data: bytes, name: str, side: int) -> tuple[np.ndarray, float]:
     """An image file to uint8 pixels [3, side, side], squashed, and its true width / height."""
-    image, aspect = _decode(data, name, side)
-    return to_pixels(image, side), aspect
-
-
-def _decode(data: bytes, name: str, side: int | None) -> tuple[Image.Image, float]:
-    try:
-        return _shrunk(_identify(data), name, side)
-    except ImageError:
-        raise
-    except MemoryError:
-        raise ImageError(f"{name}: there is not enough memory to decode it; shrink it or take it out") from None
-    except Exception as error:  # decoders fail on damaged files in every possible way
-        raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
+    with _refusing(data, name):
+        image, aspect = _shrunk(_identify(data), name, side)
+        return to_pixels(image, side), aspect
 
 
 def aspect_of(data: bytes, name: str) -> float:
     """The true width / height of an image file, from its header: as `decode_pixels` gives it, without decoding."""
-    try:
+    with _refusing(data, name):
         image = _identify(data)
         _check_size(image, name, squashed=True)
         width, height = image.size
         return height / width if _is_on_its_side(image) else width / height
+
+
+@contextmanager
+def _refusing(data: bytes, name: str) -> Iterator[None]:
+    """Turn every error of a decoder into an `ImageError` that names the file."""
+    try:
+        yield
     except ImageError:
         raise
+    except MemoryError:
+        raise ImageError(f"{name}: there is not enough memory to decode it; shrink it or take it out") from None
     except Exception as error:  # decoders fail on damaged files in every possible way
         raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
 
@@ -142,8 +162,8 @@ def _check_size(image: Image.Image, name: str, squashed: bool) -> bool:
     jpeg = image.format in ("JPEG", "MPO") and squashed  # MPO: a JPEG with a second picture in it
     if min(width, height) < 1:
         raise ImageError(f"{name}: it has no pixels ({width}×{height}); replace the file or take it out")
-    progressive = bool(image.info.get("progressive") or image.info.get("progression"))  # holds all coefficients
-    check_pixels(name, width, height, (JPEG_FACTOR / 2 if progressive else JPEG_FACTOR) if jpeg else 1.0)
+    factor = JPEG_FACTOR / 2 if _is_progressive(image) else JPEG_FACTOR
+    check_pixels(name, width, height, factor if jpeg else 1.0)
     return jpeg
 
 
@@ -151,30 +171,36 @@ def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Imag
     """An opened image as RGB and its true aspect ratio; it shrinks while its pixels are read where `side` allows."""
     jpeg = _check_size(image, name, squashed=side is not None)
     width, height = image.size
-    one_at_a_time: AbstractContextManager[object] = _large_images if width * height > ONE_AT_A_TIME else nullcontext()
-    with one_at_a_time:
-        if jpeg and side is not None and min(width, height) >= 4 * side:
-            image.draft(image.mode, (2 * side, 2 * side))
+    if jpeg and side is not None and min(width, height) >= 4 * side:
+        image.draft(image.mode, (2 * side, 2 * side))
+    with _budget.take(width * height if _is_progressive(image) else image.width * image.height):
         small = _in_strips(image, side) if side is not None else image
-        before = small.size
-        found = to_rgb(small)
-    aspect = height / width if found.size != before else width / height
-    return found, aspect
+        rgb = to_rgb(small)
+    turned = rgb.size != small.size or (rgb.width == rgb.height and _is_on_its_side(image))
+    return rgb, height / width if turned else width / height
+
+
+def _is_progressive(image: Image.Image) -> bool:
+    """A progressive JPEG: all its coefficients are in memory, however much it shrinks."""
+    return bool(image.info.get("progressive") or image.info.get("progression"))
 
 
 def _in_strips(image: Image.Image, side: int) -> Image.Image:
     """A large image reduced strip by strip, so that conversions never copy all of it."""
     width, height = image.size
     factor = min(width, height) // (2 * side)
-    if factor < 2 or width * height < LARGE:
+    across, down = factor, factor
+    if factor < 2 and max(width, height) > LONG:
+        across, down = max(1, width // (2 * side)), max(1, height // (2 * side))
+    elif factor < 2 or width * height < LARGE:
         return image
     exif = _exif(image)
-    small = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    small = Image.new("RGB", (-(-width // across), -(-height // down)))
     top = _brightest(image)
-    rows = max(1, STRIP // width // factor) * factor
+    rows = max(1, STRIP // width // down) * down
     for start in range(0, height, rows):
         strip = image.crop((0, start, width, min(start + rows, height)))
-        small.paste(_flatten(strip, top).reduce(factor), (0, start // factor))
+        small.paste(_flatten(strip, top).reduce((across, down)), (0, start // down))
     if exif is not None:
         small.info["exif"] = exif
     return small
@@ -229,18 +255,19 @@ def to_pixels(image: Image.Image, side: int) -> np.ndarray:
 
 def open_image(image: ImageLike, side: int | None = None) -> Image.Image:
     """A path, Pillow image or uint8 array to an upright RGB image. side: as in `decode`."""
-    return _open(image, side)[0]
+    return decode(read_image(image), str(image), side) if isinstance(image, str | Path) else _from_memory(image)
 
 
 def load_pixels(image: ImageLike, side: int) -> tuple[np.ndarray, float]:
     """A path, Pillow image or uint8 array to uint8 pixels [3, side, side], squashed, and its true width / height."""
-    opened, aspect = _open(image, side)
-    return to_pixels(opened, side), aspect
-
-
-def _open(image: ImageLike, side: int | None) -> tuple[Image.Image, float]:
     if isinstance(image, str | Path):
-        return _decode(_read(image), str(image), side)
+        return decode_pixels(read_image(image), str(image), side)
+    opened = _from_memory(image)
+    return to_pixels(opened, side), opened.width / opened.height
+
+
+def _from_memory(image: Image.Image | np.ndarray) -> Image.Image:
+    """A Pillow image or uint8 array to an upright RGB image."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (3, 4)):
             raise UserError(
@@ -253,23 +280,23 @@ def _open(image: ImageLike, side: int | None) -> tuple[Image.Image, float]:
         raise UserError(f"give a path, a Pillow image or a uint8 array as an image, not {type(image).__name__}")
     if min(image.size) < 1:
         raise UserError(f"a Pillow image needs pixels, and this one has {image.width}×{image.height}")
+    check_sides("an image", *image.size)
     try:
-        opened = to_rgb(image)
+        return to_rgb(image)
     except OSError as error:  # Pillow reads a file only when its pixels are asked for
         raise ImageError(f"a Pillow image cannot be decoded ({error}); open a whole file") from None
-    return opened, opened.width / opened.height
 
 
-def _read(given: str | Path) -> bytes:
+def read_image(given: str | Path) -> bytes:
+    """The content of an image file, within the limit on its size."""
     try:
-        path = Path(given).expanduser()
-        with open_regular(path) as file:
+        with open_regular(Path(given).expanduser()) as file:
             size = os.fstat(file.fileno()).st_size
             check_file_size(str(given), size)
             return file.read(size)
+    except UserError:
+        raise
     except FileNotFoundError:
-        raise UserError(f"{given}: no such image file; check the path") from None
+        raise ImageError(f"{given}: no such image file; check the path") from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte in the path; RuntimeError: no home
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{given}: no image file that can be read ({error}); give a regular file") from None
+        raise ImageError(f"{given}: no image file that can be read ({error}); give a regular file") from None

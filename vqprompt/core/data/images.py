@@ -94,12 +94,12 @@ class Images:
         if len(self._parts) == 1:
             return self._parts[0].read(index.numpy(), device)
         number, inside = self._locate(index.numpy())
-        found, places = [], []
+        pixels, places = [], []
         for i in np.unique(number):
             here = np.flatnonzero(number == i)
-            found.append(self._parts[i].read(inside[here], device))
+            pixels.append(self._parts[i].read(inside[here], device))
             places.append(torch.from_numpy(here))
-        return torch.cat(found)[torch.cat(places).argsort().to(device)]
+        return torch.cat(pixels)[torch.cat(places).argsort().to(device)]
 
     def batches(self, order: Sequence[Tensor], device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
         """Yield (index, pixels) per batch of indices, reading the next one while the caller works on this one."""
@@ -143,7 +143,7 @@ class _Part:
         if resident is not None:
             return resident[torch.from_numpy(rows).to(device, non_blocking=True)]
         pixels = self.store.read(rows)
-        return pixels.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else pixels
+        return (pixels.pin_memory() if device.type == "cuda" else pixels).to(device, non_blocking=True)
 
 
 def _merged(parts: Sequence[_Part]) -> list[_Part]:

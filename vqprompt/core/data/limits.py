@@ -49,6 +49,7 @@ class Limit:
 
 
 MEGAPIXELS = Limit("VQPROMPT_MAX_MEGAPIXELS", 100, "megapixels")
+SIDE = Limit("VQPROMPT_MAX_SIDE", 65_535, "pixels per side")  # as many as a JPEG can have
 FILE_MB = Limit("VQPROMPT_MAX_FILE_MB", 512, "MB per file")
 UNPACKED_GB = Limit("VQPROMPT_MAX_UNPACKED_GB", 200, "GB per archive")
 RATIO = Limit("VQPROMPT_MAX_RATIO", 250, "times its packed size")
@@ -72,8 +73,15 @@ def check_ratio(name: str, unpacked: int, packed: int) -> None:
         raise RATIO.refuse(name, f"{unpacked / 1e6:,.0f} MB unpacked from {packed / 1e6:,.1f} MB", ratio)
 
 
+def check_sides(name: str, width: int, height: int) -> None:
+    """Refuse an image that is very long. It may have few pixels, but resizing takes memory for each of them."""
+    if max(width, height) > SIDE.value:
+        raise SIDE.refuse(name, f"{width}×{height} pixels", max(width, height))
+
+
 def check_pixels(name: str, width: int, height: int, factor: float = 1.0) -> None:
     """Refuse an image with too many pixels; `factor` raises the limit for formats that shrink while decoding."""
+    check_sides(name, width, height)
     if width * height > MEGAPIXELS.value * 1e6 * factor:
         limit = Limit(MEGAPIXELS.variable, MEGAPIXELS.value * factor, MEGAPIXELS.unit)
         raise limit.refuse(name, f"{width}×{height} pixels", width * height / 1e6 / factor)

@@ -7,22 +7,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from vqprompt.core.data.archives import hidden
+from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.limits import ENTRIES, check_file_size
 from vqprompt.core.data.tars import OPENERS, TarFiles
 from vqprompt.core.errors import ImageError
-from vqprompt.core.files import exists, is_file, open_regular
+from vqprompt.core.files import exists, is_file, open_regular, read_at, read_text
 
 CLASS_SUFFIX = ".cls"
 NAMES = "classes.txt"  # beside the shards: the name of class 0, 1, 2 …, one per line
@@ -45,7 +46,9 @@ class Shards(Protocol):
     splits: np.ndarray | None
     groups: np.ndarray
     scattered: bool
-    key: str
+
+    @property
+    def key(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -58,14 +61,14 @@ def find_shards(given: str | Path) -> list[Path]:
     """The tar shards at a pattern such as `shard-{000000..000099}.tar`, in a folder of tars, or in one tar with .cls
     files in it; an empty list if it is none of these."""
     text = str(Path(given).expanduser())
-    if found := BRACES.search(text):
-        first, last = found.groups()
+    if braces := BRACES.search(text):
+        first, last = braces.groups()
         if int(last) < int(first) or int(last) - int(first) >= ENTRIES.value:
             raise ImageError(
                 f"{given}: there are no shards from {first} to {last}; give a range such as {{000000..000099}}"
             )
         paths = [
-            Path(text[: found.start()] + str(number).zfill(len(first)) + text[found.end() :])
+            Path(text[: braces.start()] + str(number).zfill(len(first)) + text[braces.end() :])
             for number in range(int(first), int(last) + 1)
         ]
         if missing := [path for path in paths if not is_file(path)]:
@@ -103,17 +106,16 @@ class TarShards:
         self._open: OrderedDict[int, BinaryIO] = OrderedDict()
         self._lock = threading.Lock()
         known = _class_names(paths[0].parent / NAMES)
-        numbers, keys = {name: n for n, name in enumerate(known)}, []
+        numbers = {name: n for n, name in enumerate(known)}
         labels, offsets, sizes, counts = [], [], [], []
         for path in self.paths:
             _refuse_compressed(path)
             files = TarFiles(path)
-            keys.append(files.key)
-            found = _list_shard(files, path, known, numbers)
-            counts.append(len(found))
-            labels.append(found[:, 0].astype(np.int32))
-            offsets.append(found[:, 1])
-            sizes.append(found[:, 2])
+            images = _list_shard(files, path, known, numbers)
+            counts.append(len(images))
+            labels.append(images[:, 0].astype(np.int32))
+            offsets.append(images[:, 1])
+            sizes.append(images[:, 2])
             files.close()
         self.labels = np.concatenate(labels)
         if not len(self.labels):
@@ -122,17 +124,20 @@ class TarShards:
         self._offsets, self._sizes = np.concatenate(offsets), np.concatenate(sizes)
         self.groups = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
         self.splits = _splits(self.paths, self.groups)
-        self.key = ":".join(keys)
         self._starts = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @cached_property
+    def key(self) -> str:  # not in the constructor, because hashing all shards takes long and teaching does not need it
+        return ":".join(ContentHashes(path).of_path() for path in self.paths)
+
     def read(self, row: int) -> bytes:
         size, number = int(self._sizes[row]), int(self.groups[row])
         check_file_size(self.where(row), size)
         file = self._file(number)
-        data = os.pread(file.fileno(), size, int(self._offsets[row]))
+        data = read_at(file, int(self._offsets[row]), size)
         if len(data) != size:
             raise OSError(f"{self.paths[number]} ends too early; it changed while it was being read")
         return data
@@ -168,7 +173,7 @@ def _refuse_compressed(path: Path) -> None:
 def _class_names(path: Path) -> list[str]:
     if not path.is_file():
         return []
-    names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    names = [line.strip() for line in read_text(path).splitlines()]
     return [name for name in names if name]
 
 
@@ -189,7 +194,7 @@ def _list_shard(files: TarFiles, path: Path, known: Sequence[str], numbers: dict
     if lone := sorted(images.keys() ^ classes.keys()):
         missing = CLASS_SUFFIX if lone[0] in images else "image"
         raise ImageError(f"{path}: {lone[0]!r} has no {missing} of that name; {LAYOUT}")
-    found = []
+    listed = []
     for stem, name in images.items():
         text = files.read(classes[stem]).decode("utf-8", "replace").strip()
         if known and text.isdecimal():
@@ -198,13 +203,14 @@ def _list_shard(files: TarFiles, path: Path, known: Sequence[str], numbers: dict
             text = known[int(text)]
         if not text:
             raise ImageError(f"{path}: the class of {stem!r} is empty; give a number or a name")
-        found.append((numbers.setdefault(text, len(numbers)), files.offset(name), files.sizes[name]))
-    found.sort(key=lambda entry: entry[1])
-    return np.array(found, np.int64).reshape(-1, 3)
+        listed.append((numbers.setdefault(text, len(numbers)), files.offset(name), files.sizes[name]))
+    listed.sort(key=lambda entry: entry[1])
+    return np.array(listed, np.int64).reshape(-1, 3)
 
 
 def _splits(paths: Sequence[Path], groups: np.ndarray) -> np.ndarray | None:
     kinds = [re.match(r"(train|test|val)", path.name) for path in paths]
     if {kind[1] == "train" for kind in kinds if kind} != {True, False} or not all(kinds):
         return None
-    return np.array([kind[1] != "train" for kind in kinds if kind])[groups]
+    tests: np.ndarray = np.array([kind[1] != "train" for kind in kinds if kind])[groups]
+    return tests

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -20,11 +22,10 @@ class Entry:
     path: str
     label: str
     split: str | None
-    stamp: str  # changes when the content does, together with the key of the source
 
 
 class ImageSource(Protocol):
-    """What a store can be built from. key: identifies the content, together with the paths and stamps of entries."""
+    """What a store can be built from. key: identifies the content of all entries, and their order."""
 
     path: Path
     entries: list[Entry]
@@ -37,31 +38,31 @@ class ImageSource(Protocol):
 
 def images_in(folder: Path) -> list[Path]:
     """All image files in a folder and its subfolders, sorted, without hidden ones."""
-    found = sorted(
+    images = sorted(
         file
         for file in folder.rglob("*")
         if file.suffix.lower() in IMAGE_SUFFIXES and not hidden(file.relative_to(folder).as_posix())
     )
-    if not found:
+    if not images:
         suffixes = " ".join(sorted(IMAGE_SUFFIXES))
         raise ImageError(f"{folder}: no image in this folder; give image files, or folders of {suffixes}")
-    return found
+    return images
 
 
 class Source:
-    """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`."""
+    """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`. keep: see `open_files`."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, keep: bool = True) -> None:
         self.path = Path(path).expanduser()
         if not exists(self.path):
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
-        self.files = open_files(self.path)
+        self.files = open_files(self.path, keep)
         self.ignored: list[str] = list(self.files.skipped)
         self.entries = self._list()
 
-    @property
-    def key(self) -> str:
-        return self.files.key
+    @cached_property
+    def key(self) -> str:  # not in the constructor, because hashing takes long and teaching does not need it
+        return key_of(self.files.key, self.files.stamps([entry.path for entry in self.entries]))
 
     def read(self, entry: Entry) -> bytes:
         return self.files.read(entry.path)
@@ -88,7 +89,7 @@ class Source:
             if Path(path).suffix.lower() not in IMAGE_SUFFIXES:
                 self.ignored.append(path)
             elif len(parts) > depth and (not has_splits or parts[0] in ("train", "test")):
-                entries.append(Entry(path, parts[depth - 1], parts[0] if has_splits else None, ""))
+                entries.append(Entry(path, parts[depth - 1], parts[0] if has_splits else None))
             elif not has_splits:
                 raise ImageError(
                     f"{self.path}: the image {path!r} is not inside a class folder; "
@@ -108,8 +109,15 @@ class Source:
                 within = parts[0] if has_splits else None
                 if within in (None, "train", "test") and (within, parts[-1]) not in filled:
                     raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
-        stamps = self.files.stamps([entry.path for entry in entries])
-        return [replace(entry, stamp=stamps[entry.path]) for entry in entries]
+        return entries
+
+
+def key_of(key: str, stamps: Mapping[str, str]) -> str:
+    """Identifies files by the key of their archive, and their paths and stamps."""
+    whole = hashlib.sha256(key.encode())
+    for path, stamp in stamps.items():
+        whole.update(f"{path}\0{stamp}\0".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()
 
 
 def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:

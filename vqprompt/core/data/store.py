@@ -9,7 +9,6 @@ Because every image is decoded before anything is learned, broken images are fou
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import uuid
 import warnings
@@ -25,7 +24,7 @@ from vqprompt.core.data.decode import decode_pixels
 from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.data.source import ImageSource
 from vqprompt.core.errors import ImageError, WriteError
-from vqprompt.core.files import cache_folder, delete_abandoned, load_array, replacing, save_array, seal, warn_no_cache
+from vqprompt.core.files import cache_folder, delete_abandoned, load_array, replacing_cached, save_array, warn_no_cache
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 
 STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
@@ -62,10 +61,10 @@ class Store:
 
     def digest(self, rows: np.ndarray) -> str:
         """Changes with the content of these rows. Only the middle row of each image is read."""
-        found, middle = hashlib.sha256(), self.pixels.shape[2] // 2
+        digest, middle = hashlib.sha256(), self.pixels.shape[2] // 2
         for start in range(0, len(rows), DIGESTED):
-            found.update(self.pixels[rows[start : start + DIGESTED], :, middle].tobytes())
-        return found.hexdigest()[:16]
+            digest.update(self.pixels[rows[start : start + DIGESTED], :, middle].tobytes())
+        return digest.hexdigest()[:16]
 
     def on_device(self, device: torch.device) -> Tensor | None:
         """All pixels on the GPU, if they take at most a third of its free memory; else None."""
@@ -85,8 +84,7 @@ def build_store(source: ImageSource, side: int, progress: Report = ignore) -> St
         from vqprompt.core.data.streamed import RowsOfEntries, StreamedStore
 
         return StreamedStore(RowsOfEntries(source), side, progress)
-    listing = json.dumps([side, [(e.path, e.stamp) for e in source.entries]])
-    fingerprint = hashlib.sha256((listing + source.key).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    fingerprint = hashlib.sha256(f"{side}:{source.key}".encode()).hexdigest()[:24]
     folder = cache_folder() / "images"
     target, aspects = folder / f"{fingerprint}.npy", folder / f"{fingerprint}.aspect.npy"
     stored = _load(target, aspects, len(source.entries), side)
@@ -116,13 +114,12 @@ def _load(target: Path, aspects: Path, count: int, side: int) -> tuple[np.ndarra
 def _decode_to_cache(source: ImageSource, side: int, target: Path, aspects: Path, progress: Report) -> None:
     count = len(source.entries)
     delete_abandoned(target.parent)
-    with replacing(target) as partial:
+    with replacing_cached(target) as partial:
         pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, 3, side, side))
         _reserve(partial)
         aspect = _decode_all(source, side, pixels, progress)
         pixels.flush()
         del pixels
-        seal(partial, target.name)
         save_array(aspects, aspect)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,7 @@ from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.data.source import ImageSource
 from vqprompt.core.data.store import Store, raise_all
 from vqprompt.core.errors import ImageError
-from vqprompt.core.files import cache_folder, keep_array, load_array
+from vqprompt.core.files import cache_folder, keep_array, load_array, read_at, temporary_file, write_at
 from vqprompt.core.progress import Progress, Report, Stage
 
 AT_ONCE = 4096  # images whose headers are being read at a time
@@ -37,7 +36,9 @@ class Rows(Protocol):
     """Image files by row. See `Shards` for the other fields."""
 
     path: Path
-    key: str
+
+    @property
+    def key(self) -> str: ...
 
     def __len__(self) -> int: ...
 
@@ -50,11 +51,7 @@ class RowsOfEntries:
     """The entries of a folder or an archive, by row."""
 
     def __init__(self, source: ImageSource) -> None:
-        self.path, self.source = source.path, source
-        whole = hashlib.sha256(source.key.encode())
-        for entry in source.entries:
-            whole.update(f"{entry.path}\0{entry.stamp}\0".encode("utf-8", "surrogateescape"))
-        self.key = whole.hexdigest()
+        self.path, self.source, self.key = source.path, source, source.key
 
     def __len__(self) -> int:
         return len(self.source.entries)
@@ -92,7 +89,7 @@ class StreamedStore(Store):
         """Never: they do not fit."""
 
     def digest(self, rows: np.ndarray) -> str:
-        """Of the files. (For the pixels, all images would have to be decoded.)"""
+        """Changes with the content of the files. (For the pixels, all images would have to be decoded.)"""
         return "files:" + hashlib.sha256(f"{self.rows.key}:".encode() + rows.tobytes()).hexdigest()[:16]
 
     def _fill(self, pixels: np.ndarray, row: int) -> None:
@@ -136,25 +133,23 @@ def _unreadable(rows: Rows, row: int, error: OSError) -> ImageError:
 
 
 class DecodedCache:
-    """Pixels of the rows that were read first, in a file without a name, which disappears with the process."""
+    """Pixels of the rows that were read first, in a temporary file."""
 
     def __init__(self, count: int, row_bytes: int) -> None:
         self.row_bytes = row_bytes
         self._slots = np.full(count, -1, np.int32)
         self._lock = threading.Lock()
         self._used, self._room = 0, 0
-        folder = cache_folder() / "images"
         with suppress(OSError):  # no cache: everything is decoded every time
-            folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(folder).free
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (open as long as the store is)
+            self._file = temporary_file()
+            free = shutil.disk_usage(cache_folder()).free
             self._room = int(min(CACHE_GB.value * 1e9, free / 2) // row_bytes)
 
     def load(self, row: int, pixels: np.ndarray) -> bool:
         slot = int(self._slots[row])
         if slot < 0:
             return False
-        data = os.pread(self._file.fileno(), self.row_bytes, slot * self.row_bytes)
+        data = read_at(self._file, slot * self.row_bytes, self.row_bytes)
         pixels.reshape(-1)[:] = np.frombuffer(data, np.uint8)
         return True
 
@@ -164,7 +159,7 @@ class DecodedCache:
                 return
             slot, self._used = self._used, self._used + 1
         try:
-            os.pwrite(self._file.fileno(), pixels.tobytes(), slot * self.row_bytes)
+            write_at(self._file, slot * self.row_bytes, pixels.tobytes())
         except OSError:  # the disk is full: no more are kept
             self._room = 0
             return

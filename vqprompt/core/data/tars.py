@@ -8,21 +8,18 @@ import lzma
 import os
 import tarfile
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vqprompt.core.data.archives import Files
-from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_ratio
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import (
     cache_folder,
     delete_abandoned,
     open_regular,
-    replacing,
-    seal,
+    replacing_cached,
     sealed_length,
     warn_no_cache,
 )
@@ -54,23 +51,41 @@ def _plain(file: BinaryIO) -> Any:
 
 
 class TarFiles(Files):
-    """A tar file. Its members are read from the plain tar by position."""
+    """A tar file. Its members are read from the plain tar by position. keep: leave that in the cache if it had to be
+    made."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: bool = True) -> None:
         super().__init__(path)
-        self._lock = threading.Lock()
         try:
-            packed = open_regular(path)
-            self.key = ContentHashes(path).of_open(packed)
-            packed.seek(0)
-            compressed = packed.read(2) in OPENERS
-            packed.seek(0)
-            self._file, self._length = _decompressed(path, packed, self.key) if compressed else (packed, _size(packed))
+            self._packed = self._archive = open_regular(path)
+            self._file, self._length = self._packed, _size(self._packed)
+            if self._packed.read(2) in OPENERS:
+                self._file, self._length = self._kept() if keep else self._unpacked()
             self._list()
         except ImageError:
             raise
         except Exception as error:  # tarfile, zlib, bz2 and LZMA have their own kinds
             raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
+
+    def _kept(self) -> tuple[BinaryIO, int]:
+        """The plain tar and its length: from the cache, or made now and left there, if there is a cache."""
+        target = cache_folder() / "unpacked" / f"{self.key}.tar"
+        length = sealed_length(target)
+        if length is None:
+            delete_abandoned(target.parent)
+            try:
+                with replacing_cached(target) as partial, open(partial, "wb") as plain:
+                    _copy(self.path, self._packed, plain)
+                length = sealed_length(target)
+            except WriteError as error:
+                warn_no_cache(error)
+        return self._unpacked() if length is None else (open_regular(target), length)
+
+    def _unpacked(self) -> tuple[BinaryIO, int]:
+        """The plain tar in a temporary file, and its length."""
+        plain = tempfile.TemporaryFile()  # noqa: SIM115 (kept open as long as the archive is)
+        _copy(self.path, self._packed, plain)
+        return plain, plain.tell()
 
     def _list(self) -> None:
         members: dict[str, tarfile.TarInfo] = {}
@@ -105,6 +120,7 @@ class TarFiles(Files):
 
     def close(self) -> None:
         self._file.close()
+        self._packed.close()
 
     def _read(self, name: str) -> bytes:
         member = self._members[name]
@@ -122,32 +138,9 @@ def _size(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _decompressed(path: Path, packed: BinaryIO, key: str) -> tuple[BinaryIO, int]:
-    """The plain tar and its length: from the cache, or made now. Without a cache, in a temporary file."""
-    target = cache_folder() / "unpacked" / f"{key}.tar"
-    length = sealed_length(target)
-    if length is None:
-        delete_abandoned(target.parent)
-        try:
-            with replacing(target) as partial:
-                with open(partial, "wb") as plain:
-                    _copy(path, packed, plain)
-                seal(partial, target.name)
-            length = sealed_length(target)
-        except OSError as error:
-            if not isinstance(error, WriteError):
-                raise
-            warn_no_cache(error)
-    if length is not None:
-        return open_regular(target), length
-    temporary = tempfile.TemporaryFile()  # noqa: SIM115 (kept open as long as the archive is)
-    packed.seek(0)
-    _copy(path, packed, temporary)
-    return temporary, temporary.tell()  # type: ignore[return-value]
-
-
 def _copy(path: Path, packed: BinaryIO, plain: Any) -> None:
     """Decompress; refuse before the limits are passed."""
+    packed.seek(0)
     whole, written = _size(packed), 0
     with _plain(packed) as stream:
         while piece := stream.read(1 << 20):

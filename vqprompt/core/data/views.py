@@ -137,7 +137,8 @@ def _draw(
     source = pixels.shape[-1]
     across = _resampling(x0, x1, source, size).to(dtype)
     down = _resampling(y0, y1, source, size).to(dtype)[:, None]
-    images = down @ (pixels.to(dtype).flatten(1, 2) @ across.mT).unflatten(1, (-1, source))
+    rows = pixels.to(dtype).flatten(1, 2) @ across.mT
+    images: Tensor = down @ rows.unflatten(1, (-1, source))  # type: ignore[no-untyped-call]
     if colors is not None:
         images = change_colors((images.expand(-1, 3, -1, -1).float() / 255).clamp(0, 1), colors) * 255
     return ((images - mean) / std).to(dtype)

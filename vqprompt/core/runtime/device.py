@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from vqprompt.core.backbones.vit import ViT
@@ -34,12 +35,16 @@ class Runtime:
     def pick(
         cls, device: str = "auto", precision: str = "auto", compile: str = "auto", deterministic: bool = True
     ) -> Runtime:
-        """device: "auto", "cpu", "cuda", "cuda:1" … precision: "auto", "fp32", "bf16". compile: "auto" (on CUDA), "on",
-        "off"."""
+        """device: "auto", "cpu", "cuda", "cuda:1" … Not Apple's GPU: it has no float64, in which statistics are kept.
+        precision: "auto", "fp32", "bf16". compile: "auto" (on CUDA), "on", "off"."""
         if compile not in ("auto", "on", "off"):
             raise UserError(f"compile {compile!r} is unknown; give auto, on or off")
         ranks = joined()
         chosen = pick_device(ranks.device(device))
+        if chosen.type == "mps":
+            if device != "auto":
+                raise UserError(f"device {device!r} has no float64, which is needed here; give auto or cpu")
+            chosen = torch.device("cpu")
         if chosen.type == "cuda" and deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may not repeat itself
         compiled = compile == "on" or (compile == "auto" and chosen.type == "cuda")
@@ -66,8 +71,11 @@ class Runtime:
 
 
 def pick_device(name: str) -> torch.device:
+    """A device by its name; for "auto" an Nvidia GPU, else Apple's GPU, else the CPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # the device must hold values; "meta" has only shapes
@@ -143,7 +151,7 @@ class seeded:
     def __enter__(self) -> None:
         _seeding.acquire()
         self.state = torch.random.get_rng_state()
-        torch.random.default_generator.manual_seed(self.seed)
+        torch.default_generator.manual_seed(self.seed)
 
     def __exit__(self, *error: object) -> None:
         torch.random.set_rng_state(self.state)
@@ -158,6 +166,12 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def cpu_cores() -> int:
+    """How many cores this process may use."""
+    process = psutil.Process()
+    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:

@@ -139,7 +139,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-class InTurns:
+class ShardedRows:
     """Values of images [n, …] that are computed in batches when they are asked for, each batch by one process.
 
     sizes: of all batches. compute: yields the values of those that are this process's turn.
@@ -151,9 +151,9 @@ class InTurns:
     def __len__(self) -> int:
         return sum(self.sizes)
 
-    def then(self, work: Callable[[Tensor], Tensor]) -> InTurns:
+    def then(self, work: Callable[[Tensor], Tensor]) -> ShardedRows:
         """What `work` makes of each batch of values."""
-        return InTurns(self.ranks, self.sizes, lambda: map(work, self._compute()))
+        return ShardedRows(self.ranks, self.sizes, lambda: map(work, self._compute()))
 
     def own(self) -> Iterator[tuple[slice, Tensor]]:
         """Batches that are this process's turn: which rows, and their values. Nothing is exchanged."""
@@ -221,7 +221,7 @@ class SeveralRanks(Ranks):
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         together = self.add_up(torch.cat([gradient.flatten() for gradient in gradients]))  # one exchange, not hundreds
-        for gradient, total in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
+        for gradient, total in zip(gradients, torch.split(together, [g.numel() for g in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
     def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -233,7 +233,7 @@ class SeveralRanks(Ranks):
             )  # the first process always has a turn, others may have none
         )
         whole = torch.zeros(sum(sizes), *shape, dtype=dtype, device=device)
-        for place, own in zip(whole.split(list(sizes))[self.rank :: self.count], computed, strict=True):
+        for place, own in zip(torch.split(whole, list(sizes))[self.rank :: self.count], computed, strict=True):
             place.copy_(own)
         return self.add_up(whole)
 
@@ -253,18 +253,18 @@ class SeveralRanks(Ranks):
 
     def gather(self, own: T) -> list[T]:
         """The values of all processes, in order."""
-        found: list[Any] = [None] * self.count
+        values: list[Any] = [None] * self.count
         with _exchanging():
-            dist.all_gather_object(found, own)
-        return found
+            dist.all_gather_object(values, own)
+        return values
 
     def all(self, yes: bool) -> bool:
         return all(self.gather(yes))
 
     def refuse_differences(self, **own: object) -> None:
-        found = self.gather((platform.node(), own))
-        first_machine, first = found[0]
-        for rank, (machine, values) in enumerate(found):
+        everyone = self.gather((platform.node(), own))
+        first_machine, first = everyone[0]
+        for rank, (machine, values) in enumerate(everyone):
             for what, value in values.items():
                 if value != first[what]:
                     raise UserError(
@@ -294,14 +294,14 @@ class _WholeBatch(torch.autograd.Function):
     by its share. So the gradients of all processes are added up, and each process takes those of its own rows."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:
         ctx.share, ctx.rows = share, len(own)
         whole = own.new_zeros(share.size, *own.shape[1:])
         whole[share.start : share.stop] = own[: share.own]
         return _joined.add_up(whole)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         share, whole = ctx.share, _joined.add_up(gradient.clone(memory_format=torch.contiguous_format))
         own = whole.new_zeros(ctx.rows, *whole.shape[1:])
         own[: share.own] = whole[share.start : share.stop]
@@ -335,7 +335,7 @@ def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.s
     if started_together() > 1 and not isinstance(_joined, SeveralRanks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[no-untyped-call]
+            store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[attr-defined]
             dist.init_process_group(backend, timeout=FOREVER, store=store, rank=rank, world_size=count)
             lifeline = Lifeline(rank, count, JOINING, report)
         except (RuntimeError, ValueError) as error:

@@ -24,8 +24,9 @@ BETWEEN_SIGNS = 2.0  # seconds
 PATIENCE = "VQPROMPT_PATIENCE"  # seconds without a sign of life, after which a process counts as lost
 LAUNCHED = "VQPROMPT_LAUNCHED"  # set by `vqprompt run --processes`, which reports itself what happened
 LOST_STATUS = 75  # exit status of a process that ended because another one had ended
-SPEAKERS, SAID = "vqprompt/speakers", "vqprompt/said"  # how many want to report the end of the run; its exit status
-TELLING = timedelta(seconds=10)
+REPORTERS = "vqprompt/reporters"  # in the store: how many processes want to report the end of the run
+STATUS = "vqprompt/status"  # in the store: the exit status of the run, as soon as its end is reported
+REPORTING = timedelta(seconds=10)
 
 
 def started_together() -> int:
@@ -55,10 +56,10 @@ class Lifeline:
     def __init__(self, rank: int, count: int, joining: timedelta, report: Callable[[str], None]) -> None:
         self.rank, self.count, self.report, self.patience = rank, count, report, patience()
         self.watched = [other for other in range(count) if other != 0] if rank == 0 else [0]
-        import torch.distributed as dist  # here, because importing torch takes seconds
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here: importing torch takes seconds
 
         # a connection of its own, because requests on one connection wait for each other
-        self.store = dist.TCPStore(
+        self.store = TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=joining
         )
         self.released, self.ending = threading.Event(), False
@@ -85,8 +86,8 @@ class Lifeline:
                     sign = self.store.get(self._sign(other))
                     if sign != signs[other]:
                         signs[other], self.heard[other] = sign, time.monotonic()
-                if self.store.check([SAID]):  # the run has ended; this process may be waiting for one that has ended
-                    self._leave_now(int(self.store.get(SAID)))
+                if self.store.check([STATUS]):  # the run has ended; this process may be waiting for one that has ended
+                    self._leave_now(int(self.store.get(STATUS)))
 
     def _watch(self) -> None:
         while not self.released.wait(BETWEEN_SIGNS / 2):
@@ -101,22 +102,22 @@ class Lifeline:
             reason = "ended by its launcher (SIGTERM), perhaps because another process or machine was lost"
             self.end(128 + signal.SIGTERM, partial(self.report, reason), lost=True)
 
-    def end(self, status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
+    def end(self, status: int, report: Callable[[], None], lost: bool = False) -> NoReturn:
         """See `end_run`. A process that may not report the end waits until another has done so, because the launcher
         ends all processes as soon as one has ended."""
         self.ending = True
         if not (lost and os.environ.get(LAUNCHED)):
             first = True  # if the store is lost, every process reports it
             with suppress(RuntimeError):
-                first = self.store.add(SPEAKERS, 1) == 1
+                first = self.store.add(REPORTERS, 1) == 1
             if first:
-                tell()
+                report()
             with suppress(RuntimeError):
                 if first:
-                    self.store.set(SAID, str(status))
+                    self.store.set(STATUS, str(status))
                 else:
-                    self.store.wait([SAID], TELLING)
-                    status = int(self.store.get(SAID))
+                    self.store.wait([STATUS], REPORTING)
+                    status = int(self.store.get(STATUS))
         self._leave_now(status)
 
     def _leave_now(self, status: int) -> NoReturn:
@@ -133,13 +134,13 @@ class Lifeline:
 _own: Lifeline | None = None
 
 
-def end_run(status: int, tell: Callable[[], None], lost: bool = False) -> NoReturn:
-    """End the run with this exit status. `tell` reports why; of several processes, only the first one reports it.
+def end_run(status: int, report: Callable[[], None], lost: bool = False) -> NoReturn:
+    """End the run with this exit status. `report` says why; if there are several processes, only the first one says it.
 
     lost: the reason is that another process ended, or that all of them are being ended. Then our own launcher, if there
     is one, reports it.
     """
     if _own is not None:
-        _own.end(status, tell, lost)
-    tell()
+        _own.end(status, report, lost)
+    report()
     sys.exit(status)

@@ -36,16 +36,20 @@ class ClassStatistics(nn.Module, ABC):
     shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
     spread: Tensor  # the covariance, in the form that each kind describes
     seen: Tensor  # [1], degrees of freedom of a shared scatter; other kinds do not use it
+    doubt: Tensor  # [D, D], sum over classes: covariance of what moves left their means off by; only if measured
 
     def __init__(
-        self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size"
-    ) -> None:
+        self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size",
+        doubts: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.centroids, self.variance, self.weights = centroids, variance, weights
         self.register_buffer("means", torch.zeros(0, centroids, width))
         self.register_buffer("shares", torch.zeros(0, centroids))
         self.register_buffer("spread", torch.zeros(self._empty_spread(width)))
         self.register_buffer("seen", torch.zeros(1))
+        if doubts:
+            self.register_buffer("doubt", torch.zeros(width, width))
 
     # ------------------------------------------------------------------ what a kind of covariance defines
 
@@ -69,8 +73,7 @@ class ClassStatistics(nn.Module, ABC):
     def _move_spread(self, drift: Drift) -> None:
         """Move the covariance with the drift. Here: for matrices."""
         if drift.matrix is not None:
-            matrix = drift.matrix.to(self.spread)
-            self.spread = matrix.T @ self.spread @ matrix
+            self.spread = _moved(self.spread, drift.matrix)
 
     def roots(self) -> Tensor | None:
         """Matrices that turn white noise into each class's noise [C or 1, D, D]; None for diagonal covariances."""
@@ -150,19 +153,25 @@ class ClassStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def move(self, drift: Drift) -> None:
-        """Move means and covariances to where the features of these classes would be now."""
+        """Move means and covariances to where the features of these classes would be now. If the drift's error was
+        measured, the means are in doubt by that much more."""
         if len(self.means):
             self.means = drift.points(self.means)
             self._move_spread(drift)
+            if drift.error is not None and hasattr(self, "doubt"):
+                doubt = self.doubt if drift.matrix is None else _moved(self.doubt, drift.matrix)
+                self.doubt = doubt + len(self.means) * drift.error.to(doubt)
 
     def class_means(self) -> Tensor:
         """Means of whole classes [C, D], over their centroids."""
         return (self.means * self.shares[..., None]).sum(1)
 
     def class_covariance(self) -> Tensor:
-        """One covariance for all classes [D, D]: within centroids, plus between the centroids of a class."""
+        """One covariance for all classes [D, D]: within centroids, plus between the centroids of a class, plus the mean
+        doubt about where the classes are."""
         apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
-        return self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
+        within = self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
+        return within + self.doubt / len(apart) if hasattr(self, "doubt") else within
 
     def _between(self, covariance: Tensor) -> Tensor:
         """What this kind keeps of the covariance between centroids."""
@@ -278,6 +287,10 @@ class SharedGaussians(ClassStatistics):
     def shared_covariance(self) -> Tensor:
         return self.spread / self.seen.clamp(min=1)
 
+    @property
+    def images_per_class(self) -> float:
+        return float(self.seen) / max(len(self.means), 1) + self.centroids
+
     def roots(self) -> Tensor:
         return _root(self.shared_covariance()[None])
 
@@ -299,10 +312,16 @@ KINDS: dict[Covariance, type[ClassStatistics]] = {
 
 def make_statistics(
     width: int, covariance: Covariance = "diagonal", centroids: int = 1, variance: Variance = "sample",
-    weights: CentroidWeights = "size",
+    weights: CentroidWeights = "size", doubts: bool = False,
 ) -> ClassStatistics:  # fmt: skip
-    """Empty statistics of features with `width` dimensions."""
-    return KINDS[covariance](width, centroids, variance, weights)
+    """Empty statistics of features with `width` dimensions. doubts: keep what moves may have left means off by."""
+    return KINDS[covariance](width, centroids, variance, weights, doubts)
+
+
+def _moved(covariance: Tensor, matrix: Tensor) -> Tensor:
+    """Covariances [..., D, D] of points that were multiplied by a matrix."""
+    matrix = matrix.to(covariance)
+    return matrix.T @ covariance @ matrix
 
 
 def _root(matrix: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ from vqprompt.product.model.pictures import (
     FROM_TRAINING,
     Picture,
     clean_name,
+    content_id,
     find_pictures,
-    name_of,
     own_test_pictures,
     spelling,
 )
@@ -179,7 +179,7 @@ def _look(pictures: list[Picture], training: int, model: Model, progress: Report
             image = (
                 decoding.decode(content, picture.where) if isinstance(content, bytes) else decoding.open_image(content)
             )
-            seen[number] = (name_of(content), copies.small_grey(image), min(_size(content, image)))
+            seen[number] = (content_id(content), copies.small_grey(image), min(_size(content, image)))
             return image
 
         return replace(picture, open=read)
@@ -239,7 +239,7 @@ def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]
     groups = defaultdict(list)
     for row, name in enumerate(rows.names.tolist()):
         groups[name].append(row)
-    owner = {} if model is None else {int(n): c for c, r in model.knowledge.classes.items() for n in r.names}
+    owner = {} if model is None else {int(n): c for c, r in model.knowledge.classes.items() for n in r.ids}
     for name, same in groups.items():
         first = rows.pictures[same[0]]
         learned_as = owner.get(name)
@@ -318,7 +318,7 @@ def _judge(
     if model is not None:
         new = set(rows.names[left].tolist())
         for name, record in model.knowledge.classes.items():
-            old = np.array([int(n) not in new for n in record.names[: len(record.kept)]], bool)
+            old = np.array([int(n) not in new for n in record.ids[: len(record.kept)]], bool)
             features.append(record.features[old].astype(np.float32))
             labels += [name] * int(old.sum())
     names = sorted(set(labels))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from vqprompt.core.files import write_atomically
 from vqprompt.product.check.check import Checked
-from vqprompt.research.report.render import render
-from vqprompt.research.report.thumbnails import thumbnail
+from vqprompt.research.report.render import render, thumbnail
 
 MOST = 300  # findings with pictures
 

@@ -17,8 +17,7 @@ from vqprompt.core.files import write_atomically
 from vqprompt.core.words import counted
 from vqprompt.product.evaluation.measure import Share, Tested
 from vqprompt.product.model.pictures import UNKNOWN
-from vqprompt.research.report.render import render
-from vqprompt.research.report.thumbnails import thumbnail
+from vqprompt.research.report.render import render, thumbnail
 
 PAIRS, EXAMPLES, WORST = 12, 3, 24
 LONGEST = 28  # characters of a class name beside the matrix

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.data.views import _draw, central_boxes
 from vqprompt.core.errors import UserError
+from vqprompt.product.model.features import Features
+from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.solving import calibration_of
 
 OPSET = 18
 
@@ -47,22 +48,22 @@ class Whole(nn.Module):
     spread: Tensor
     slope: Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, features: Features, known: Knowledge) -> None:
         super().__init__()
-        model.check_taught()
-        features, content = model.extractor, model.knowledge
-        assert content.solved is not None
+        solution = known.solution
+        assert solution is not None
         self.vit, self.crop, self.side = features.vit, float(features.crop), int(features.side)
         self.encode = features.encode  # with the prompts or the change that was trained
-        facts, solved = content.facts, content.solved
         config = self.vit.config
         for name, values in (("mean", config.mean), ("deviation", config.std)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1) * 255)
-        self.temperature = float(facts["temperature"])
-        self.register_buffer("weights", torch.from_numpy(solved.weights.copy()))
-        self.register_buffer("bias", torch.from_numpy(solved.bias.copy()))
-        owners = np.asarray(solved.owners)
-        counts = np.bincount(owners, minlength=len(content.classes))
+        discriminant, background = solution.discriminant, solution.background
+        self.calibration, self.background = solution.calibration, float(background.constant)
+        self.temperature = float(self.calibration.temperature)
+        self.register_buffer("weights", torch.from_numpy(discriminant.weights.copy()))
+        self.register_buffer("bias", torch.from_numpy(discriminant.bias.copy()))
+        owners = np.asarray(discriminant.owners)
+        counts = np.bincount(owners, minlength=len(known.classes))
         self.several = bool(counts.max() > 1)
         starts = np.concatenate([[0], counts.cumsum()[:-1]])
         steps = np.arange(counts.max())
@@ -72,12 +73,9 @@ class Whole(nn.Module):
         self.register_buffer("hidden", torch.from_numpy(hidden).float())
         self.register_buffer("log_counts", torch.from_numpy(np.log(counts)).float())
         self.most = int(counts.max())
-        self.knows_unknown = content.spread is not None and facts["threshold"] is not None
-        if self.knows_unknown:
-            assert content.spread is not None
-            self.register_buffer("spread", torch.from_numpy(content.spread[:-1].copy()))
-            self.register_buffer("slope", torch.from_numpy(content.spread[-1].copy()))
-            self.background, self.calibration = float(facts["background"]), calibration_of(facts)
+        self.knows_unknown = solution.knows_unknown
+        self.register_buffer("spread", torch.from_numpy(background.matrix.copy()))
+        self.register_buffer("slope", torch.from_numpy(background.vector.copy()))
 
     def forward(self, image: Tensor, aspect: Tensor) -> tuple[Tensor, Tensor]:
         pixels = image.permute(0, 3, 1, 2)
@@ -106,7 +104,8 @@ def export_onnx(model: Model, target: str | Path, *, int8: bool = False) -> Path
     """Write a model as ONNX. int8: weights of the matrix products in 8 bits, a quarter of the size."""
     onnx, _ = _libraries()
     target = Path(target)
-    whole = Whole(model).eval().cpu()
+    model.check_taught()
+    whole = Whole(model.network, model.knowledge).eval().cpu()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".onnx-") as folder:
         plain = Path(folder) / "plain.onnx"
@@ -170,13 +169,12 @@ def _quantize(source: Path, target: Path, width: int, hidden: int) -> None:
 
 
 def _metadata(model: Model, whole: Whole, int8: bool) -> dict[str, str]:
-    assert model._stored is not None
     from vqprompt._version import __version__
 
     return {
         "classes": json.dumps(list(model.classes), ensure_ascii=False),
         "side": str(whole.side),
-        "backbone": json.dumps(vars(model._stored.backbone)),
+        "backbone": json.dumps(vars(model.backbone)),
         "unknown": "familiarity below 0" if whole.knows_unknown else "not calibrated",
         "weights": "int8" if int8 else "float32",
         "made_by": f"vqprompt {__version__}",

@@ -1,6 +1,7 @@
 """A model that keeps learning: one file that is taught classes today and more classes next month.
 
-`vqprompt.Model` (model.py) is the public class. records.py has what is remembered of a class, closed_form.py turns it
-into a classifier, calibration.py makes percentages reliable and recognizes unknown images, file.py reads and writes the
-file, pictures.py finds images and their labels, features.py computes their features.
+`vqprompt.Model` (model.py) is the public class. What it knows is a value (knowledge.py) that never changes: a change
+makes a new version (versions.py). A teaching finds pictures (sources.py, pictures.py), computes features (extractor.py,
+features.py), and adds them up to records of classes (ingest.py, records.py), from which a classifier is solved
+(closed_form.py, calibration.py). file.py writes the file, parsing.py reads and checks it.
 """

@@ -1,11 +1,9 @@
-"""What a model answers about images, and its changes in words."""
+"""What a model answers about images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypedDict
-
-from vqprompt.core.words import counted, shorten
+from typing import TypedDict
 
 
 @dataclass(frozen=True)
@@ -25,15 +23,3 @@ class PromptUse(TypedDict):
     block: int
     prompt: int
     attention: float
-
-
-def share(right: int, tested: int) -> float | None:
-    return right / tested if tested else None
-
-
-def describe(event: dict[str, Any]) -> str:
-    if event["what"] == "learned":
-        what = f"learned {counted(event['images'], 'image')} of {shorten(list(event['classes']), 3)}"
-    else:
-        what = f"{event['what']} {event.get('detail', '')}"
-    return f"{what} ({event['date'][:10]})"

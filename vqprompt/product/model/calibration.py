@@ -82,9 +82,6 @@ class Weighing:
     steep: float = 5.0
 
 
-OF_OLD_FILES = Weighing("largest", 0.35, 4.0, 5.0)  # these do not name their weighing
-
-
 @dataclass(frozen=True)
 class Calibration:
     """certainty, nearness: their average and spread over known images. threshold: the familiarity that 95 % of known

@@ -52,15 +52,15 @@ def groups_of(records: Sequence[ClassRecord], gram: Array) -> Groups:
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Images to test with. features: [n, D]. names: uint64 [n]. classes: [n]. groups: [n], the mode of the class."""
+    """Images to test with. features: [n, D]. ids: uint64 [n]. classes: [n]. groups: [n], the mode of the class."""
 
     features: Array
-    names: Array
+    ids: Array
     classes: Array
     groups: Array
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.ids)
 
     @classmethod
     def of(cls, records: Sequence[ClassRecord], chosen: Sequence[int], most: int | None = None) -> Trials:
@@ -74,9 +74,9 @@ class Trials:
             r = records[c]
             rows = np.flatnonzero(r.unseen) if r.unseen.any() else np.arange(len(r.kept))
             rows = rows[:each] if r.count > 1 else rows[:0]  # a mode always has others: at least SMALLEST images
-            parts.append((r.kept[rows], r.names[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
-        kept, names, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
-        return cls(kept * STEP, names, classes, groups)
+            parts.append((r.kept[rows], r.ids[rows], np.full(len(rows), c), starts[c] + r.modes[rows]))
+        kept, ids, classes, groups = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return cls(kept * STEP, ids, classes, groups)
 
 
 def spread_evenly(count: int, most: int) -> list[int]:

@@ -6,14 +6,13 @@ Pixels are read and written, not mapped: mapped pages would count as memory of t
 
 from __future__ import annotations
 
-import tempfile
 import threading
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from vqprompt.core.data.store import Store
-from vqprompt.core.files import cache_folder, writing
+from vqprompt.core.files import cache_folder, temporary_file, writing
 
 IN_MEMORY = 128 << 20  # bytes; 650 pictures at 224 px
 
@@ -28,7 +27,7 @@ class DecodedPictures:
         self.side, self.on_disk = side, on_disk
         self.aspects: list[float] = []
         self._pixels: list[np.ndarray] = []  # until they are written
-        self._file: IO[bytes] | None = None
+        self._file: BinaryIO | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -48,11 +47,8 @@ class DecodedPictures:
             return len(self.aspects) - 1
 
     def _write(self) -> None:
-        folder = cache_folder()
-        with writing(folder):
-            if self._file is None:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._file = tempfile.TemporaryFile(dir=folder, prefix=".teaching-")  # noqa: SIM115
+        with writing(cache_folder()):
+            self._file = self._file or temporary_file()
             self._file.seek(0, 2)
             for pixels in self._pixels:
                 self._file.write(np.ascontiguousarray(pixels).data)

@@ -87,4 +87,4 @@ def loop_settings(effort: str, tokens: int, width: int) -> dict[str, Any]:
 def seconds_of_training(effort: str, images: int, seconds_per_image: float, remembers: bool) -> float:
     """An estimate. remembers: there are other classes, so features must stay close to where they were."""
     t = TRAINING[effort]
-    return t.training["epochs"] * images * (t.passes + remembers) * seconds_per_image
+    return float(t.training["epochs"] * images * (t.passes + remembers) * seconds_per_image)

@@ -1,4 +1,4 @@
-"""Computes features of images with the frozen backbone.
+"""Computes features of images with the frozen backbone, in PyTorch.
 
 What is notable about this implementation:
 - On CPUs each core computes one image at a time. That is as fast as batches and needs little memory. The features of an
@@ -40,10 +40,11 @@ AHEAD = 4  # images per worker that may wait
 
 
 class Features:
-    """Class-token features of images under one backbone, size and crop. Never changes; many threads may use it.
+    """An `Extractor`: class-token features of images under one backbone, size and crop.
 
     vit: frozen, in fp32. crop: side of the central crop, as a fraction of the short side; 0: the whole image,
     squashed. encode: normalized images [B, 3, S, S] to features [B, D], if a network was trained (see trained.py).
+    fingerprint: of the backbone's weights.
     """
 
     def __init__(
@@ -52,15 +53,20 @@ class Features:
         crop: float,
         device: torch.device | None = None,
         encode: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        fingerprint: str = "",
     ) -> None:
-        self.device = device or torch.device("cpu")
+        self.device, self.fingerprint = device or torch.device("cpu"), fingerprint
         self.vit, self.crop = vit.to(self.device).eval().requires_grad_(False), crop
         self.encode = partial(class_tokens, self.vit) if encode is None else encode
         self.side = stored_side(vit.config.image_size)
 
     @property
+    def size(self) -> int:
+        return self.vit.config.image_size
+
+    @property
     def width(self) -> int:
-        return width_of(self.vit)
+        return self.vit.config.width * joined_blocks(self.vit)
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray | Exception]:
         """Features [D] of each image in order, or the exception that its `open` or its decoding raised."""
@@ -75,7 +81,8 @@ class Features:
             pixels, aspect = load(picture, self.side)
         except Exception as error:  # the caller decides whether to stop
             return error
-        return self._forward(pixels[None], [aspect])[0]
+        feature: np.ndarray = self._forward(pixels[None], [aspect])[0]
+        return feature
 
     def seconds_per_image(self) -> float:
         """About how long an image takes, measured on blank ones."""
@@ -132,8 +139,8 @@ def parallel(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
         torch.set_num_threads(threads_before)  # for threads that are started later
 
 
-def open_features(backbone: str | Path, size: int | None, crop: float, device: str) -> tuple[Features, str]:
-    """The features of a backbone, and the fingerprint of its weights. Models of one process share them."""
+def open_features(backbone: str | Path, size: int | None, crop: float, device: str) -> Features:
+    """The features of a backbone. Models of one process share them."""
     path = Path(backbone).expanduser()
     status = path.stat() if path.is_file() else None
     stamp = "" if status is None else f"{status.st_size}:{status.st_mtime_ns}"
@@ -142,27 +149,29 @@ def open_features(backbone: str | Path, size: int | None, crop: float, device: s
 
 
 @lru_cache(maxsize=2)
-def _open_features(backbone: str, stamp: str, size: int | None, crop: float, device: str) -> tuple[Features, str]:
+def _open_features(backbone: str, stamp: str, size: int | None, crop: float, device: str) -> Features:
     vit = load_backbone(backbone, size)
     weights = fingerprint(vit)  # while it is still on the CPU
-    return Features(vit, crop, pick_device(device)), weights
+    return Features(vit, crop, pick_device(device), fingerprint=weights)
 
 
 _opening = threading.Lock()
 
 
+def joined_blocks(vit: ViT) -> int:
+    """The number of last blocks whose class tokens make a feature."""
+    return min(BLOCKS, vit.config.depth)
+
+
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:
-    """Normalized images [B, 3, S, S] to the class tokens of the last `BLOCKS` blocks, side by side [B, BLOCKS * D]."""
-    x, last, tokens = vit.embed(images), len(vit.blocks) - 1, []
-    for i, block in enumerate(vit.blocks):
-        x = block(x, None, "after", class_token_only=i == last)
-        if i > last - BLOCKS:
-            tokens.append(vit.norm(x[:, :1])[:, 0])
-    return torch.cat(tokens, dim=1)
+    """Normalized images [B, 3, S, S] to the class tokens of the last blocks, side by side [B, blocks * D]."""
+    blocks = joined_blocks(vit)
+    return last_block_last(vit.encode(vit.embed(images), class_tokens=blocks), blocks)
 
 
-def width_of(vit: ViT) -> int:
-    return vit.config.width * min(BLOCKS, vit.config.depth)
+def last_block_last(features: torch.Tensor, blocks: int) -> torch.Tensor:
+    """The order of class tokens in models. (In `ViT.encode`, and so in run folders, the last block comes first.)"""
+    return torch.cat(features.chunk(blocks, dim=1)[::-1], dim=1)
 
 
 def load(picture: Picture, side: int) -> tuple[np.ndarray, float]:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.core.words import counted
-from vqprompt.product.model import file as files
-from vqprompt.product.model.file import Stored
 
 if TYPE_CHECKING:
     from vqprompt.product.model.model import Model
@@ -38,7 +35,7 @@ def save_pretrained(
 ) -> Path:
     """Write model, config and card into a folder, as on the hub. repo_id: the model's name there, for the card."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if not model.classes:
         raise UserError("the model has learned nothing yet; teach it with learn")
@@ -50,9 +47,7 @@ def save_pretrained(
     folder = Path(folder)
     if folder.is_file():
         raise UserError(f"{folder}: this is a file; give a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.locked(folder / FILE):
-        files.write(folder / FILE, _to_share(model))
+    model.shareable().save(folder / FILE)
     write_atomically(folder / CONFIG, json.dumps(_config(model), ensure_ascii=False, indent=2) + "\n")
     write_atomically(folder / CARD, model_card(model, repo_id=repo_id, licence=licence))
     if push_to_hub:
@@ -80,7 +75,7 @@ def from_pretrained(
         return Model.load(folder / FILE, device=device, backbone=backbone)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(str(name))
@@ -94,7 +89,7 @@ def from_pretrained(
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{name}: not a folder here, and it cannot be downloaded from the hub ({reason})") from None
     model = Model.load(path, device=device, backbone=backbone)
-    model.path, model._on_disk = None, None  # so that save() does not write into the hub's cache
+    model.path = None  # so that save() does not write into the hub's cache
     return model
 
 
@@ -134,13 +129,6 @@ def _upload(
         allow_patterns=[FILE, CONFIG, CARD],
     )
     return str(repository)
-
-
-def _to_share(model: Model) -> Stored:
-    """What others get: without older versions, which may hold forgotten classes, and without paths of this machine."""
-    assert model._stored is not None
-    backbone = model._stored.backbone
-    return replace(model._stored, backbone=replace(backbone, name=Path(backbone.name).name), past=())
 
 
 def _config(model: Model) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from vqprompt.product.model.model import Model
 
 @dataclass(frozen=True, eq=False)
 class LeftOutAnswers:
-    """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.name_of`). labels,
+    """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.content_id`). labels,
     answers: [n], the class of each image and the class it is taken for, as positions in `classes`."""
 
     classes: tuple[str, ...]
@@ -35,18 +35,16 @@ class LeftOutAnswers:
 
 def left_out_answers(model: Model) -> LeftOutAnswers:
     """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
-    stored = model._stored
+    known = model.knowledge
     empty = np.zeros(0, np.int64)
     no_answers = LeftOutAnswers(model.classes, empty.astype(np.uint64), empty, empty)
-    if stored is None or "shrinkage" not in stored.content.facts or len(model.classes) < 2:
+    if known.solution is None or len(known.classes) < 2:
         return no_answers
-    records = list(stored.content.classes.values())
-    groups = groups_of(records, stored.gram)
+    records = list(known.classes.values())
+    groups = groups_of(records, known.solution.gram)
     trials = Trials.of(records, range(len(records)))
     if not len(trials):
         return no_answers
-    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(
-        stored.content.facts["shrinkage"]
-    )
+    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(known.solution.shrinkage)
     answers = join_modes(left_out.scores, groups.owners).argmax(1)
-    return LeftOutAnswers(model.classes, trials.names, trials.classes, answers)
+    return LeftOutAnswers(model.classes, trials.ids, trials.classes, answers)

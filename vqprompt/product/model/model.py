@@ -13,62 +13,121 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
-from datetime import UTC, datetime
+from copy import copy
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.core.words import shorten
 from vqprompt.product.model import file as files
-from vqprompt.product.model.answers import describe, share
-from vqprompt.product.model.asking import Asking
 from vqprompt.product.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
-from vqprompt.product.model.file import Backbone, Content, ModelError, Stored
+from vqprompt.product.model.extractor import Extractor, Opener
 from vqprompt.product.model.hub import OnTheHub
+from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
+from vqprompt.product.model.network import Network, open_extractor
+from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import check_spelling, clean_name, spelling
+from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.solving import renamed, solved, updated_gram
 from vqprompt.product.model.teaching import Plan, Taught, nothing_new, summary
+from vqprompt.product.model.versions import Stored, Version
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.features import Features
+    from vqprompt.product.model.ingest import NewPictures, Workplace
 
 CROP = 0.875
 
 
-class Model(Asking, OnTheHub):
-    """
+class Model(Predicting, OnTheHub):
+    """Any number of threads may use a model: changes happen one after another, and questions are answered meanwhile.
+
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
-    device: "auto", "cpu", "cuda" …
+    device: "auto", "cpu", "cuda" … opener: opens what computes features, if not PyTorch as usual.
     """
 
     def __init__(
-        self, backbone: str | Path = "vit-s14", *, size: int | None = None, crop: float = CROP, device: str = "auto"
+        self,
+        backbone: str | Path = "vit-s14",
+        *,
+        size: int | None = None,
+        crop: float = CROP,
+        device: str = "auto",
+        opener: Opener = open_extractor,
     ) -> None:
-        self.device, self._given = device, backbone
-        self._size, self._crop = size, crop
-        self._stored: Stored | None = None  # a new model has no file, and no backbone until it is needed
-        self._features: Any = None  # of the bare backbone
-        self._trained_features: tuple[Trained, Any] | None = None
-        self._opening = threading.Lock()
         self.path: Path | None = None
-        self._on_disk: str | None = None
+        self._network = Network(str(backbone), size, crop, device, opener)
+        self._stored: Stored | None = None  # a new model has no file, and no backbone until it is needed
+        self._checksum: str | None = None  # of the file, as this model knows it
+        self._changing = threading.RLock()
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "auto", backbone: str | Path | None = None) -> Model:
         """backbone: where its weights file is now, if it was moved."""
         path = Path(path).expanduser()
-        stored, on_disk = files.read(path)
-        model = cls(
-            backbone or stored.backbone.name, size=stored.backbone.size, crop=stored.backbone.crop, device=device
-        )
-        model._stored, model.path, model._on_disk = stored, path, on_disk
+        stored, checksum = files.read(path)
+        model = cls._of(stored, device, backbone)
+        model.path, model._checksum = path, checksum
         return model
 
+    @classmethod
+    def from_bytes(cls, data: bytes, *, device: str = "auto", backbone: str | Path | None = None) -> Model:
+        """The content of a model's file."""
+        return cls._of(parse(data, Path("the model")), device, backbone)
+
+    @classmethod
+    def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
+        """A model of classes whose features were computed elsewhere, under the same backbone."""
+        model = cls._of(Stored(backbone), device, None)
+        model.learn_records(records)
+        return model
+
+    @classmethod
+    def _of(cls, stored: Stored, device: str, backbone: str | Path | None) -> Model:
+        own = stored.backbone
+        model = cls(backbone or own.name, size=own.size, crop=own.crop, device=device)
+        model._stored = stored
+        return model
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes."""
+        return files.pack(self._written())
+
+    def shareable(self) -> Model:
+        """A copy for other people: without other versions, which may hold forgotten classes, and without the path of
+        the backbone."""
+        stored = self._written()
+        backbone = replace(stored.backbone, name=Path(stored.backbone.name).name)
+        return self._of(replace(stored, backbone=backbone, others=()), self._network.device, self.weights)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in vars(self).items() if name != "_changing"}
+        return {**state, "_stored": None if self._stored is None else files.pack(self._stored)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        packed = state["_stored"]
+        stored = None if packed is None else parse(packed, Path("the model"))
+        vars(self).update(state, _stored=stored, _changing=threading.RLock())
+
+    def __copy__(self) -> Model:
+        """It shares what it knows, which never changes, and can be taught without changing this model."""
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self), _network=copy(self._network), _changing=threading.RLock())
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
+        return self.__copy__()
+
     # ------------------------------------------------------------------ what it knows
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Everything that the model knows now; a value that never changes."""
+        return Knowledge() if self._stored is None else self._stored.knowledge
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -78,13 +137,14 @@ class Model(Asking, OnTheHub):
     @property
     def counts(self) -> dict[str, int]:
         """Images learned of each class."""
-        return {name: record.count for name, record in self.knowledge.classes.items()}
+        return self.knowledge.counts
 
     @property
     def accuracy(self) -> float | None:
         """Share of right answers for images that it has not learned (left out one at a time); every class counts the
         same."""
-        return self.knowledge.facts.get("accuracy")
+        measured = self.knowledge.measurements
+        return None if measured is None else measured.accuracy
 
     @property
     def effort(self) -> str:
@@ -92,50 +152,39 @@ class Model(Asking, OnTheHub):
         return "instant" if self.knowledge.trained is None else self.knowledge.trained.effort
 
     @property
-    def backbone(self) -> str:
-        """The name of the backbone, or the path of its weights."""
-        return str(self._given)
-
-    @property
-    def history(self) -> tuple[dict[str, Any], ...]:
+    def history(self) -> tuple[Event, ...]:
+        """The changes, oldest first."""
         return self.knowledge.history
 
     @property
-    def knowledge(self) -> Content:
-        """What the model knows: its classes with what is kept of them, its classifier, what was measured."""
-        return self._stored.content if self._stored is not None else Content()
+    def backbone(self) -> Backbone:
+        """The network that it was taught with. A new model opens it to know."""
+        return self._opened().backbone
+
+    @property
+    def weights(self) -> str:
+        """The name of its backbone, or the path of its weights file."""
+        return self._network.weights
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """Those that are kept, by number: the model as it is (`knowledge.version`), earlier ones, and undone ones."""
+        return (Version.of(Knowledge()),) if self._stored is None else self._stored.versions
+
+    @property
+    def can_undo(self) -> int:
+        """How many steps."""
+        return 0 if self._stored is None else len(self._stored.ancestors)
 
     def show(self) -> dict[str, Any]:
         """Everything known about the model, for people and programs."""
-        facts = self.knowledge.facts
-        per_class = facts.get("per_class", {})
-        stored = self._stored
+        backbone = None if self._stored is None else asdict(self._stored.backbone)
+        size = self.path.stat().st_size if self.path is not None and self.path.is_file() else None
+        versions = [asdict(version) for version in self.versions]
         return {
-            "classes": [
-                {
-                    "name": name,
-                    "images": record.count,
-                    "kinds": int(record.modes.max(initial=0)) + 1,
-                    "accuracy": share(*per_class.get(name, (0, 0))),
-                    "taught": self._dates(name),
-                }
-                for name, record in self.knowledge.classes.items()
-            ],
-            "images": sum(self.counts.values()),
-            "accuracy": self.accuracy,
-            "calibration_error": facts.get("calibration_error"),
-            "shrinkage": facts.get("shrinkage"),
-            "temperature": facts.get("temperature"),
-            "backbone": None if stored is None else vars(stored.backbone),
-            "effort": self.effort,
-            "moved": facts.get("moved", []),
-            "history": [dict(event) for event in self.history],
-            "can_undo": 0 if stored is None else len(stored.past),
-            "bytes": self.path.stat().st_size if self.path is not None and self.path.is_file() else None,
-        }
-
-    def _dates(self, name: str) -> list[str]:
-        return [e["date"] for e in self.history if name in e.get("classes", {})]
+            **self.knowledge.to_json(), "backbone": backbone, "versions": versions, "can_undo": self.can_undo,
+            "bytes": size,
+        }  # fmt: skip
 
     # ------------------------------------------------------------------ learn
 
@@ -152,10 +201,10 @@ class Model(Asking, OnTheHub):
         on_disk: bool = True,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
-        where: Any = None,
+        where: Workplace | None = None,
     ) -> Taught:
-        """Learn classes from a folder, an archive, a table, or a list of images with labels. New classes are added,
-        known ones get better. If anything goes wrong, the model stays as it was.
+        """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
+        added, known ones get better. If anything goes wrong, the model stays as it was.
 
         effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
         if it is 0, accuracy is not measured. At effort instant, accuracy is measured by leaving out one image at a
@@ -163,177 +212,150 @@ class Model(Asking, OnTheHub):
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
         on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
         announce: called with the plan before learning starts. where: a cluster that computes the features
-        (`on_ray.classroom`); None: this machine.
+        (`on_ray.cluster`); None: this machine.
         """
-        started = time.monotonic()
-        check_effort(effort, self.knowledge.trained)
-        if not 0 <= hold_out < 1:
-            raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
-        from vqprompt.product.model import streaming  # slow to import, and not needed to ask
-        from vqprompt.product.model.decoded import DecodedPictures
-        from vqprompt.product.model.reading import features_of, records_with, scan
+        from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
+        from vqprompt.product.model.ingest import ThisMachine, check_streamed, fits, ingest, select
+        from vqprompt.product.model.sources import open_pictures
 
-        pictures, notes = streaming.to_learn(source, labels, exclude)
-        check_spelling(self.classes, streaming.labels_of(pictures))
-        extractor = self.extractor
-        assert self._stored is not None
-        if where is not None or streaming.too_many(pictures, self._stored.backbone.side):
-            streaming.check_possible(effort, where, self.knowledge.trained)
-            place = where or streaming.ThisMachine()
-            return streaming.learn_many(self, pictures, notes, place, hold_out, skip_broken, announce, progress)
-        with closing(DecodedPictures(self._stored.backbone.side, on_disk)) as decoded:
-            new = scan(list(pictures), self.knowledge.classes, decoded, skip_broken, progress)
-            if not new.pictures:
-                return nothing_new(new, self.accuracy, notes, started)
-            if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
-                notes.append(f"nothing was trained: {reason}; learned as at effort instant")
-                effort = "instant"
-            fresh = tuple(name for name in sorted(set(new.labels)) if name not in self.knowledge.classes)
-            if announce is not None:
-                announce(self._plan(effort, new.labels, fresh, extractor))
-            before, trained = self.knowledge, self.knowledge.trained
-            moved = set(before.facts.get("moved", []))
-            if effort == "instant":
-                records = records_with(features_of(extractor, new, progress), new, before.classes)
-                classes = {**before.classes, **records}
-            else:
-                from vqprompt.product.model.trained import retrain
+        with self._changing:
+            started, before = time.monotonic(), self.knowledge
+            check_effort(effort, before.trained)
+            if not 0 <= hold_out < 1:
+                raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
+            pictures, notes = open_pictures(source, labels, exclude)
+            check_spelling(before.classes, pictures.names)
+            extractor, side = self.extractor_of(before), self.backbone.side
+            at_once = where is None and fits(pictures, side)
+            if not at_once:
+                check_streamed(effort, where, before.trained)
+            with closing(DecodedPictures(side, on_disk)) as decoded:
+                place = where or ThisMachine()
+                new = select(pictures, before.classes, place, decoded if at_once else None, skip_broken, progress)
+                if not len(new):
+                    return nothing_new(before, new, notes, started)
+                if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
+                    notes.append(f"nothing was trained: {reason}; learned as at effort instant")
+                    effort = "instant"
+                if announce is not None:
+                    announce(self._plan(new, effort, extractor))
+                trained, moved = before.trained, before.moved
+                if effort == "instant":
+                    changed = ingest(new, place, extractor, before.classes, skip_broken, progress)
+                    classes = {**before.classes, **changed}
+                else:
+                    from vqprompt.product.model.trained import retrain
 
-                done = retrain(self._features, trained, effort, new, before.classes, hold_out, seed, progress)
-                trained, classes, records = done.trained, done.classes, done.changed
-                moved |= before.classes.keys()
-        event = self._event("learned", records, before, effort=effort)
-        self._change(classes, event, hold_out > 0, trained, moved)
-        return summary(before, self.knowledge, records, new, hold_out > 0, notes, started, effort)
+                    plain = self._in_torch(None)
+                    done = retrain(plain, trained, effort, new, before.classes, hold_out, seed, progress)
+                    trained, classes, changed = done.trained, done.classes, done.changed
+                    moved |= before.classes.keys()
+            counts = {name: record.count - before.counts.get(name, 0) for name, record in changed.items()}
+            event = Event.now("learned", effort=effort, classes=counts)
+            self._add_version(
+                before.changed(event, classes=classes, trained=trained, moved=moved, measured=hold_out > 0)
+            )
+            return summary(before, self.knowledge, new, notes, started, effort)
 
-    def _plan(self, effort: str, labels: list[str], fresh: tuple[str, ...], extractor: Any) -> Plan:
-        each = extractor.seconds_per_image()
-        seconds = each * len(labels)
+    def learn_records(self, records: Mapping[str, ClassRecord], *, measured: bool = True) -> None:
+        """Learn classes whose features were computed elsewhere, under the same network. measured: whether accuracy is
+        wanted."""
+        with self._changing:
+            before = self.knowledge
+            check_spelling(before.classes, records)
+            changed = {n: before.classes[n].merged(r) if n in before.classes else r for n, r in records.items()}
+            event = Event.now("learned", classes={name: record.count for name, record in records.items()})
+            self._add_version(before.changed(event, classes={**before.classes, **changed}, measured=measured))
+
+    def _plan(self, new: NewPictures, effort: str, extractor: Extractor) -> Plan:
+        seconds = extractor.seconds_per_image() * len(new)
         if effort != "instant":
-            seconds += seconds_of_training(effort, len(labels), self._features.seconds_per_image(), bool(self.classes))
-        return Plan(len(labels), len(set(labels)), fresh, seconds, effort)
+            each = self._in_torch(None).seconds_per_image()
+            seconds += seconds_of_training(effort, len(new), each, bool(self.classes))
+        names = new.pictures.names
+        fresh = tuple(name for name in names if name not in self.knowledge.classes)
+        return Plan(len(new), len(names), fresh, seconds, effort)
 
     # ------------------------------------------------------------------ change
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name. Naming it like a class that exists is refused."""
+        with self._changing:
+            self._check_known(old)
+            new = clean_name(new)
+            if new == old:
+                return
+            check_spelling([name for name in self.classes if name != old], [new])
+            if new in self.classes:
+                raise UserError(f"there is already a class {new!r}; classes cannot be merged by renaming")
+            self._add_version(self.knowledge.renamed(old, new))
 
     def forget(self, name: str, *, for_good: bool = False) -> None:
         """Remove a class: the model becomes what it would be if it had never learned it.
 
-        for_good: also remove its name from the history, and the older versions that `undo` could bring back.
+        for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
+        back. A class that was forgotten before can be forgotten for good later.
         """
-        self._known(name)
-        classes = {n: r for n, r in self.knowledge.classes.items() if n != name}
-        history = self._event("forgot", {}, self.knowledge, "a class, for good" if for_good else name)
-        if for_good:
-            history = tuple(
-                {**e, "classes": {n: c for n, c in e["classes"].items() if n != name}} if "classes" in e else
-                {**e, "detail": "a class"} if name in e.get("detail", "") else e
-                for e in history
-            )  # fmt: skip
-        self._change(
-            classes, history, self.accuracy is not None, self.knowledge.trained, self.knowledge.facts.get("moved")
-        )
-        if for_good:
-            assert self._stored is not None
-            self._stored = replace(self._stored, past=())
+        with self._changing:
+            stored = self._opened()
+            if not (for_good and stored.has_traces(name)):
+                self._check_known(name)
+            self._stored = stored.erased(name) if for_good else stored.without(name)
 
-    def rename(self, old: str, new: str) -> None:
-        """Give a class another name. Naming it like a class that exists is refused."""
-        self._known(old)
-        new = clean_name(new)
-        if new == old:
-            return
-        check_spelling([name for name in self.classes if name != old], [new])
-        if new in self.knowledge.classes:
-            raise UserError(f"there is already a class {new!r}; classes cannot be merged by renaming")
-        event = self._event("renamed", {}, self.knowledge, f"{old} → {new}")
-        assert self._stored is not None
-        self._add_version(renamed(replace(self.knowledge, history=event), old, new), self._stored.gram)
+    def undo(self, steps: int = 1) -> str:
+        """Go back to the model before the last changes. Returns what was undone, newest first. Undone versions are kept
+        for a while, so that `return_to` can bring them back."""
+        with self._changing:
+            before = self._opened()
+            self._stored = before.undone(steps)
+            undone = [before.knowledge, *before.ancestors][:steps]
+            return ", ".join(Version.of(known).description for known in undone)
 
-    def undo(self) -> str:
-        """Go back to the model before the last change. Returns what was undone."""
-        if self._stored is None or not self._stored.past:
-            raise UserError("there is nothing to undo: no earlier version of this model is kept")
-        undone, last = self.knowledge, self._stored.past[-1]
-        gram = updated_gram(self._stored.gram, undone.classes, last.classes)
-        self._stored = Stored(
-            self._stored.backbone, solved(last, gram), gram, self._stored.past[:-1], self._stored.settings
-        )
-        return describe(undone.history[-1]) if undone.history else "the last change"
+    def return_to(self, number: int) -> None:
+        """Make the model what it was in another version. That is a change like others: it can be undone."""
+        with self._changing:
+            self._stored = self._opened().returned(number)
 
-    def _change(
-        self,
-        classes: dict[str, ClassRecord],
-        history: tuple[dict[str, Any], ...],
-        measure: bool,
-        trained: Trained | None = None,
-        moved: Iterable[str] | None = None,
-    ) -> None:
-        """Make a new version. moved: classes whose memory was moved when the network was trained on other classes."""
-        ordered = {name: classes[name] for name in sorted(classes)}
-        facts = {"measured": measure, "moved": sorted(ordered.keys() & set(moved or ()))}
-        assert self._stored is not None
-        gram = updated_gram(self._stored.gram, self.knowledge.classes, ordered)
-        self._add_version(solved(Content(ordered, history, facts, trained=trained), gram), gram)
+    def _add_version(self, known: Knowledge) -> None:
+        self._stored = self._opened().with_version(known)
 
-    def _add_version(self, content: Content, gram: np.ndarray) -> None:
-        assert self._stored is not None
-        past = (*self._stored.past, self.knowledge) if self.knowledge.history else self._stored.past
-        self._stored = Stored(self._stored.backbone, content, gram, past[-files.VERSIONS_KEPT :], self._stored.settings)
-
-    def _event(
-        self, what: str, records: dict[str, ClassRecord], before: Content, detail: str = "", effort: str = "instant"
-    ) -> tuple[dict[str, Any], ...]:
-        event: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "what": what}
-        if detail:
-            event["detail"] = detail
-        if effort != "instant":
-            event["effort"] = effort
-        if records:
-            counts = {n: r.count - (before.classes[n].count if n in before.classes else 0) for n, r in records.items()}
-            event |= {"classes": counts, "images": sum(counts.values())}
-        return (*before.history, event)
-
-    def _known(self, name: str) -> None:
+    def _check_known(self, name: str) -> None:
         if name not in self.knowledge.classes:
             near = [n for n in self.classes if spelling(n) == spelling(name)]
             hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes) or 'no class yet'}"
             raise UserError(f"the model knows no class {name!r}{hint}")
 
-    # ------------------------------------------------------------------ backbone and file
+    # ------------------------------------------------------------------ network and file
 
     @property
-    def extractor(self) -> Any:
-        """Features under the model's network: its backbone, and what was trained."""
-        plain, trained = self._open_backbone(), self.knowledge.trained
-        if trained is None:
-            return plain
-        from vqprompt.product.model.trained import with_trained
+    def extractor(self) -> Extractor:
+        """What computes features under the model's network: its backbone, and what was trained."""
+        return self.extractor_of(self.knowledge)
 
-        with self._opening:
-            if self._trained_features is None or self._trained_features[0] is not trained:
-                self._trained_features = trained, with_trained(plain, trained)
-            return self._trained_features[1]
+    @property
+    def network(self) -> Features:
+        """The extractor in PyTorch, with the network inside."""
+        return self._in_torch(self.knowledge.trained)
 
-    def _open_backbone(self) -> Any:
-        """The backbone, loaded when it is first needed and checked against the one the model was made with."""
-        with self._opening:
-            if self._features is None:
-                from vqprompt.core.backbones.load import backbone_path
-                from vqprompt.product.model.features import open_features
+    def extractor_of(self, known: Knowledge) -> Extractor:
+        return self._network.open(self._opened().backbone) if known.trained is None else self._in_torch(known.trained)
 
-                features, fingerprint = open_features(self._given, self._size, self._crop, self.device)
+    def _in_torch(self, trained: Trained | None) -> Features:
+        try:
+            return self._network.in_torch(self._opened().backbone, trained)
+        except ModelError:
+            raise
+        except UserError as error:
+            raise ModelError(f"{self.path or 'the model'}: {error}") from None
+
+    def _opened(self) -> Stored:
+        """What it holds; a new model opens its network for that."""
+        if self._stored is None:
+            backbone = self._network.backbone
+            with self._changing:
                 if self._stored is None:
-                    size, width = features.vit.config.image_size, features.width
-                    backbone = Backbone(backbone_path(self._given), fingerprint, size, self._crop, width)
-                    self._stored = Stored(backbone, Content(), np.zeros((width, width)))
-                elif fingerprint != self._stored.backbone.fingerprint:
-                    raise ModelError(
-                        f"the model was taught with the backbone {self._stored.backbone.name} "
-                        f"({self._stored.backbone.fingerprint[:12]}), and {self._given} has other weights "
-                        f"({fingerprint[:12]}); give the right ones with --backbone"
-                    )
-                self._features = features
-            return self._features
+                    self._stored = Stored(backbone)
+        return self._stored
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:
         """Write the model. At any moment, the file is the complete old one or the complete new one.
@@ -343,21 +365,20 @@ class Model(Asking, OnTheHub):
         target = Path(path).expanduser() if path is not None else self.path
         if target is None:
             raise UserError("where to? Give a path, such as model.save('garden.vqp')")
-        if target.is_dir():
-            raise UserError(f"{target}: this is a folder; a model is one file, such as {target}/garden.vqp")
-        if self._stored is None:
-            raise UserError("the model has learned nothing yet; teach it with learn")
-        with nullcontext() if locked else files.locked(target):
-            if (
-                target == self.path
-                and target.is_file()
-                and self._on_disk is not None
-                and files.checksum_inside(target) != self._on_disk
-            ):
-                raise ModelError(
-                    f"{target}: another process has taught this model since it was loaded; load it again and repeat, "
-                    "or save under another name"
-                )
-            self._on_disk = files.write(target, self._stored)
-        self.path = target
+        with self._changing:
+            stored = self._written()
+            with nullcontext() if locked else files.locked(target):
+                known = self._checksum if target == self.path and target.is_file() else None
+                if known is not None and files.checksum_inside(target) != known:
+                    raise ModelError(
+                        f"{target}: another process has taught this model since it was loaded; load it again and "
+                        "repeat, or save under another name"
+                    )
+                self._checksum = files.write(target, stored)
+            self.path = target
         return target
+
+    def _written(self) -> Stored:
+        if self._stored is None or not self._stored.latest:
+            raise UserError("the model has learned nothing yet; teach it with learn")
+        return self._stored

@@ -1,15 +1,15 @@
 """Learning on a Ray cluster. A model remembers sums, so learning is map and reduce.
 
-Ray Data gives pieces of the images to workers, twice. First the workers name their images by content, to find copies
-and known ones. Then they compute features and add them up. This process adds the sums of all workers. They are sums of
-whole numbers, so the result is the same in any order, to the last bit. Every machine must see the images under the same
-path.
+Ray Data gives pieces of the images to workers, twice. First the workers identify their images by content, to find
+copies and known ones. Then they compute features and add them up. This process adds the sums of all workers. They are
+sums of whole numbers, so the result is the same in any order, to the last bit. Every machine must see the images under
+the same path.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,18 +20,17 @@ import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Progress, Report, Stage, ignore
-from vqprompt.product.model.many import Chosen, Growing
-from vqprompt.product.model.pictures import Picture
-from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.streaming import NamedPictures, features_of, joined, labels_of, name_all, to_learn
-from vqprompt.product.model.teaching import nothing_readable
-from vqprompt.research.cluster.rays import connected, refuse_unlike
-from vqprompt.research.cluster.wanted import Wanted
+from vqprompt.product.model.decoded import DecodedPictures
+from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.ingest import Identified, NewPictures, ThisMachine
+from vqprompt.product.model.records import RecordBuilder, Sums
+from vqprompt.product.model.sources import PictureSet, open_pictures
+from vqprompt.research.cluster import parse_on
+from vqprompt.research.cluster.ray_cluster import check_machines, connected
+from vqprompt.research.cluster.requirements import Requirements
 
 PIECE = 2048  # images per piece of work, at most
 PIECES_PER_WORKER = 4  # at least, so that a slow worker does not keep the others waiting
-
-Sums = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]  # by class, as `Growing.parts` gives them
 
 
 @dataclass(frozen=True)
@@ -47,104 +46,94 @@ class Place:
 
 def parse_place(on: str, gpus: float | None = None, workers: int | None = None) -> Place | None:
     """`--on`: None for this machine."""
-    kind, equals, address = on.partition("=")
-    if kind not in ("local", "ray") or (equals and (kind == "local" or not address)):
-        raise UserError(f"--on {on}: expected local, ray or ray=HOST:PORT")
+    kind, address = parse_on(on, ("local", "ray"))
     if kind == "local":
         if gpus is not None or workers is not None:
             raise UserError("--gpus and --workers are for --on ray; on this machine all cores are used")
         return None
     if gpus is not None and not 0 <= gpus <= 1:
         raise UserError(f"--gpus {gpus:g}: expected the share of a GPU per worker, from 0 to 1")
-    return Place(address or None, gpus=gpus or 0.0, workers=workers)
+    return Place(address, gpus=gpus or 0.0, workers=workers)
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Assignment:
     """What every worker gets. count, classes: of the images, to notice a worker that sees different images. backbone:
-    its name or path, size and crop; None while images are only named."""
+    its name or path, size and crop; None while images are only identified."""
 
     source: str
     count: int
     classes: tuple[str, ...]
-    skip_broken: bool
     device: str
-    wanted: Wanted
+    wanted: Requirements
     backbone: tuple[str, int, float] | None = None
+    skip_broken: bool = False
 
 
-class RayClassroom:
-    """Names images and computes features for `Model.learn` on a cluster, instead of on this machine."""
+class Cluster:
+    """A `Workplace`: the workers of a Ray cluster. backbone, crop: as the model's, whose features are computed."""
 
-    def __init__(self, ray: Any, place: Place, source: str, backbone: str) -> None:
+    def __init__(self, ray: Any, place: Place, source: str, backbone: str, crop: float) -> None:
         self.ray, self.place, self.source = ray, place, source
-        self.wanted = Wanted.here([backbone], [source])
-        slots = refuse_unlike(ray, self.wanted, place.cpus, place.gpus)
-        self.workers, self.backbone = min(place.workers or slots, slots), backbone
-        self.lesson: Lesson | None = None
+        self.wanted = Requirements.here([backbone], [source])
+        slots = check_machines(ray, self.wanted, place.cpus, place.gpus)
+        self.workers, self.backbone, self.crop = min(place.workers or slots, slots), backbone, crop
+        self._assignment: Assignment | None = None  # of the pictures that were identified
 
-    def name_all(
-        self, pictures: Sequence[Picture], skip_broken: bool, progress: Report
-    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """As `streaming.name_all`."""
+    def identify(
+        self, pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
+    ) -> Identified:
         device = "auto" if self.place.gpus else "cpu"
-        classes = tuple(sorted(labels_of(pictures)))
-        self.lesson = Lesson(self.source, len(pictures), classes, skip_broken, device, self.wanted)
-        names, readable = np.zeros(len(pictures), np.uint64), np.ones(len(pictures), bool)
-        broken: list[str] = []
-        done = 0
-        for places, (named, good, messages) in self._map(self.lesson, np.arange(len(pictures))):
-            names[places], readable[places] = named, good
-            broken += messages
+        names, found, done = tuple(pictures.names), Identified.none_of(len(pictures)), 0
+        self._assignment = Assignment(self.source, len(pictures), names, device, self.wanted)
+        for places, (ids, broken) in self._map(self._assignment, np.arange(len(pictures))):
+            found.ids[places] = ids
+            found.broken |= {int(places[i]): message for i, message in broken.items()}
             done += len(places)
             progress(Progress(Stage.STARTING, done, len(pictures), detail="looking through the files"))
-        return names, readable, broken
+        return found
 
-    def take_in(
-        self, extractor: Any, new: NamedPictures, known: dict[str, ClassRecord], skip_broken: bool, progress: Report
-    ) -> tuple[dict[str, ClassRecord], list[str]]:
-        """As `streaming.take_in`. extractor: what this machine would use; the workers open their own."""
-        assert self.lesson is not None and isinstance(new.pictures, Chosen)
-        settings = (self.backbone, extractor.vit.config.image_size, extractor.crop)
-        growing: dict[str, Growing] = {}
+    def add_up(
+        self, new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
+    ) -> tuple[dict[str, Sums], list[str]]:
+        """extractor: what this machine would use; the workers open their own."""
+        assert self._assignment is not None
+        backbone = (self.backbone, extractor.size, self.crop)
+        assignment = replace(self._assignment, backbone=backbone, skip_broken=skip_broken)
+        builders: dict[str, RecordBuilder] = {}
         broken: list[str] = []
         done = 0
-        for places, (sums, messages) in self._map(
-            replace(self.lesson, backbone=settings), new.pictures.places, new.names
-        ):
+        for places, (sums, messages) in self._map(assignment, new.places, new.ids):
             broken += messages
-            for label, parts in sums.items():
-                growing.setdefault(label, Growing()).merge(*parts)
+            for label, part in sums.items():
+                builders.setdefault(label, RecordBuilder()).merge(part)
             done += len(places)
-            progress(Progress(Stage.LEARNING, done, len(new.names)))
-        if not growing:
-            raise nothing_readable(broken)
-        return joined(growing, known), broken
+            progress(Progress(Stage.LEARNING, done, len(new)))
+        return {name: builder.sums() for name, builder in builders.items()}, broken
 
     def _map(
-        self, lesson: Lesson, places: np.ndarray, names: np.ndarray | None = None
+        self, assignment: Assignment, places: np.ndarray, ids: np.ndarray | None = None
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """The answers of workers about pieces of the images, as they arrive. names: of the images, if known."""
+        """The answers of workers about pieces of the images, as they arrive. ids: of the images, once known."""
         from ray import data
 
         size = max(1, min(PIECE, -(-len(places) // (self.workers * PIECES_PER_WORKER))))
         starts = range(0, len(places), size)
         items = [
-            {"piece": pickle.dumps((places[s : s + size], None if names is None else names[s : s + size]))}
-            for s in starts
+            {"piece": pickle.dumps((places[s : s + size], None if ids is None else ids[s : s + size]))} for s in starts
         ]
         context = data.DataContext.get_current()
         context.enable_progress_bars = False
         pieces, at_once = data.from_items(items, override_num_blocks=len(items)), min(self.workers, len(items))
         if self.place.gpus:  # actors, because Ray ends other processes after each piece, to free the GPU
             answers = pieces.map_batches(
-                Worker, fn_constructor_args=(lesson,), batch_size=1, num_cpus=self.place.cpus,
+                Worker, fn_constructor_args=(assignment,), batch_size=1, num_cpus=self.place.cpus,
                 num_gpus=self.place.gpus, compute=data.ActorPoolStrategy(size=at_once),
             )  # fmt: skip
         else:
             answers = pieces.map_batches(
                 answer_about,  # type: ignore[arg-type]
-                fn_kwargs={"lesson": lesson}, batch_size=1, num_cpus=self.place.cpus,
+                fn_kwargs={"assignment": assignment}, batch_size=1, num_cpus=self.place.cpus,
                 compute=data.TaskPoolStrategy(size=at_once),
             )  # fmt: skip
         for row in answers.iter_rows():
@@ -155,12 +144,12 @@ class RayClassroom:
 
 
 @contextmanager
-def classroom(place: Place, source: Any, backbone: str) -> Iterator[RayClassroom]:
+def cluster(place: Place, source: Any, backbone: str, crop: float = 0.875) -> Iterator[Cluster]:
     """Connects to a cluster, for the time of the block."""
     if not isinstance(source, str | Path):
         raise UserError("--on ray learns from one folder, archive, table or set of shards at a time; give one")
     with connected(place.address) as ray:
-        yield RayClassroom(ray, place, str(Path(source).expanduser()), backbone)
+        yield Cluster(ray, place, str(Path(source).expanduser()), backbone, crop)
 
 
 # ---------------------------------------------------------------------------------------------- in a worker
@@ -169,50 +158,47 @@ def classroom(place: Place, source: Any, backbone: str) -> Iterator[RayClassroom
 class Worker:
     """Answers about one piece at a time. It opens the images and the backbone once."""
 
-    def __init__(self, lesson: Lesson) -> None:
-        self.lesson = lesson
-        self.lacking = lesson.wanted.lacking() or self._open()
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.lacking = assignment.wanted.missing() or self._open()
 
     def _open(self) -> str | None:
-        lesson = self.lesson
-        self.pictures, _ = _opened(lesson.source)
-        if len(self.pictures) != lesson.count or tuple(sorted(labels_of(self.pictures))) != lesson.classes:
-            return f"the images at {lesson.source} are different on a worker; copy those of this machine there"
-        if lesson.backbone is not None:
+        assignment = self.assignment
+        self.pictures = _opened(assignment.source)
+        if len(self.pictures) != assignment.count or tuple(self.pictures.names) != assignment.classes:
+            return f"the images at {assignment.source} are different on a worker; copy those of this machine there"
+        if assignment.backbone is not None:
             from vqprompt.product.model.features import open_features
 
-            self.extractor, _ = open_features(*lesson.backbone, lesson.device)  # its weights were compared above
+            self.extractor = open_features(*assignment.backbone, assignment.device)  # its weights were compared above
         return None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        places, names = pickle.loads(batch["piece"][0])
+        places, ids = pickle.loads(batch["piece"][0])
         try:
-            answer = self.lacking or self._answer(places, names)
+            answer = self.lacking or self._answer(places, ids)
         except UserError as error:
             answer = str(error)
         return {"answer": [pickle.dumps((places, answer))]}
 
-    def _answer(self, places: np.ndarray, names: np.ndarray | None) -> Any:
-        piece, skip_broken = Chosen(self.pictures, places), self.lesson.skip_broken
-        if names is None:
-            return name_all(piece, skip_broken, ignore)
-        growing: dict[str, Growing] = {}
-        broken: list[str] = []
-        new = NamedPictures(piece, names)
-        for picture, name, feature in features_of(self.extractor, new, skip_broken, broken, ignore):
-            growing.setdefault(picture.label, Growing()).add(name, feature)
-        return {label: g.parts() for label, g in growing.items()}, broken
+    def _answer(self, places: np.ndarray, ids: np.ndarray | None) -> Any:
+        piece, here = self.pictures.subset(places), ThisMachine()
+        if ids is None:
+            found = here.identify(piece, np.zeros(0, np.uint64), None, ignore)
+            return found.ids, found.broken
+        new = NewPictures(piece, places, ids)
+        return here.add_up(new, self.extractor, self.assignment.skip_broken, ignore)
 
 
-def answer_about(batch: dict[str, Any], lesson: Lesson) -> dict[str, Any]:
-    return _worker(lesson)(batch)
+def answer_about(batch: dict[str, Any], assignment: Assignment) -> dict[str, Any]:
+    return _worker(assignment)(batch)
 
 
 @lru_cache(maxsize=2)
-def _worker(lesson: Lesson) -> Worker:
-    return Worker(lesson)
+def _worker(assignment: Assignment) -> Worker:
+    return Worker(assignment)
 
 
 @lru_cache(maxsize=1)
-def _opened(source: str) -> Any:
-    return to_learn(source, None, ())
+def _opened(source: str) -> PictureSet:
+    return open_pictures(source)[0]

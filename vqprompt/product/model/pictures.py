@@ -1,8 +1,8 @@
 """Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
 metadata, or Python lists.
 
-Nothing is decoded here. Pictures are named by their content (`name_of`). So a picture that is in two classes, or was
-learned before, is noticed before any work is done.
+Nothing is decoded here. Pictures are identified by their content (`content_id`). So a picture that is in two classes,
+or was learned before, is noticed before any work is done.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vqprompt.core.data.decode import IMAGE_SUFFIXES
+from vqprompt.core.data.decode import IMAGE_SUFFIXES, read_image
 from vqprompt.core.data.source import Entry, Source, images_in
 from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.files import read_text
 from vqprompt.core.words import counted, shorten
 
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -39,12 +41,13 @@ Given = bytes | Image.Image | np.ndarray
 @dataclass(frozen=True)
 class Picture:
     """One image to learn. where: for messages. open: its bytes, or the image itself. decoded: its squashed pixels and
-    aspect ratio, if it was decoded before."""
+    aspect ratio, if it was decoded before. content_id: if it was computed before."""
 
     where: str
     label: str
     open: Callable[[], Given]
     decoded: Callable[[], tuple[np.ndarray, float]] | None = None
+    content_id: int | None = None
 
 
 def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
@@ -60,11 +63,13 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path)
-    images = (
+    images: list[Any] = (
         [source]
         if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]
     )
+    if images and all(isinstance(image, Picture) for image in images):
+        return images, []
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
     if (
         paths
@@ -83,22 +88,13 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
 
 def _given(image: ImageLike, label: str, number: int) -> Picture:
     if isinstance(image, str | Path):
-        return Picture(str(image), label, _reader(Path(image).expanduser()))
+        return Picture(str(image), label, partial(read_image, image))
     if not isinstance(image, bytes | Image.Image | np.ndarray):
         raise UserError(
             f"image {number + 1}: give a path, the bytes of an image file, a Pillow image or a uint8 array, not "
             f"{type(image).__name__}"
         )
     return Picture(f"image {number + 1}", label, lambda: image)
-
-
-def _reader(path: Path) -> Callable[[], bytes]:
-    def read() -> bytes:
-        if not path.is_file():
-            raise ImageError(f"{path}: no such image file; check the path")
-        return path.read_bytes()
-
-    return read
 
 
 # ---------------------------------------------------------------------------------------------- folders, archives
@@ -126,7 +122,7 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
                 f"{path}: a folder without classes; put the images of each class into a folder of its name, "
                 f"or give the name of their class with --as NAME"
             )
-    source = Source(path)
+    source = Source(path, keep=False)
     notes = []
     entries = [e for e in source.entries if e.split != "test"]
     if len(entries) < len(source.entries):
@@ -143,7 +139,7 @@ def own_test_pictures(path: Path) -> list[Picture]:
         return find_pictures(parts[1])[0] if all(part.is_dir() for part in parts) else []
     if not path.is_file() or path.suffix.lower() in TABLES:
         return []
-    source = Source(path)
+    source = Source(path, keep=False)
     return _entries(source, path, [e for e in source.entries if e.split == "test"])
 
 
@@ -156,10 +152,10 @@ def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Pictu
 
 def _all_of_one_class(path: Path, label: str) -> list[Picture]:
     if path.is_file():
-        return [Picture(str(path), label, _reader(path))]
+        return [Picture(str(path), label, partial(read_image, path))]
     if not path.is_dir():
         raise ImageError(f"{path}: no such file or folder; check the path")
-    return [Picture(str(file), label, _reader(file)) for file in images_in(path)]
+    return [Picture(str(file), label, partial(read_image, file)) for file in images_in(path)]
 
 
 # ---------------------------------------------------------------------------------------------- tables
@@ -182,7 +178,7 @@ def _from_table(table: Path, folder: Path) -> list[Picture]:
         place = where if where.is_absolute() else folder / where
         if not place.is_file():
             raise ImageError(f"{table}, line {line}: {name}: no such image file (paths are relative to {folder})")
-        pictures.append(Picture(str(place), str(label), _reader(place)))
+        pictures.append(Picture(str(place), str(label), partial(read_image, place)))
     return pictures
 
 
@@ -199,7 +195,7 @@ def _column(table: Path, columns: Sequence[str], wanted: Sequence[str]) -> str:
 
 def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        text = table.read_text(encoding="utf-8-sig")
+        text = read_text(table)
     except (OSError, UnicodeDecodeError) as error:
         raise ImageError(f"{table}: cannot be read as UTF-8 text ({error})") from None
     if table.suffix.lower() == ".jsonl":
@@ -224,8 +220,8 @@ def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 # ---------------------------------------------------------------------------------------------- names
 
 
-def name_of(content: Given) -> int:
-    """Names a picture by what is in it: the first 8 bytes of a SHA-256 of its file, or of its pixels."""
+def content_id(content: Given) -> int:
+    """Identifies a picture by what is in it: the first 8 bytes of a SHA-256 of its file, or of its pixels."""
     if isinstance(content, bytes):
         digest = hashlib.sha256(content)
     else:

@@ -4,10 +4,10 @@ What is notable about this implementation:
 - Features are rounded to multiples of 1/1024 and kept as integers. Sums of integers do not depend on the order in which
   they are added. So any order and any number of teachings give the same bits, and a class that is removed leaves no
   trace.
-- Of every image, its name (the first 8 bytes of a SHA-256 of its content) and its part in the sum are kept. Features
-  are kept of at most `KEPT` images per class: those with the smallest names. This choice depends only on the set of
-  images, not on their order. The common covariance, the accuracy and the modes of a class are computed from the kept
-  features; the mean of a class is computed from all its images.
+- Of every image, its content id (the first 8 bytes of a SHA-256 of its content) and its part in the sum are kept.
+  Features are kept of at most `KEPT` images per class: those with the smallest ids. This choice depends only on the set
+  of images, not on their order. The common covariance, the accuracy and the modes of a class are computed from the
+  kept features; the mean of a class is computed from all its images.
 - A trained network answers too well on the images that it was trained on. So the images that were held out are marked,
   and accuracy is measured with them.
 """
@@ -23,6 +23,10 @@ from vqprompt.product.model.modes import find_modes
 
 STEP = 1 / 1024
 KEPT = 256  # features per class; at 768 dimensions a class takes at most 0.4 MB
+PENDING = 1024  # images of a class that are collected before they are added up
+
+# of images of a class: their content ids, the sum of their features, and the ids and features that may be kept
+Sums = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def to_fixed_point(features: np.ndarray) -> np.ndarray:
@@ -34,53 +38,51 @@ def to_fixed_point(features: np.ndarray) -> np.ndarray:
 class ClassRecord:
     """One class.
 
-    names: uint64 [n], sorted: which images it was taught. total: int64 [D], the sum of their features. kept: int16
-    [k, D], the features of the first k names. modes: uint8 [k], the mode of the class that each of them belongs to (all
+    ids: uint64 [n], sorted: the content ids of its images. total: int64 [D], the sum of their features. kept: int16
+    [k, D], the features of the first k ids. modes: uint8 [k], the mode of the class that each of them belongs to (all
     0 if there is only one). unseen: bool [k], whether no network was trained on the image (all, if none was trained).
     """
 
-    names: np.ndarray
+    ids: np.ndarray
     total: np.ndarray
     kept: np.ndarray
     modes: np.ndarray
     unseen: np.ndarray
 
     @classmethod
-    def of(cls, names: np.ndarray, features: np.ndarray, unseen: np.ndarray | None = None) -> ClassRecord:
-        """Of new images: names [n] without repetition, fixed-point features [n, D], and which were held out [n]."""
-        order = np.argsort(names, kind="stable")
-        unseen = np.ones(len(names), bool) if unseen is None else unseen
-        return cls.from_sums(
-            names[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT]
-        )
+    def of(cls, ids: np.ndarray, features: np.ndarray, unseen: np.ndarray | None = None) -> ClassRecord:
+        """Of new images: ids [n] without repetition, fixed-point features [n, D], and which were held out [n]."""
+        order = np.argsort(ids, kind="stable")
+        unseen = np.ones(len(ids), bool) if unseen is None else unseen
+        return cls.from_sums(ids[order], features.sum(0, dtype=np.int64), features[order][:KEPT], unseen[order][:KEPT])
 
     @classmethod
-    def from_sums(cls, names: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
-        """A record without its modes, which are computed here. Names are sorted."""
-        return cls(names, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP), unseen)
+    def from_sums(cls, ids: np.ndarray, total: np.ndarray, kept: np.ndarray, unseen: np.ndarray) -> ClassRecord:
+        """A record without its modes, which are computed here. The ids are sorted."""
+        return cls(ids, total, np.ascontiguousarray(kept), find_modes(kept.astype(np.float64) * STEP), unseen)
 
     def merged(self, other: ClassRecord) -> ClassRecord:
         """Both records as one. No image may be in both."""
-        names = np.concatenate([self.names, other.names])
-        order = np.argsort(names, kind="stable")
-        first = [r.names[: len(r.kept)] for r in (self, other)]
+        ids = np.concatenate([self.ids, other.ids])
+        order = np.argsort(ids, kind="stable")
+        first = [r.ids[: len(r.kept)] for r in (self, other)]
         best = np.argsort(np.concatenate(first), kind="stable")[:KEPT]
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
-        return self.from_sums(names[order], self.total + other.total, kept, unseen)
+        return self.from_sums(ids[order], self.total + other.total, kept, unseen)
 
     def moved(self, where: Callable[[np.ndarray], np.ndarray]) -> ClassRecord:
         """The same class after features moved. where: maps old features [n, D] to new ones. The map is linear, so the
         mean moves like the images."""
         total = np.rint(where(self.mean[None])[0] * (self.count / STEP)).astype(np.int64)
-        return self.from_sums(self.names, total, to_fixed_point(where(self.features)), self.unseen)
+        return self.from_sums(self.ids, total, to_fixed_point(where(self.features)), self.unseen)
 
     @property
     def count(self) -> int:
-        return len(self.names)
+        return len(self.ids)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.names, self.total, self.kept, self.modes, self.unseen))
+        return sum(part.nbytes for part in (self.ids, self.total, self.kept, self.modes, self.unseen))
 
     @property
     def features(self) -> np.ndarray:
@@ -94,7 +96,7 @@ class ClassRecord:
 
     def same_as(self, other: ClassRecord) -> bool:
         return (
-            np.array_equal(self.names, other.names)
+            np.array_equal(self.ids, other.ids)
             and np.array_equal(self.total, other.total)
             and np.array_equal(self.kept, other.kept)
         )
@@ -104,3 +106,46 @@ def gram_of(record: ClassRecord) -> np.ndarray:
     """The sum of the outer products of the kept features [D, D]: whole numbers below 2^53, so it is exact."""
     kept = record.kept.astype(np.float64)
     return kept.T @ kept
+
+
+class RecordBuilder:
+    """Adds up the images of one class as they arrive. The record does not depend on the order in which they do."""
+
+    def __init__(self) -> None:
+        self._ids: list[np.ndarray] = []  # of all images, in parts
+        self._total: np.ndarray | None = None
+        self._kept_ids = np.zeros(0, np.uint64)
+        self._kept: np.ndarray | None = None
+        self._pending: list[tuple[int, np.ndarray]] = []
+
+    def add(self, content_id: int, feature: np.ndarray) -> None:
+        """One image. feature: in fixed point [D]."""
+        self._pending.append((content_id, feature))
+        if len(self._pending) >= PENDING:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            ids = np.array([content_id for content_id, _ in self._pending], np.uint64)
+            features = np.stack([feature for _, feature in self._pending])
+            self._pending = []
+            self.merge((ids, features.sum(0, dtype=np.int64), ids, features))
+
+    def merge(self, sums: Sums) -> None:
+        """More images of the class."""
+        ids, total, kept_ids, kept = sums
+        self._ids.append(ids)
+        self._total = total if self._total is None else self._total + total
+        every = np.concatenate([self._kept_ids, kept_ids])
+        features = kept if self._kept is None else np.concatenate([self._kept, kept])
+        best = np.argsort(every, kind="stable")[:KEPT]
+        self._kept_ids, self._kept = every[best], features[best]
+
+    def sums(self) -> Sums:
+        self._flush()
+        assert self._total is not None and self._kept is not None
+        return np.concatenate(self._ids), self._total, self._kept_ids, self._kept
+
+    def record(self) -> ClassRecord:
+        ids, total, _, kept = self.sums()
+        return ClassRecord.from_sums(np.sort(ids, kind="stable"), total, kept, np.ones(len(kept), bool))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vqprompt.core.errors import ImageError
 from vqprompt.core.words import counted
-from vqprompt.product.model.pictures import Picture
+from vqprompt.product.model.knowledge import Knowledge, Measurements
 
 if TYPE_CHECKING:
-    from vqprompt.product.model.file import Content
-    from vqprompt.product.model.reading import NewPictures
-    from vqprompt.product.model.records import ClassRecord
-    from vqprompt.product.model.streaming import NamedPictures
+    from vqprompt.product.model.ingest import NewPictures
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -34,62 +29,110 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class TaughtClass:
+    """A class in a teaching. images: that were learned now. new: whether the model did not know the class before."""
+
+    name: str
+    images: int
+    new: bool
+
+
+@dataclass(frozen=True)
+class Suffering:
+    """A class that is recognized less often than before a teaching. before, now: shares of right answers."""
+
+    name: str
+    before: float
+    now: float
+
+
+@dataclass(frozen=True)
 class Taught:
     """What a teaching did. effort: what was really done; with too few images nothing is trained.
 
-    accuracy: share of right answers for images that were left out one at a time, every class weighted equally; None if
-    it was not measured. suffering: classes that are recognized less often than before: name, share before, share now.
+    known_images, copies: images that were left out because the model knew them, or because they were repeated. broken:
+    a message for each image that cannot be read. accuracy: share of right answers for images that were left out one at
+    a time, every class weighted equally; None if it was not measured.
     """
 
-    images: int
-    new_classes: tuple[str, ...]
-    grown_classes: tuple[str, ...]
+    classes: tuple[TaughtClass, ...]
     known_images: int
     copies: int
     broken: tuple[str, ...]
     accuracy: float | None
     accuracy_before: float | None
-    suffering: tuple[tuple[str, float, float], ...]
+    suffering: tuple[Suffering, ...]
     notes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
 
+    @property
+    def images(self) -> int:
+        return sum(taught.images for taught in self.classes)
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        return tuple(taught.name for taught in self.classes if taught.new)
+
+    @property
+    def grown_classes(self) -> tuple[str, ...]:
+        return tuple(taught.name for taught in self.classes if not taught.new)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
+        return {
+            "images": self.images,
+            "classes": [vars(taught) for taught in self.classes],
+            "known_images": self.known_images,
+            "copies": self.copies,
+            "broken": list(self.broken),
+            "accuracy": self.accuracy,
+            "accuracy_before": self.accuracy_before,
+            "suffering": [vars(one) for one in self.suffering],
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 2),
+            "effort": self.effort,
+        }
+
 
 def summary(
-    before: Content, now: Content, records: dict[str, ClassRecord], new: NewPictures | NamedPictures, measured: bool,
-    notes: list[str], started: float, effort: str = "instant",
-) -> Taught:  # fmt: skip
-    """What a teaching did, from the model before and after it. records: of the classes that it changed."""
-    known = {name: before.classes[name].count for name in records if name in before.classes}
+    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant"
+) -> Taught:
+    """What a teaching did, from the model before and after it."""
+    grown = ((name, count - before.counts.get(name, 0)) for name, count in now.counts.items())
     return Taught(
-        images=sum(record.count for record in records.values()) - sum(known.values()),
-        new_classes=tuple(sorted(records.keys() - known.keys())),
-        grown_classes=tuple(known),
+        classes=tuple(TaughtClass(name, images, name not in before.classes) for name, images in grown if images),
         known_images=new.known,
         copies=new.copies,
         broken=tuple(new.broken),
-        accuracy=now.facts.get("accuracy") if measured else None,
-        accuracy_before=before.facts.get("accuracy"),
-        suffering=_suffering(before.facts, now.facts),
-        notes=(*notes, *_expectations({name: record.count for name, record in now.classes.items()})),
+        accuracy=None if now.measurements is None else now.measurements.accuracy,
+        accuracy_before=None if before.measurements is None else before.measurements.accuracy,
+        suffering=_suffering(before.measurements, now.measurements),
+        notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
         seconds=time.monotonic() - started,
         effort=effort,
     )
 
 
-def nothing_readable(broken: Sequence[str]) -> ImageError:
+def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:
+    if new.broken and not new.known:
+        raise nothing_readable(new.broken)
+    return summary(before, before, new, [*notes, "nothing new: the model knows all of these images"], started)
+
+
+def nothing_readable(broken: list[str]) -> ImageError:
     """broken: one message per image."""
     first = f" ({broken[0]})" if broken else ""
     return ImageError(f"none of the images can be read, so nothing was learned{first}")
 
 
-def nothing_new(new: NewPictures | NamedPictures, accuracy: float | None, notes: list[str], started: float) -> Taught:
-    if new.broken and not new.known:
-        raise nothing_readable(new.broken)
-    return Taught(
-        0, (), (), new.known, new.copies, tuple(new.broken), accuracy, accuracy, (),
-        (*notes, "nothing new: the model knows all of these images"), time.monotonic() - started,
-    )  # fmt: skip
+def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[Suffering, ...]:
+    """Worst first."""
+    if before is None or now is None:
+        return ()
+    shares = ((name, before.share(name), now.share(name)) for name in before.per_class)
+    worse = [Suffering(n, b, a) for n, b, a in shares if b is not None and a is not None and b - a > SUFFERS]
+    return tuple(sorted(worse, key=lambda one: one.now - one.before))
 
 
 def _expectations(counts: dict[str, int]) -> list[str]:
@@ -105,15 +148,3 @@ def _expectations(counts: dict[str, int]) -> list[str]:
         f"{counted(len(few), 'class')} {have} fewer than {FEW} images ({named}{smallest}). Expect more mistakes with "
         f"{them}. To compare: with drawings of 50 things, 1, 5 and 20 images of each gave 22, 51 and 70 % right answers"
     ]
-
-
-def _suffering(before: dict[str, Any], now: dict[str, Any]) -> tuple[tuple[str, float, float], ...]:
-    old, new = before.get("per_class", {}), now.get("per_class", {})
-    shares = [(n, old[n][0] / old[n][1], new[n][0] / new[n][1]) for n in old if old[n][1] and new.get(n, (0, 0))[1]]
-    worse = [s for s in shares if s[1] - s[2] > SUFFERS]
-    return tuple(sorted(worse, key=lambda s: s[2] - s[1]))
-
-
-def without(pictures: list[Picture], exclude: Iterable[str | Path]) -> list[Picture]:
-    out = {str(Path(p).expanduser().resolve()) for p in exclude}
-    return [p for p in pictures if str(Path(p.where).resolve()) not in out] if out else pictures

@@ -8,23 +8,25 @@ move too. How far is estimated from the new images, whose features are computed 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
-from vqprompt.core.errors import UserError
+from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.statistics import Moving, fit_drift
 from vqprompt.product.model.efforts import TRAINING, Trained, loop_settings
-from vqprompt.product.model.features import BLOCKS, Features
-from vqprompt.product.model.reading import NewPictures, features_of, held_out, records_with
-from vqprompt.product.model.records import ClassRecord
+from vqprompt.product.model.features import Features, joined_blocks, last_block_last
+from vqprompt.product.model.ingest import NewPictures, features_of
+from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.moving import MovingMemory
@@ -49,35 +51,61 @@ def retrain(
     before: Trained | None,
     effort: str,
     new: NewPictures,
-    known: dict[str, ClassRecord],
+    known: Mapping[str, ClassRecord],
     hold_out: float,
     seed: int,
     progress: Report,
 ) -> Retrained:
     """Train on new pictures, and add them to the records. plain: features of the backbone itself. before: what was
     trained so far."""
-    order = np.lexsort((np.array(new.names, np.uint64), np.array(new.labels)))  # so that file names do not matter
-    unseen = held_out(new, hold_out)
+    assert new.decoded is not None and new.rows is not None
+    names, labels = np.unique(new.labels, return_inverse=True)
+    order = np.lexsort((new.ids, labels))  # so that file names do not matter
+    unseen = held_out(labels, new.ids, hold_out)
     shown = order[~unseen[order]]
-    labels = np.unique(np.array(new.labels), return_inverse=True)[1]
     reports = _shares(
         progress,
-        len(new.pictures) * (LOOKS if before else 1.0) * bool(known),
+        len(new) * (LOOKS if before else 1.0) * bool(known),
         TRAINING[effort].training["epochs"] * len(shown) * (TRAINING[effort].passes + bool(known)),
-        len(new.pictures) * LOOKS,
+        len(new) * LOOKS,
     )
-    old = features_of(plain if before is None else with_trained(plain, before), new, reports[0]) if known else []
-    images = new.decoded.store(shown)
+    old = _features(plain if before is None else with_trained(plain, before), new, reports[0]) if known else None
+    images = new.decoded.store(new.rows[shown])
     trained = train(plain, before, effort, images, labels[shown], remembers=bool(known), seed=seed, progress=reports[1])
-    now = features_of(with_trained(plain, trained), new, reports[2])
-    if known:
-        drift = fit_drift(torch.from_numpy(np.stack(old)), torch.from_numpy(np.stack(now)), MOVING)
+    now = _features(with_trained(plain, trained), new, reports[2])
+    if old is not None:
+        drift = fit_drift(torch.from_numpy(old), torch.from_numpy(now), MOVING)
         known = {
             name: record.moved(lambda points: drift.points(torch.from_numpy(points)).numpy())
             for name, record in known.items()
         }
-    changed = records_with(now, new, known, unseen)
+    fixed, changed = to_fixed_point(now), {}
+    for number, name in enumerate(names.tolist()):
+        own = labels == number
+        record = ClassRecord.of(new.ids[own], fixed[own], unseen[own])
+        changed[name] = known[name].merged(record) if name in known else record
     return Retrained(trained, {**known, **changed}, changed)
+
+
+def _features(extractor: Features, new: NewPictures, progress: Report) -> np.ndarray:
+    """Of all new pictures [n, D]."""
+    features = []
+    for _, feature in features_of(new, extractor, progress):
+        if isinstance(feature, Exception):
+            raise feature
+        features.append(feature)
+    return np.stack(features)
+
+
+def held_out(labels: np.ndarray, ids: np.ndarray, share: float) -> np.ndarray:
+    """Which pictures [n] training does not see: a share of each class, chosen by content."""
+    held = np.zeros(len(ids), bool)
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        place = np.arange(len(own))
+        chosen = ((place + 1) * share + 0.5).astype(int) > (place * share + 0.5).astype(int)
+        held[own[np.argsort(ids[own])][chosen]] = True
+    return held
 
 
 def train(
@@ -87,11 +115,12 @@ def train(
     """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features must stay close
     to where they were."""
     settings, config = TRAINING[effort], plain.vit.config
-    options = {"statistics": False, "class_tokens": min(BLOCKS, config.depth), **settings.options}
+    tokens = joined_blocks(plain.vit)
+    options = {**MovingMemory.before, "statistics": False, "class_tokens": tokens, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
-        plain.vit, settings.method, seed=seed, device=str(plain.device), compile="off",
-        training=loop, **options,
+        plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
+        compile="off", training=loop, **options,
     )  # fmt: skip
     method = learner.method
     if before is not None:
@@ -99,12 +128,18 @@ def train(
     learner.continue_after(1 if remembers else 0)
     shown = Images(images, np.arange(len(images)), labels)
     learner.learn(Task(0, [str(c) for c in range(int(labels.max()) + 1)], shown, shown), progress)
-    tensors = {
-        name: tensor.cpu().numpy()
-        for name, tensor in method.state_dict().items()
-        if method.saved(name) and not name.startswith(("head.", "pool.keys"))  # a single prompt needs no key
-    }
+    state = method.state_dict()
+    tensors = {name: state[name].cpu().numpy() for name in _kept_names(method)}
     return Trained(effort, settings.method, method.options.model_dump(mode="json"), tensors)
+
+
+def _kept_names(method: Any) -> list[str]:
+    """Of the tensors in a method's state that a model keeps."""
+    return [
+        name
+        for name in method.state_dict()
+        if method.saved(name) and not name.startswith(("head.", "pool.keys"))  # a single prompt needs no key
+    ]
 
 
 def with_trained(plain: Features, trained: Trained) -> Features:
@@ -114,28 +149,35 @@ def with_trained(plain: Features, trained: Trained) -> Features:
     tokens = trained.options["class_tokens"]
 
     def encode(images: torch.Tensor) -> torch.Tensor:
-        features = method.features(View(vit, lambda: images))[0]
-        return features.unflatten(1, (tokens, -1)).flip(1).flatten(1)  # the last block comes last, as without training
+        return last_block_last(method.features(View(vit, lambda: images))[0], tokens)
 
-    return Features(vit, plain.crop, plain.device, encode)
+    return Features(vit, plain.crop, plain.device, encode, plain.fingerprint)
 
 
 def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
-    method: Any = kind(vit, kind.Options(**trained.options), 1).to(vit.cls_token.device)
+    try:
+        options = kind.Options(**{**MovingMemory.before, **trained.options})
+    except ValidationError as error:
+        raise UserError(explain(error, "what was trained has options that are not possible")) from None
+    method: Any = kind(vit, options, 1).to(vit.cls_token.device)
+    if method.feature_width != vit.config.width * joined_blocks(vit):
+        raise UserError("what was trained has features of another width than the model's backbone")
     _fill(method, trained)
     return method.eval().requires_grad_(False), vit
 
 
 def _fill(method: Any, trained: Trained) -> None:
+    expected = set(_kept_names(method))
+    if different := sorted(trained.tensors.keys() ^ expected):
+        what = "lacks" if different[0] in expected else "has an unknown part,"
+        raise UserError(f"what was trained {what} {different[0]!r}; restore the file, or install a newer vqprompt")
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in trained.tensors.items()}
     try:
-        unknown = method.load_state_dict(state, strict=False).unexpected_keys
+        method.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise UserError(f"what was trained does not fit the model's backbone ({error}); restore the file") from None
-    if unknown:
-        raise UserError(f"what was trained has an unknown part, {unknown[0]!r}; install a newer vqprompt")
     method.loaded()
 
 

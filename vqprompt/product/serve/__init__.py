@@ -1,6 +1,8 @@
 """A web page and an HTTP interface for models: `vqprompt serve`.
 
 Predictions come from an immutable snapshot (models.py), many at a time (batching.py). Everything that changes a model
-is a job (jobs.py), done by a second process (teacher.py) on a copy, and swapped in when its file is whole on disk.
-state.py holds the parts, app.py puts the routes around them, server.py runs them, static/ is the page.
+is a job (jobs.py): one table (changes.py) says what kinds there are, a second process (worker.py) does them on a copy,
+and the snapshot is replaced when the new file is whole on disk. state.py holds the parts and knows what they keep,
+guard.py and connections.py protect them, app.py puts the routes (api_….py) around them, server.py runs them, static/ is
+the page.
 """

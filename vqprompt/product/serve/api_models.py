@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.efforts import EFFORTS, check_effort
-from vqprompt.product.serve.errors import Conflict, NotThere
-from vqprompt.product.serve.models import Served
+from vqprompt.product.serve.changes import check_taught
+from vqprompt.product.serve.errors import NotThere
+from vqprompt.product.serve.models import ServedModel
 from vqprompt.product.serve.state import State
 
 router = APIRouter(tags=["models"])
@@ -21,20 +26,19 @@ def state_of(request: Request) -> State:
     return state
 
 
-def find(request: Request, name: str | None) -> Served:
-    return state_of(request).shelf.get(name)
+def find(request: Request, name: str | None) -> ServedModel:
+    return state_of(request).models.get(name)
 
 
 @router.get("/models", summary="All models, and the efforts that teaching can have")
 def models(request: Request) -> dict[str, Any]:
-    shelf = state_of(request).shelf
     return {
         "models": [
             {
                 "name": m.name, "classes": len(m.snapshot.model.classes), "accuracy": m.snapshot.model.accuracy,
                 "version": m.snapshot.version, "drawings": m.drawings,
             }
-            for m in shelf
+            for m in state_of(request).models
         ],
         "efforts": {name: says for name, says in EFFORTS.items() if _possible(name)},
     }  # fmt: skip
@@ -52,15 +56,10 @@ def _possible(effort: str) -> bool:
 def model(request: Request, name: str) -> dict[str, Any]:
     served = find(request, name)
     snapshot = served.snapshot
-    shown = dict(snapshot.shown)
-    past, changes = shown["can_undo"], len(shown["history"])
     return {
-        **shown,
+        **snapshot.shown,
         "name": name,
         "drawings": served.drawings,
-        "version": snapshot.version,
-        "versions": served.versions.numbers(),
-        "can_undo": changes if past == changes - 1 else past,  # before the first teaching it was empty
         "prompt_use": snapshot.prompt_use(),
     }
 
@@ -100,8 +99,31 @@ def thumbnail(request: Request, name: str, image: str) -> Response:
 @router.get("/models/{name}/file", summary="Download the model")
 def download(request: Request, name: str) -> Response:
     served = find(request, name)
-    must_know_something(served)
-    return FileResponse(served.path, media_type="application/octet-stream", filename=f"{served.name}.vqp")
+    check_taught(served)
+    return _send_file(served.path, f"{served.name}.vqp")
+
+
+@router.get("/models/{name}/onnx", summary="Download the ONNX file that was made of the model as it is now")
+def download_onnx(request: Request, name: str) -> Response:
+    served = find(request, name)
+    if (made := state_of(request).exports.get(served.name)) is None:
+        raise NotThere(f"make it first: POST /models/{served.name}/onnx")
+    return _send_file(made.file, made.title)
+
+
+def _send_file(path: Path, title: str) -> Response:
+    """A file as it is now, even if it is replaced or deleted while it is sent."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        raise NotThere(f"{title} is not there any more; try again") from None
+    headers = {
+        "content-length": str(os.fstat(file.fileno()).st_size),
+        "content-disposition": f"attachment; filename*=utf-8''{quote(title)}",
+    }
+    return StreamingResponse(
+        iter(partial(file.read, 1 << 16), b""), media_type="application/octet-stream", headers=headers
+    )
 
 
 @router.get("/models/{name}/card", summary="Its card: what it knows, how well, and its limits")
@@ -109,10 +131,5 @@ def card(request: Request, name: str) -> Response:
     from vqprompt.product.model.hub import model_card
 
     served = find(request, name)
-    must_know_something(served)
+    check_taught(served)
     return PlainTextResponse(model_card(served.snapshot.model, repo_id=None), media_type="text/markdown")
-
-
-def must_know_something(served: Served) -> None:
-    if not served.snapshot.model.classes:
-        raise Conflict("the model has learned nothing yet; teach it first")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
@@ -14,8 +15,7 @@ from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.errors import NotAnImage, Refused
-from vqprompt.product.serve.models import Served, Snapshot
-from vqprompt.product.serve.schemas import Prediction
+from vqprompt.product.serve.models import ServedModel, Snapshot
 
 router = APIRouter(tags=["predict"])
 MOST_TOP = 1000
@@ -34,27 +34,50 @@ IMAGE_BODY = {
         },
     }
 }
+
+
+class Share(BaseModel):
+    name: str
+    probability: float
+
+
+class Prediction(BaseModel):
+    """What is in an image. name: the best class, or "unknown". familiarity: below 0 is unknown."""
+
+    name: str
+    unknown: bool
+    classes: list[Share]
+    familiarity: float | None
+    prompts: list[dict[str, Any]] | None = Field(
+        description="Prompts that the image used: block, prompt, and its share of attention. None for models without."
+    )
+    model: str
+    version: int
+
+
 Top = Annotated[int, Query(ge=1, le=MOST_TOP, description="How many classes to name.")]
 Strictness = Annotated[float, Query(ge=-100, le=100, description="Above 0, more is called unknown; below 0, less.")]
 
 
-@router.post("/predict", summary="What is in an image", openapi_extra=IMAGE_BODY)
+@router.post("/predict", summary="What is in an image", response_model=Prediction, openapi_extra=IMAGE_BODY)
 async def predict(
     request: Request, model: str | None = None, top: Top = 5, strictness: Strictness = 0.0, prompts: bool = False
-) -> Prediction:
+) -> Response:
     """The image is the body of the request, or the field `file` of a form. model: required if there are several."""
     return await _predict(request, find(request, model), top, strictness, prompts)
 
 
-@router.post("/models/{name}/predict", summary="What is in an image", openapi_extra=IMAGE_BODY)
+@router.post(
+    "/models/{name}/predict", summary="What is in an image", response_model=Prediction, openapi_extra=IMAGE_BODY
+)
 async def predict_with(
     request: Request, name: str, top: Top = 5, strictness: Strictness = 0.0, prompts: bool = False
-) -> Prediction:
+) -> Response:
     """The image is the body of the request, or the field `file` of a form."""
     return await _predict(request, find(request, name), top, strictness, prompts)
 
 
-async def _predict(request: Request, served: Served, top: int, strictness: float, prompts: bool) -> Any:
+async def _predict(request: Request, served: ServedModel, top: int, strictness: float, prompts: bool) -> Response:
     content = await _image_of(request)
     state, snapshot = state_of(request), served.snapshot
     with state.metrics.seconds.time():

@@ -1,8 +1,8 @@
 """Predictions that arrive together are answered together.
 
 One thread takes the requests that wait, up to a batch, and asks the model once. Requests that arrive in the meantime
-are the next batch. A single request does not wait for others. On CPUs, each image of a batch is computed by one core,
-so an answer does not depend on the other images of its batch.
+are the next batch. A single request does not wait for others. On CPUs, all cores compute a single image, and one core
+each image of a batch. These two round differently, so a probability may differ in the fifth decimal place.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import traceback
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.product.model.answers import Answer
-from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, TooSlow
+from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, TooLarge, TooSlow
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import Snapshot
@@ -86,7 +87,10 @@ class Batcher:
                 if self._closing:
                     return
                 batch = self._take()
-            self._answer(batch)
+            try:
+                self._answer(batch)
+            except Exception:  # such as a loop that was closed meanwhile; the next batch must be answered
+                traceback.print_exc()
 
     def _take(self) -> list[_Asked]:
         """The oldest requests of one snapshot."""
@@ -106,19 +110,21 @@ class Batcher:
         try:
             found: list[Any] = list(batch[0].snapshot.model.try_answers([a.image for a in batch], top=top))
         except Exception as error:
+            traceback.print_exc()
             found = [error] * len(batch)
         for number, (asked, answer) in enumerate(zip(batch, found, strict=True), start=1):
             if isinstance(answer, ImageError):
                 answer = NotAnImage(str(answer).removeprefix(f"image {number}: "))
+            elif isinstance(answer, MemoryError):
+                answer = TooLarge("there is not enough memory for this image; make it smaller")
             asked.loop.call_soon_threadsafe(_settle, asked, answer)
 
 
 def _settle(asked: _Asked, answer: Answer | Exception) -> None:
     if asked.answer.done():
         return
-    if isinstance(answer, UserError | OSError):
-        asked.answer.set_exception(answer)
-    elif isinstance(answer, Exception):
-        asked.answer.set_exception(RuntimeError(f"{type(answer).__name__}: {answer}"))
+    if isinstance(answer, Exception):
+        own = answer if isinstance(answer, UserError) else Conflict(f"the model cannot answer ({answer!r})")
+        asked.answer.set_exception(own)
     else:
         asked.answer.set_result(answer)

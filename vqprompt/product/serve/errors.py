@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from vqprompt.core.errors import UserError
 
 
@@ -44,3 +46,14 @@ class TooSlow(Refused):
     """It took longer than the server allows."""
 
     status = 504
+
+
+class NoSpace(Refused):
+    """The disk for uploads is full."""
+
+    status = 507
+
+
+def error_body(message: str) -> bytes:
+    """What every error looks like. Characters beyond ASCII are escaped: what a client sent may not be valid text."""
+    return json.dumps({"error": message}).encode()

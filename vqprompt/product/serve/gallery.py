@@ -8,17 +8,19 @@ from __future__ import annotations
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
+import numpy as np
 from PIL import Image
 
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.pictures import name_of
+from vqprompt.product.model.pictures import content_id
 
 SIDE = 96
 PER_TEACHING = 500
+Thumbnail = tuple[int, bytes]  # the name of the image by its content, and a small JPEG
 
 
 class Gallery:
@@ -26,38 +28,35 @@ class Gallery:
 
     def __init__(self, most: int) -> None:
         self.most, self._lock = most, threading.Lock()
-        self._held: OrderedDict[tuple[str, int], tuple[str, bytes]] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
-    def add(self, model: str, name: int, label: str, picture: bytes) -> None:
+    def add(self, model: str, thumbnails: Iterable[Thumbnail]) -> None:
         with self._lock:
-            self._held[model, name] = (label, picture)
+            for name, picture in thumbnails:
+                self._held[model, name] = picture
             while len(self._held) > self.most:
                 self._held.popitem(last=False)
 
     def get(self, model: str, name: int) -> bytes | None:
         with self._lock:
-            found = self._held.get((model, name))
-        return None if found is None else found[1]
+            return self._held.get((model, name))
 
-    def forget(self, model: str, label: str) -> None:
-        """Drop the thumbnails of a class that is forgotten."""
+    def keep_only(self, model: str, images: np.ndarray) -> None:
+        """Drop the thumbnails of images that a model no longer knows. images: those it knows, uint64 [n]."""
         with self._lock:
-            for key in [k for k, held in self._held.items() if k[0] == model and held[0] == label]:
-                del self._held[key]
-
-    def rename(self, model: str, old: str, new: str) -> None:
-        with self._lock:
-            for key, (label, picture) in self._held.items():
-                if key[0] == model and label == old:
-                    self._held[key] = (new, picture)
+            mine = [key for key in self._held if key[0] == model]
+            known = np.isin(np.array([name for _, name in mine], np.uint64), images)
+            for key, stays in zip(mine, known, strict=True):
+                if not stays:
+                    del self._held[key]
 
 
-def thumbnails(images: Sequence[Path], labels: Sequence[str]) -> Iterator[tuple[int, str, bytes]]:
-    """Of image files: the name of the content, the class, and a small JPEG. What cannot be read is left out."""
-    for path, label in list(zip(images, labels, strict=True))[:PER_TEACHING]:
+def thumbnails(images: Iterable[tuple[str, Callable[[], bytes]]]) -> Iterator[Thumbnail]:
+    """Of image files: what each is called, and a function that reads it. What cannot be read is left out."""
+    for name, read in islice(images, PER_TEACHING):
         try:
-            content = path.read_bytes()
-            yield name_of(content), label, small_jpeg(decoding.decode(content, path.name, SIDE))
+            content = read()
+            yield content_id(content), small_jpeg(decoding.decode(content, name, SIDE))
         except (UserError, OSError):
             continue
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import struct
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import from_json
+from starlette.concurrency import run_in_threadpool
 
 from vqprompt._version import __version__
 from vqprompt.core.words import counted
@@ -24,23 +27,25 @@ from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.api_predict import check_image
 from vqprompt.product.serve.batching import Given
-from vqprompt.product.serve.errors import NotThere, Refused
+from vqprompt.product.serve.errors import NotThere, Refused, TooLarge
 from vqprompt.product.serve.models import Snapshot
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 LENGTH = "inference-header-content-length"
 MOST_IMAGES = 256  # per request
+MOST_VALUES, MOST_LISTS = 500_000, 100_000  # in the JSON of a request: no other thread works while it is read
 OUTPUTS = {"class": "BYTES", "probability": "FP32", "probabilities": "FP32", "familiarity": "FP32"}
 
 
 @router.get("/health/live", summary="Whether the server runs")
-def live() -> dict[str, bool]:
+async def live() -> dict[str, bool]:
     return {"live": True}
 
 
 @router.get("/health/ready", summary="Whether it can answer")
-def ready(request: Request) -> dict[str, bool]:
-    return {"ready": not state_of(request).closing}
+async def ready(request: Request) -> Response:
+    closing = state_of(request).closing
+    return JSONResponse({"ready": not closing}, status_code=503 if closing else 200)
 
 
 @router.get("", summary="About the server")
@@ -56,7 +61,7 @@ def metadata(request: Request, name: str, version: str | None = None) -> dict[st
     shapes = {"probabilities": [-1, count]}
     return {
         "name": name,
-        "versions": [str(n) for n in served.versions.all()],
+        "versions": [str(n) for n in served.versions],
         "platform": "vqprompt",
         "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}],
         "outputs": [{"name": n, "datatype": kind, "shape": shapes.get(n, [-1])} for n, kind in OUTPUTS.items()],
@@ -75,10 +80,9 @@ def model_ready(request: Request, name: str, version: str | None = None) -> Resp
 @router.post("/models/{name}/versions/{version}/infer", include_in_schema=False)
 async def infer(request: Request, name: str, version: str | None = None) -> Response:
     snapshot = _snapshot(request, name, version)
-    asked, tensors = _parse(await request.body(), request.headers.get(LENGTH))
-    images = _images(asked, tensors)
-    wanted = _wanted(asked)
-    state = state_of(request)
+    body, state = await request.body(), state_of(request)
+    async with state.parsing:  # one at a time, so that others are answered in between
+        asked, images, wanted = await run_in_threadpool(_parse, body, request.headers.get(LENGTH))
     classes = snapshot.model.classes
     with state.metrics.seconds.time():
         answers = await state.batcher.ask(snapshot, images, max(len(classes), 1))
@@ -102,28 +106,38 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
 
 def _snapshot(request: Request, name: str, version: str | None) -> Snapshot:
     served = find(request, name)
-    if version is None or version == str(served.snapshot.version):
+    if version is None:
         return served.snapshot
-    if not version.isdecimal() or int(version) not in served.versions.numbers():
-        raise NotThere(f"there is no version {version[:20]!r} of {name}; there are {served.versions.all()}")
-    return served.at(int(version))
+    numbers = {str(number): number for number in served.versions}
+    if version not in numbers:
+        raise NotThere(f"there is no version {version[:20]!r} of {name}; there are {', '.join(numbers)}")
+    return served.at(numbers[version])
 
 
 # ---------------------------------------------------------------------------------------------- requests
 
 
-def _parse(body: bytes, length: str | None) -> tuple[dict[str, Any], bytes]:
-    """The JSON of a request, and the tensors that follow it."""
-    if length is not None and not (length.isdecimal() and int(length) <= len(body)):
+def _parse(body: bytes, length: str | None) -> tuple[dict[str, Any], list[Given], dict[str, bool]]:
+    """The JSON of a request, the images in it, and the outputs that it asks for."""
+    end = len(body)
+    if length is not None and (not length.isdecimal() or len(length) > 12 or (end := int(length)) > len(body)):
         raise Refused(f"{LENGTH} must be the length of the JSON in bytes, not {length[:20]!r}")
-    end = len(body) if length is None else int(length)
+    if body.count(b",", 0, end) > MOST_VALUES or body.count(b"[", 0, end) + body.count(b"{", 0, end) > MOST_LISTS:
+        raise TooLarge(f"the JSON has more than {MOST_VALUES} values or {MOST_LISTS} lists; send pixels in binary")
     try:
-        asked = json.loads(body[:end])
-    except (ValueError, RecursionError) as error:
+        asked = from_json(body[:end])
+    except ValueError as error:
         raise Refused(f"the request is not JSON ({error})") from None
     if not isinstance(asked, dict) or not isinstance(asked.get("inputs"), list) or len(asked["inputs"]) != 1:
         raise Refused('give one input called image: {"inputs": [{"name": "image", "datatype": "BYTES", …}]}')
-    return asked, body[end:]
+    return asked, _images(asked, body[end:]), _wanted(asked)
+
+
+def _parameters(given: dict[str, Any]) -> dict[str, Any]:
+    parameters = given.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise Refused("parameters must be an object")
+    return parameters
 
 
 def _images(asked: dict[str, Any], tensors: bytes) -> list[Given]:
@@ -131,9 +145,13 @@ def _images(asked: dict[str, Any], tensors: bytes) -> list[Given]:
     if not isinstance(given, dict) or given.get("name") != "image":
         raise Refused("the input must be called image")
     kind, shape, data = given.get("datatype"), given.get("shape"), given.get("data")
-    if not isinstance(shape, list) or not shape or not all(type(n) is int and 0 < n < 1 << 24 for n in shape):
-        raise Refused("shape must be a list of whole numbers above 0")
-    size = (given.get("parameters") or {}).get("binary_data_size")
+    if (
+        not isinstance(shape, list)
+        or not 1 <= len(shape) <= 4
+        or not all(type(n) is int and 0 < n < 1 << 24 for n in shape)
+    ):
+        raise Refused("shape must be a list of one to four whole numbers above 0")
+    size = _parameters(given).get("binary_data_size")
     if size is not None:
         if type(size) is not int or size != len(tensors):
             raise Refused(f"binary_data_size says {size!r}, and {len(tensors)} bytes follow the JSON")
@@ -142,7 +160,7 @@ def _images(asked: dict[str, Any], tensors: bytes) -> list[Given]:
         images = _files(data)
     else:
         images = _pixels(data, shape, kind)
-    count = 1 if kind == "UINT8" and len(shape) == 3 else int(np.prod(shape)) if kind == "BYTES" else shape[0]
+    count = 1 if kind == "UINT8" and len(shape) == 3 else math.prod(shape) if kind == "BYTES" else shape[0]
     if len(images) != count or not 0 < count <= MOST_IMAGES:
         given = counted(len(images), "image")
         raise Refused(f"the shape {shape} does not fit the {given} in data (at most {MOST_IMAGES} per request)")
@@ -192,13 +210,15 @@ def _pixels(data: Any, shape: list[int], kind: Any) -> list[Given]:
 
 def _wanted(asked: dict[str, Any]) -> dict[str, bool]:
     """The outputs to send, and whether each is sent in binary."""
-    binary = bool((asked.get("parameters") or {}).get("binary_data_output"))
+    binary = bool(_parameters(asked).get("binary_data_output"))
     outputs = asked.get("outputs")
     if not outputs:
         return dict.fromkeys(OUTPUTS, binary)
-    if not isinstance(outputs, list) or not all(isinstance(o, dict) and o.get("name") in OUTPUTS for o in outputs):
+    if not isinstance(outputs, list) or not all(
+        isinstance(o, dict) and isinstance(o.get("name"), str) and o["name"] in OUTPUTS for o in outputs
+    ):
         raise Refused(f"unknown outputs; there are {', '.join(OUTPUTS)}")
-    return {o["name"]: bool((o.get("parameters") or {}).get("binary_data", binary)) for o in outputs}
+    return {o["name"]: bool(_parameters(o).get("binary_data", binary)) for o in outputs}
 
 
 # ---------------------------------------------------------------------------------------------- answers

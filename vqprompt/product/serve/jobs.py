@@ -1,4 +1,4 @@
-"""Jobs: everything that changes a model. The teacher process does them one after another, and reports progress."""
+"""Jobs: everything that changes a model. The worker process does them one after another, and reports progress."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ import multiprocessing
 import secrets
 import threading
 import time
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vqprompt.product.serve import teacher
+from vqprompt.core.progress import Progress
+from vqprompt.product.serve import worker
+from vqprompt.product.serve.changes import Change, JobUpdate
 from vqprompt.product.serve.errors import Busy, NotThere
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.teacher import Report, Task
 
 FINISHED_KEPT = 100
-SECONDS_TO_CANCEL = 3.0  # a teacher that has not stopped by then is killed
+SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
 SECONDS_IDLE = 1.0  # between two checks whether other programs changed the models
 ENDED = ("done", "failed", "cancelled")
 
 
 @dataclass(eq=False)
 class Job:
-    """One change of one model. finish: called with the report when it is done, before the job is shown as
-    done. in_words: puts the client's file names into messages."""
+    """One change of one model. finish: called with the last update, before the job is shown as ended. held: what the
+    job uses; it is given back when the job has ended."""
 
-    id: str
     model: str
-    task: Task
-    finish: Callable[[Report], None]
-    in_words: Callable[[str], str] = str
+    change: Change
+    finish: Callable[[JobUpdate], None]
+    held: ExitStack = field(default_factory=ExitStack)
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: str = "queued"
     stage: str = "waiting"
     done: float = 0
     total: float = 0
-    asked: float = field(default_factory=time.time)
     started: float | None = None
     ended: float | None = None
     result: dict[str, Any] = field(default_factory=dict)
@@ -45,8 +46,7 @@ class Job:
     _stage_began: float = 0.0
     cancelled: threading.Event = field(default_factory=threading.Event)
 
-    def follow(self, report: Report) -> None:
-        event = report.progress
+    def follow(self, event: Progress | None) -> None:
         if event is None:
             return
         stage = event.detail or str(event.stage)
@@ -60,18 +60,18 @@ class Job:
             return None
         return (time.monotonic() - self._stage_began) / self.done * (self.total - self.done)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         elapsed = None if self.started is None else (self.ended or time.time()) - self.started
         return {
-            "id": self.id, "kind": self.task.kind, "model": self.model, "state": self.state, "stage": self.stage,
+            "id": self.id, "kind": self.change.kind, "model": self.model, "state": self.state, "stage": self.stage,
             "done": self.done, "total": self.total, "elapsed": elapsed, "remaining": self.remaining(),
             "result": self.result, "error": self.error,
         }  # fmt: skip
 
 
 class Jobs:
-    """A queue, and the thread that gives its jobs to the teacher. idle: called once per second while there is nothing
-    to do. ended: called with every job that has ended."""
+    """A queue, and the thread that gives its jobs to the worker. Nothing that a job or a model does ends the thread.
+    idle: called once per second while there is nothing to do. ended: called with every job that has ended."""
 
     def __init__(self, limits: Limits, idle: Callable[[], None], ended: Callable[[Job], None]) -> None:
         self.limits, self._idle, self._ended = limits, idle, ended
@@ -86,13 +86,10 @@ class Jobs:
 
     # ------------------------------------------------------------------ for requests
 
-    def add(
-        self, model: str, task: Task, finish: Callable[[Report], None], in_words: Callable[[str], str] = str
-    ) -> Job:
+    def add(self, job: Job) -> Job:
         with self._wake:
             if len(self._queue) >= self.limits.jobs:
                 raise Busy(f"{len(self._queue)} changes are already waiting; try again later", retry_after=10)
-            job = Job(secrets.token_hex(8), model, task, finish, in_words)
             self._queue.append(job)
             self._all[job.id] = job
             over = [j for j in self._all.values() if j.state in ENDED][: max(0, len(self._all) - FINISHED_KEPT)]
@@ -102,9 +99,9 @@ class Jobs:
         return job
 
     def get(self, name: str) -> Job:
-        if name not in self._all:
+        if (job := self._all.get(name)) is None:
             raise NotThere(f"there is no such job; only the last {FINISHED_KEPT} are remembered")
-        return self._all[name]
+        return job
 
     def all(self) -> list[Job]:
         with self._wake:
@@ -119,7 +116,13 @@ class Jobs:
             job.cancelled.set()
             if job in self._queue:
                 self._queue.remove(job)
-                self._end(job, Report("cancelled"))
+                self._end(job, JobUpdate("cancelled"))
+
+    def forget_ended(self, model: str) -> None:
+        """Forget what the ended jobs of a model were about."""
+        with self._wake:
+            for job in [j for j in self._all.values() if j.model == model and j.state in ENDED]:
+                del self._all[job.id]
 
     def close(self) -> None:
         with self._wake:
@@ -128,85 +131,87 @@ class Jobs:
                 job.cancelled.set()
             self._wake.notify()
         self._thread.join(timeout=SECONDS_TO_CANCEL + 5)
-        self._stop_teacher()
+        self._stop_worker()
 
     # ------------------------------------------------------------------ the thread
 
     def _work(self) -> None:
-        while True:
+        while not self._closing:
             with self._wake:
                 if not self._queue and not self._closing:
                     self._wake.wait(SECONDS_IDLE)
-                if self._closing:
-                    return
-                job = self._queue.popleft() if self._queue else None
-            if job is None:
-                self._idle()
-            else:
-                self._run(job)
+                job = self._queue.popleft() if self._queue and not self._closing else None
+            try:
+                if job is not None:
+                    self._end(job, self._run(job))
+                elif not self._closing:
+                    self._idle()
+            except Exception:
+                traceback.print_exc()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> JobUpdate:
         job.started, job.state, job.stage = time.time(), "running", "starting"
         job._stage_began = time.monotonic()
         try:
-            report = self._hand_over(job)
-        except (EOFError, OSError):  # it was killed: by the system for lack of memory, or by a person
-            self._stop_teacher()
-            report = Report("failed", error="the learning process was killed; the model is as it was")
-        self._end(job, report)
+            return self._hand_over(job)
+        except Exception as error:
+            if not isinstance(error, EOFError | OSError):  # these: it was killed, by the system or by a person
+                traceback.print_exc()
+            self._stop_worker()
+            return JobUpdate("failed", error="the learning process was killed; the model is as it was")
 
-    def _hand_over(self, job: Job) -> Report:
-        self._start_teacher()
-        self._connection.send(job.task)
+    def _hand_over(self, job: Job) -> JobUpdate:
+        self._start_worker()
+        self._connection.send(job.change)
         deadline, asked_to_stop = time.monotonic() + self.limits.job_minutes * 60, None
         while True:
             if self._connection.poll(0.05):
-                report: Report = self._connection.recv()
-                if report.state != "running":
-                    return report
-                job.follow(report)
+                update: JobUpdate = self._connection.recv()
+                if update.state != "running":
+                    return update
+                job.follow(update.progress)
             now = time.monotonic()
             if now > deadline:
-                late = Report("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
-                return self._stop_teacher() or late
+                late = JobUpdate("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
+                return self._stop_worker() or late
             if job.cancelled.is_set():
                 if asked_to_stop is None:
                     asked_to_stop = now
-                    self._connection.send(teacher.CANCEL)
+                    self._connection.send(worker.CANCEL)
                 if now - asked_to_stop > SECONDS_TO_CANCEL:
-                    return self._stop_teacher() or Report("cancelled")
+                    return self._stop_worker() or JobUpdate("cancelled")
 
-    def _end(self, job: Job, report: Report) -> None:
-        try:
-            job.finish(report)
-        except Exception as error:
-            report = replace(report, state="failed", error=f"{error}")
-        job.result, job.ended = report.result, time.time()
-        job.error = job.in_words(report.error) or None
-        job.stage, job.state = report.state, report.state
+    def _end(self, job: Job, update: JobUpdate) -> None:
+        with job.held:
+            try:
+                job.finish(update)
+            except Exception as error:
+                update = replace(update, state="failed", error=f"{error}")
+        job.result, job.error, job.ended = update.result, update.error or None, time.time()
+        job.stage = job.state = update.state
         self._ended(job)
 
-    # ------------------------------------------------------------------ the teacher
+    # ------------------------------------------------------------------ the worker
 
-    def _start_teacher(self) -> None:
+    def _start_worker(self) -> None:
         if self._process is not None and self._process.is_alive():
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=teacher.main, args=(theirs,), daemon=True)
+        self._process = context.Process(target=worker.main, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 
-    def _stop_teacher(self) -> Report | None:
-        """Kill the teacher. Returns its report if it had finished just before."""
+    def _stop_worker(self) -> JobUpdate | None:
+        """Kill the worker. Returns its last update if it had finished just before."""
         last = None
         if self._process is not None:
             self._process.kill()
             self._process.join(timeout=5)
             with suppress(OSError, EOFError):
                 while self._connection.poll(0):
-                    report = self._connection.recv()
-                    last = report if report.state != "running" else last
+                    update = self._connection.recv()
+                    last = update if update.state != "running" else last
             with suppress(OSError):
                 self._connection.close()
             self._process = None

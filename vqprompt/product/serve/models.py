@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.file import ModelError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
-from vqprompt.product.serve.versions import Versions
+from vqprompt.product.serve.errors import Conflict, NotThere
 
 OLDER_IN_MEMORY = 2  # older versions that stay loaded, for requests that name a version
 
 
 @dataclass(frozen=True)
-class New:
+class ModelDefaults:
     """How to make a model that does not exist yet."""
 
     backbone: str = "vit-s14"
@@ -45,6 +44,22 @@ class Snapshot:
     def left_out(self) -> LeftOutAnswers:
         return left_out_answers(self.model)
 
+    @cached_property
+    def shown(self) -> dict[str, Any]:
+        return self.model.show()
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every class that the model or its history names."""
+        events = ({*event.classes, event.name, event.new_name} for event in self.model.history)
+        return frozenset(self.model.classes).union(*events) - {""}
+
+    @cached_property
+    def images(self) -> np.ndarray:
+        """The images it has learned, by their content: uint64 [n]."""
+        learned = [record.ids for record in self.model.knowledge.classes.values()]
+        return np.concatenate(learned) if learned else np.zeros(0, np.uint64)
+
     def prompts_used(self, image: Any) -> list[dict[str, Any]] | None:
         """The prompts that an image uses, block by block, which are also counted; None for models without prompts."""
         (found,) = self.model.prompts_used([image])
@@ -60,77 +75,87 @@ class Snapshot:
             used = [{"block": b, "prompt": p, "attention": w / self._asked} for (b, p), w in sorted(self._used.items())]
             return {"images": self._asked, "prompts": used} if used else None
 
-    @cached_property
-    def shown(self) -> dict[str, Any]:
-        return self.model.show()
-
 
 @dataclass(eq=False)
-class Served:
-    """One model's file, and the snapshot that answers for it. drawings: whether it knows drawings (the example)."""
+class ServedModel:
+    """One model's file, and the snapshot that answers for it. drawings: whether it knows drawings (the example).
+    problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one."""
 
     name: str
     path: Path
-    new: New
-    most_versions: int = 10
+    defaults: ModelDefaults
     drawings: bool = False
-    snapshot: Snapshot = field(init=False)
+    problem: str | None = field(init=False, default=None)
+    _snapshot: Snapshot | None = field(init=False, default=None)
     _older: dict[int, Snapshot] = field(init=False, default_factory=dict)
-    _seen: tuple[int, ...] | None = field(init=False, default=None)
+    _stamp: tuple[int, ...] | None = field(init=False, default=())  # () before the first look at the file
     _loading: threading.Lock = field(init=False, default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        self.versions.mend()
-        self.refresh()
+    @property
+    def snapshot(self) -> Snapshot:
+        if self._snapshot is None:
+            raise Conflict(f"the model {self.name} cannot be used: {self.problem}")
+        return self._snapshot
 
     @property
-    def versions(self) -> Versions:
-        return Versions(self.path, self.most_versions)
+    def usable(self) -> bool:
+        return self._snapshot is not None
 
-    def refresh(self) -> None:
-        """Load the file if it is not the one that was loaded last, and swap the snapshot in one step."""
+    def refresh(self) -> bool:
+        """Load the file if it is not the one that was loaded last, and replace the snapshot in one step. Returns
+        whether it was replaced. A file that cannot be used is a problem of this model alone, until it changes."""
         with self._loading:
-            seen = _stamp(self.path)
-            if seen is not None and seen == self._seen:
-                return
-            if seen is None:
-                if self._seen is not None:  # the first teaching was undone: empty again, with the same backbone
-                    self._start_anew_like(self.snapshot.model)
-                elif hasattr(self, "snapshot"):
-                    return
-                model = Model(self.new.backbone, size=self.new.size, device=self.new.device)
-            else:
-                model = Model.load(self.path, device=self.new.device, backbone=self._weights())
-            self.snapshot = Snapshot(self.name, self.versions.current, model)
-            self._seen = seen
+            stamp = _stamp(self.path)
+            if stamp == self._stamp:
+                return False
+            self._stamp, self.problem = stamp, None
+            try:
+                model = self._load()
+                snapshot = Snapshot(self.name, model.knowledge.version, model)
+            except Exception as error:  # whatever is in the file, only this model suffers
+                self.problem = without_folder(error, self.path)
+                return False
+            self._snapshot = snapshot
             self._older.clear()
+            return True
 
     def at(self, version: int | None) -> Snapshot:
         """The snapshot of a version; of the current one by default."""
         now = self.snapshot
         if version is None or version == now.version:
             return now
+        if version not in self.versions:
+            raise NotThere(f"there is no version {version} of {self.name}; there are {self.versions}")
         with self._loading:
             if version not in self._older:
-                path = self.versions.file(version)
-                model = Model.load(path, device=self.new.device, backbone=self._weights())
+                model = self._load()
+                model.return_to(version)
                 while len(self._older) >= OLDER_IN_MEMORY:
                     self._older.pop(next(iter(self._older)))
                 self._older[version] = Snapshot(self.name, version, model)
             return self._older[version]
 
+    @property
+    def versions(self) -> list[int]:
+        """The numbers of all versions in the file."""
+        return [version.number for version in self.snapshot.model.versions]
+
     def warm_up(self) -> None:
         """Load the backbone, so that the first answer comes as fast as any other."""
         self.snapshot.model.embed(np.zeros((32, 32, 3), np.uint8))
 
-    def _start_anew_like(self, model: Model) -> None:
-        backbone = model.show()["backbone"]
-        if backbone is not None:
-            self.new = New(self.new.backbone, backbone["size"], self.new.device)
+    def _load(self) -> Model:
+        if self._stamp is None:
+            return Model(self.defaults.backbone, size=self.defaults.size, device=self.defaults.device)
+        # None: the weights are where the model's file says
+        weights = self.defaults.backbone if self.defaults.backbone != ModelDefaults.backbone else None
+        return Model.load(self.path, device=self.defaults.device, backbone=weights)
 
-    def _weights(self) -> str | None:
-        """Where the weights are, if the command line says so; None: where the model's file says."""
-        return self.new.backbone if self.new.backbone != New.backbone else None
+
+def without_folder(error: Exception, path: Path) -> str:
+    """A message about a model's file as clients may read it: they know its name, and need not know its folder."""
+    text = str(error) if isinstance(error, UserError) else f"{path}: {type(error).__name__}: {error}"
+    return text.replace(str(path), path.name)
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
@@ -138,60 +163,51 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class Shelf:
-    """All models of a server, by name. folder: where to look for new ones."""
+class ModelFolder:
+    """All models of a server, by name. folder: where to look for new ones. warn: told once about each bad file."""
 
-    def __init__(self, models: list[Served], folder: Path | None = None, warn: Callable[[str], None] = print) -> None:
-        self._models = {m.name: m for m in models}
-        self.folder, self._warn, self._refused = folder, warn, dict[Path, tuple[int, ...] | None]()
+    def __init__(
+        self, models: list[ServedModel], defaults: ModelDefaults, folder: Path | None = None,
+        warn: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        self._models = {model.name: model for model in models}
+        self.defaults, self.folder, self._warn = defaults, folder, warn
 
-    def __iter__(self) -> Iterator[Served]:
-        return iter(list(self._models.values()))
+    def __iter__(self) -> Iterator[ServedModel]:
+        """Those that can answer."""
+        return iter([model for model in self._models.values() if model.usable])
 
-    def __len__(self) -> int:
-        return len(self._models)
-
-    def get(self, name: str | None) -> Served:
+    def get(self, name: str | None) -> ServedModel:
         """name: None for the only model there is."""
         if name is None:
             if len(self._models) == 1:
-                return next(iter(self))
+                return next(iter(self._models.values()))
             raise UserError(f"there are several models; name one of {', '.join(self._models)}")
         if name not in self._models:
-            raise UnknownModel(f"there is no model {name[:100]!r}; the models are {', '.join(self._models) or 'none'}")
+            raise NotThere(f"there is no model {name[:100]!r}; the models are {', '.join(self._models) or 'none'}")
         return self._models[name]
 
-    def look_again(self, new: New, most_versions: int) -> None:
-        """Notice what other programs did: models taught with `vqprompt learn`, files added or deleted."""
-        for served in self:
-            if self.folder is not None and not served.path.is_file() and served.snapshot.model.classes:
-                self._models.pop(served.name, None)
-                continue
-            try:
-                served.refresh()
-            except UserError as error:  # it is being copied, or damaged: the old snapshot keeps answering
-                self._warn_once(served.path, error)
+    def look_again(self, refresh: Callable[[ServedModel], Any] = ServedModel.refresh) -> None:
+        """Notice what other programs did: models taught with `vqprompt learn`, files added or deleted. refresh: called
+        with each model."""
+        models = dict(self._models)  # requests iterate over the other one
         if self.folder is not None:
-            for path in model_files(self.folder):
-                if path.stem not in self._models:
-                    try:
-                        self._models[path.stem] = Served(path.stem, path, new, most_versions)
-                    except UserError as error:
-                        self._warn_once(path, error)
-
-    def _warn_once(self, path: Path, error: Exception) -> None:
-        stamp = _stamp(path)
-        if path not in self._refused or self._refused[path] != stamp:
-            self._refused[path] = stamp
-            self._warn(str(error))
-
-
-class UnknownModel(ModelError):
-    """A name that no model has."""
+            for path in _model_files(self.folder):
+                models.setdefault(path.stem, ServedModel(path.stem, path, self.defaults))
+        for served in list(models.values()):
+            is_empty = served.usable and not served.snapshot.model.classes  # it has no file until it is taught
+            if self.folder is not None and not served.path.exists() and not is_empty:
+                del models[served.name]
+                continue
+            before = served.problem
+            refresh(served)
+            if served.problem is not None and served.problem != before:
+                self._warn(f"{served.path.parent}: {served.problem}")
+        self._models = models
 
 
-def model_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("*.vqp") if p.is_file() and not p.name.startswith("."))
+def _model_files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("*.vqp") if not p.name.startswith(".") and p.stem.isprintable())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve import example
 from vqprompt.product.serve.app import make_app
+from vqprompt.product.serve.connections import with_deadlines
+from vqprompt.product.serve.guard import check_token, is_local
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import New, Served, Shelf
-from vqprompt.product.serve.security import check_token, is_local
+from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 from vqprompt.product.serve.state import State, warn
 
 UNNAMED = "my-model.vqp"
@@ -26,7 +25,8 @@ SECONDS_TO_END = 3  # for answers that are being sent when the server is stopped
 
 @dataclass(frozen=True)
 class Settings:
-    """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it."""
+    """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it.
+    allow_hosts: names under which a proxy offers the server."""
 
     model: Path | None = None
     example: bool = False
@@ -34,22 +34,23 @@ class Settings:
     port: int = 8000
     token: str | None = None
     limits: Limits = field(default_factory=Limits)
-    new: New = field(default_factory=New)
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    allow_hosts: tuple[str, ...] = ()
 
 
-def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -> Shelf:
+def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -> ModelFolder:
     """The models to serve; makes the example if it is asked for. private: a folder for an example that is not kept."""
-    given, versions = settings.model, int(settings.limits.versions)
+    given, defaults = settings.model, settings.defaults
     if given is not None and given.is_dir():
         if settings.example:
             raise UserError(
                 f"{given}: this is a folder, and --example makes one model; give a file such as {given}/drawings.vqp"
             )
-        shelf = Shelf([], given, warn)
-        shelf.look_again(settings.new, versions)
-        if not len(shelf):
+        models = ModelFolder([], defaults, given, warn)
+        models.look_again()
+        if not list(models):
             raise UserError(f"{given}: no model in this folder; put .vqp files there, made with vqprompt learn")
-        return shelf
+        return models
     path = given or (private / f"{example.NAME}.vqp" if settings.example else Path(UNNAMED))
     if path.suffix != ".vqp" and not path.is_file():
         raise UserError(f"{path}: no such model; give a file that ends in .vqp (it may be new), or a folder of them")
@@ -57,10 +58,14 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
         raise UserError(f"{path.parent}: no such folder; create it, or give another path")
     if settings.example and not path.exists():
         say(f"learning {example.PER_CLASS} drawings of each of 50 things …")
-        example.make_example(path, settings.new.device)
+        example.make_example(path, defaults.device)
     elif not path.exists():
         say(f"{path}: a new model; it knows nothing until it is taught")
-    return Shelf([Served(path.stem, path, settings.new, versions, drawings=settings.example)], None, warn)
+    served = ServedModel(path.stem, path, defaults, drawings=settings.example)
+    served.refresh()
+    if served.problem is not None:
+        raise UserError(served.problem)
+    return ModelFolder([served], defaults, None, warn)
 
 
 def serve(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
@@ -81,14 +86,14 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
 
 
 def make_state(settings: Settings, say: Callable[[str], None]) -> State:
-    state = State(Shelf([]), settings.limits, settings.new)
+    state = State(settings.limits, settings.defaults)
     try:
-        state.shelf = find_models(settings, state.folder, say)
+        state.models = find_models(settings, state.folder, say)
     except BaseException:
         state.close()
         raise
     if settings.example:
-        example.fill(state.gallery, next(iter(state.shelf)).name)
+        example.fill(state.gallery, next(iter(state.models)).name)
     return state
 
 
@@ -125,17 +130,22 @@ class Server(uvicorn.Server):
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         limits = settings.limits
         config = uvicorn.Config(
-            make_app(state, settings.token, own_names(host)), ws="none", access_log=False, log_level="warning",
-            http=type("Protocol", (_Protocol,), {"header_seconds": limits.header_seconds}), server_header=False,
-            timeout_keep_alive=30, timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
+            make_app(state, settings.token, own_names(host), frozenset(settings.allow_hosts)), ws="none",
+            access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
+            timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
             limit_concurrency=int(limits.connections),
         )  # fmt: skip
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
-            for served in self.state.shelf:
-                served.warm_up()
+            for served in self.state.models:
+                try:
+                    served.warm_up()
+                except UserError as error:  # such as weights that were moved: the other models can answer
+                    if self.state.models.folder is None:
+                        raise
+                    warn(f"{served.path}: {error}")
             super().run(sockets=[self._listening])
         finally:
             self.state.close()
@@ -149,21 +159,3 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.state.closing = True
         super().handle_exit(sig, frame)
-
-
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Hangs up on clients that connect and then send their headers too slowly, or not at all."""
-
-    header_seconds = 10.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._timer = self.loop.call_later(self.header_seconds, self._hang_up)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _hang_up(self) -> None:
-        if self.cycle is None:  # no request has come through yet
-            self.transport.close()

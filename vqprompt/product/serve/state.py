@@ -1,21 +1,23 @@
-"""The parts of a running server, and how they work together."""
+"""The parts of a running server, how they work together, and what they keep of the classes that models are taught."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence, Set
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vqprompt.core.errors import UserError
 from vqprompt.product.serve.batching import Batcher
+from vqprompt.product.serve.changes import Body, Change, JobUpdate
 from vqprompt.product.serve.gallery import Gallery
 from vqprompt.product.serve.jobs import Job, Jobs
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
-from vqprompt.product.serve.models import New, Served, Shelf
-from vqprompt.product.serve.teacher import Report, Task
+from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 from vqprompt.product.serve.uploads import Upload, Uploads, private_folder
 
 
@@ -23,19 +25,26 @@ def warn(text: str) -> None:
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class ExportedFile:
+    file: Path
+    title: str
+
+
 class State:
     """Made once per server; the routes work with it."""
 
-    def __init__(self, shelf: Shelf, limits: Limits, new: New) -> None:
-        self.shelf, self.limits, self.new = shelf, limits, new
+    def __init__(self, limits: Limits, defaults: ModelDefaults) -> None:
+        self.models, self.limits = ModelFolder([], defaults), limits
         self.folder: Path = private_folder()
         self.metrics = Metrics()
         self.gallery = Gallery(int(limits.thumbnails))
         self.uploads = Uploads(self.folder, limits)
         self.batcher = Batcher(limits, self.metrics)
         self.jobs = Jobs(limits, self._idle, self._count)
+        self.exports: dict[str, ExportedFile] = {}  # by model
+        self.parsing = asyncio.Lock()
         self.closing = False
-        self.exports: dict[str, tuple[int, bool, Path]] = {}  # by model: version, 8 bits, file
 
     def close(self) -> None:
         self.closing = True
@@ -43,61 +52,63 @@ class State:
         self.batcher.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def submit(
+        self,
+        served: ServedModel,
+        kind: str,
+        body: Body,
+        upload: Upload | None = None,
+        left_out: Sequence[int] = (),
+    ) -> Job:
+        """Queue a change of a model, which uses the upload until it has ended. left_out: images of the upload."""
+        body.check(served)
+        images = () if upload is None else upload.without(left_out)
+        change = Change(kind, served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
+        job = Job(served.name, change, lambda update: self._finish(served, change, upload, update))
+        with ExitStack() as until_queued:
+            if upload is not None:
+                job.held.enter_context(upload.in_use())
+                until_queued.push(job.held)
+            self.jobs.add(job)
+            until_queued.pop_all()
+        return job
+
+    def _finish(self, served: ServedModel, change: Change, upload: Upload | None, update: JobUpdate) -> None:
+        done = update.state == "done"
+        if done:
+            self.gallery.add(served.name, update.thumbnails)
+            if upload is not None and change.kind == "teach":
+                upload.waits = False
+        erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
+        self.refresh(served, erased)
+        if done and update.file is not None:
+            title = f"{served.name}-{served.snapshot.version}{'-int8' if change.body.int8 else ''}.onnx"
+            self._drop_export(served.name)
+            self.exports[served.name] = ExportedFile(update.file, title)
+
+    # ------------------------------------------------------------------ what is kept
+
+    def refresh(self, served: ServedModel, erased: Set[str] = frozenset()) -> None:
+        """Load a model's file if it has changed. What the new one does not know, the server must not know either.
+        erased: classes that were forgotten for good, if that is known."""
+        before = served.snapshot.names | erased if served.usable else erased
+        if served.refresh():
+            now = served.snapshot
+            self.gallery.keep_only(served.name, now.images)
+            self._drop_export(served.name)
+            if gone := before - now.names:  # undone, or forgotten for good
+                self.jobs.forget_ended(served.name)
+                last = now.model.history[-1:]
+                if last and last[0].what == "forgot" and not last[0].name:  # for good
+                    self.uploads.forget_classes(served.name, gone)
+
+    def _drop_export(self, model: str) -> None:
+        before = self.exports.pop(model, None)
+        if before is not None:
+            before.file.unlink(missing_ok=True)
+
     def _idle(self) -> None:
-        try:
-            self.shelf.look_again(self.new, int(self.limits.versions))
-        except OSError as error:
-            warn(str(error))
+        self.models.look_again(self.refresh)
 
     def _count(self, job: Job) -> None:
-        self.metrics.jobs.labels(job.task.kind, job.state).inc()
-
-    # ------------------------------------------------------------------ jobs
-
-    def change(
-        self, served: Served, kind: str, after: Callable[[Report], None] = lambda report: None, **arguments: Any
-    ) -> Job:
-        """A job that changes a model. after: called when it is done and the new snapshot answers."""
-
-        def finish(report: Report) -> None:
-            served.refresh()  # also after a failure: an old file is recognized and not loaded again
-            after(report)
-
-        return self.jobs.add(served.name, self._task(served, kind, arguments), finish)
-
-    def teach(self, served: Served, upload: Upload, leave_out: list[int], effort: str, keep: bool) -> Job:
-        """keep: keep the upload if it could not be taught, so that the client can try again."""
-        images, labels = upload.images(leave_out)
-
-        def finish(report: Report) -> None:
-            for name, label, picture in report.thumbnails if report.state == "done" else ():
-                self.gallery.add(served.name, name, label, picture)
-            served.refresh()
-            upload.used -= 1
-            if report.state == "done" or not keep:
-                self.uploads.drop(upload)
-
-        return self._with(upload, served, "teach", finish, images=images, labels=labels, effort=effort)
-
-    def check(self, served: Served, upload: Upload) -> Job:
-        images, labels = upload.images()
-
-        def finish(report: Report) -> None:
-            upload.used -= 1
-            for finding in report.result.get("findings", ()):
-                finding["says"] = upload.in_words(finding["says"])
-
-        return self._with(upload, served, "check", finish, images=images, labels=labels)
-
-    def _with(
-        self, upload: Upload, served: Served, kind: str, finish: Callable[[Report], None], **arguments: Any
-    ) -> Job:
-        upload.used += 1
-        try:
-            return self.jobs.add(served.name, self._task(served, kind, arguments), finish, upload.in_words)
-        except UserError:
-            upload.used -= 1
-            raise
-
-    def _task(self, served: Served, kind: str, arguments: dict[str, Any]) -> Task:
-        return Task(kind, served.path, served.new, int(self.limits.versions), arguments)
+        self.metrics.jobs.labels(job.change.kind, job.state).inc()

@@ -5,19 +5,19 @@ Nothing that a client sends becomes part of a path. The names of its files are u
 
 from __future__ import annotations
 
-import re
 import secrets
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import delete_abandoned, partial_path
-from vqprompt.product.serve.errors import Busy, NotThere
+from vqprompt.product.serve.changes import UploadedImage
+from vqprompt.product.serve.errors import Busy, Conflict, NotThere
 from vqprompt.product.serve.limits import Limits
 
 LONGEST_NAME = 120
@@ -38,39 +38,54 @@ def shown_name(name: str | None) -> str:
     return "".join(c if c.isprintable() else "�" for c in last)[:LONGEST_NAME] or "image"
 
 
-@dataclass(eq=False)
 class Upload:
-    """names: the client's names for the images. labels: the class of each. used: how many jobs are using it."""
+    """The images of one request. waits: whether a client may still teach it. It is deleted as soon as nobody uses it,
+    and it does not wait or has waited too long."""
 
-    id: str
-    model: str
-    folder: Path
-    names: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    born: float = field(default_factory=time.monotonic)
-    used: int = 0
+    def __init__(self, model: str, folder: Path, expires: float, drop: Callable[[Upload], None]) -> None:
+        self.id, self.model = secrets.token_hex(8), model
+        self.folder, self.images = folder / self.id, list[UploadedImage]()
+        self.waits, self.expires = False, expires
+        self._users, self._counting, self._drop = 0, threading.Lock(), drop
+        self._names: set[str] = set()
+
+    @contextmanager
+    def in_use(self) -> Iterator[Upload]:
+        with self._counting:
+            self._users += 1
+        try:
+            yield self
+        finally:
+            with self._counting:
+                self._users -= 1
+                if not self._users and (not self.waits or time.monotonic() >= self.expires):
+                    self._drop(self)
+
+    @property
+    def is_used(self) -> bool:
+        return self._users > 0
 
     def add(self, name: str | None, label: str, content: bytes) -> None:
-        (self.folder / f"{len(self.names):06}").write_bytes(content)
-        self.names.append(shown_name(name))
-        self.labels.append(label)
+        file = self.folder / f"{len(self.images):06}"
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        file.write_bytes(content)
+        shown = shown_name(name)
+        while shown in self._names:
+            shown += f" ({len(self.images) + 1})"
+        self._names.add(shown)
+        self.images.append(UploadedImage(shown, label, file))
 
-    def images(self, without: Sequence[int] = ()) -> tuple[list[Path], list[str]]:
-        """Paths and labels of the images, without some of them."""
-        left_out = set(without)
-        kept = [number for number in range(len(self.names)) if number not in left_out]
+    def without(self, left_out: Sequence[int]) -> tuple[UploadedImage, ...]:
+        """Its images, except those with these numbers."""
+        numbers = set(left_out)
+        kept = tuple(image for number, image in enumerate(self.images) if number not in numbers)
         if not kept:
             raise UserError("no image is left to teach; choose at least one")
-        return [self.folder / f"{number:06}" for number in kept], [self.labels[number] for number in kept]
-
-    def in_words(self, text: str) -> str:
-        """A message in which our names for the images are replaced by the client's."""
-        place = re.escape(str(self.folder)) + r"[/\\](\d{6})"
-        return re.sub(place, lambda found: self.names[int(found[1])], text)
+        return kept
 
 
 class Uploads:
-    """All uploads that wait to be taught."""
+    """All uploads of a server."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
@@ -78,28 +93,38 @@ class Uploads:
         self._lock = threading.Lock()
 
     def new(self, model: str) -> Upload:
-        self._expire()
         with self._lock:
             if len(self._held) >= self.limits.uploads:
                 raise Busy(f"{len(self._held)} uploads are already waiting to be taught; try again later")
-            name = secrets.token_hex(8)
-            made = self._held[name] = Upload(name, model, self.folder / name)
-            made.folder.mkdir(mode=0o700)
-            return made
+            upload = Upload(model, self.folder, time.monotonic() + self.limits.upload_minutes * 60, self._drop)
+            self._held[upload.id] = upload
+            return upload
 
     def get(self, name: str, model: str) -> Upload:
-        found = self._held.get(name)
-        if found is None or found.model != model:
+        upload = self._held.get(name)
+        if upload is None or upload.model != model:
             raise NotThere("there is no such upload: it was taught, deleted, or has expired; upload the images again")
-        return found
+        return upload
 
-    def drop(self, upload: Upload) -> None:
+    def delete(self, upload: Upload) -> None:
+        if upload.is_used:
+            raise Conflict("a job is using this upload; cancel the job first")
+        with upload.in_use():
+            upload.waits = False
+
+    def delete_expired(self) -> None:
+        for upload in list(self._held.values()):
+            with upload.in_use():
+                pass
+
+    def forget_classes(self, model: str, labels: Set[str]) -> None:
+        """Delete what waits to be taught as one of these classes."""
+        for upload in list(self._held.values()):
+            if upload.model == model and any(image.label in labels for image in upload.images):
+                with upload.in_use():
+                    upload.waits = False
+
+    def _drop(self, upload: Upload) -> None:
         with self._lock:
             self._held.pop(upload.id, None)
         shutil.rmtree(upload.folder, ignore_errors=True)
-
-    def _expire(self) -> None:
-        old = time.monotonic() - self.limits.upload_minutes * 60
-        for upload in list(self._held.values()):
-            if upload.born < old and not upload.used:
-                self.drop(upload)

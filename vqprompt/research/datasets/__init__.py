@@ -1,4 +1,4 @@
-"""Data sets by name or by path. To add one, write its file and add it to DATASETS."""
+"""Data sets by name or by path. Names: those of this package, and those of packages with an entry point."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from vqprompt.research.datasets.imagenet_a import open_imagenet_a
 from vqprompt.research.datasets.imagenet_r import open_imagenet_r
 from vqprompt.research.datasets.quickdraw import open_quickdraw
 from vqprompt.research.datasets.vtab import open_vtab
+from vqprompt.research.plugins import Registry
 
 Opener = Callable[[str | None, int, int, Report], Dataset]
 """Parameters: the path that the user gave or None, the side of the stored squares in px, the seed for a split, and
@@ -35,7 +36,7 @@ class DatasetEntry:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-DATASETS: dict[str, DatasetEntry] = {
+OWN: dict[str, DatasetEntry] = {
     "quickdraw50": DatasetEntry(
         "50 classes × 100 drawings, 80 to learn and 20 to test, inside the package",
         open_quickdraw,
@@ -68,6 +69,7 @@ DATASETS: dict[str, DatasetEntry] = {
         {"tasks": 5, "batch_size": 8},
     ),
 }
+DATASETS = Registry("vqprompt.datasets", DatasetEntry, OWN)
 
 
 def parse_data(data: str) -> tuple[str | None, str | None]:

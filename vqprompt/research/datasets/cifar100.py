@@ -89,9 +89,9 @@ def _read(files: Files, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]
         records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
         pixels, labels = records[:, 2:], records[:, 1].astype(np.int64)
     else:
-        found = load_plain_pickle(data, f"{path}: {name}")
+        batch = load_plain_pickle(data, f"{path}: {name}")
         try:
-            pixels, labels = found["data"], np.array(found["fine_labels"], np.int64)
+            pixels, labels = batch["data"], np.array(batch["fine_labels"], np.int64)
             good = pixels.dtype == np.uint8 and pixels.shape == (len(labels), 3 * SIDE * SIDE) and labels.ndim == 1
         except (TypeError, KeyError, ValueError, AttributeError):
             good = False

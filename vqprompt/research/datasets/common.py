@@ -185,7 +185,7 @@ def make_dataset(
     elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
         notes.append(
             f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "
-            f"{expected.train:,} / {expected.images - expected.train:,}"  # type: ignore[operator]
+            f"{expected.train:,} / {expected.images - expected.train:,}"
         )
     check_classes(str(listing.path), listing.classes, labels, is_test)
     store = build_store(listing, side, progress)
@@ -224,9 +224,9 @@ def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expe
         )
 
 
-def ordered(found: Sequence[str], names: Sequence[str]) -> list[str]:
+def ordered(classes: Sequence[str], names: Sequence[str]) -> list[str]:
     """Classes in a known order, if all of them are in it; else as they are."""
-    return [n for n in names if n in set(found)] if set(found) <= set(names) else list(found)
+    return [n for n in names if n in set(classes)] if set(classes) <= set(names) else list(classes)
 
 
 def natural(text: str) -> list[tuple[int, str]]:

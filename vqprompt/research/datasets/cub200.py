@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vqprompt.core.data.archives import Files
-from vqprompt.core.data.source import Entry
+from vqprompt.core.data.source import Entry, key_of
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
 from vqprompt.core.progress import Report, ignore
@@ -79,13 +79,11 @@ def _official(files: Files, folder: str) -> Listing:
             f"{files.path}: {len(lost)} of {len(paths)} images in images.txt are not there ({shorten(lost)}); "
             "get the archive again"
         )
-    stamps = files.stamps(list(paths.values()))
-    entries = [
-        Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test", stamps[paths[n]]) for n in images
-    ]
+    entries = [Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test") for n in images]
     used = set(labels.values())
     order = [name for number, name in classes.items() if number in used]
-    return Listing(files.path, entries, order, lambda entry: files.read(entry.path), files.key)
+    key = key_of(files.key, files.stamps(list(paths.values())))
+    return Listing(files.path, entries, order, lambda entry: files.read(entry.path), key)
 
 
 def _table(files: Files, name: str) -> dict[str, str]:

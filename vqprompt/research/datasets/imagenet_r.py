@@ -57,15 +57,15 @@ def open_imagenet_r(source: str | None, side: int, seed: int, progress: Report =
 
 def apply_lists(listing: Listing, folder: Path) -> Listing:
     """The split and the order of classes that CODA-Prompt's lists prescribe, if both lists are there."""
-    found = {split: folder / name for split, name in LISTS.items() if (folder / name).is_file()}
-    if len(found) < len(LISTS):
-        lacking = "only one of them is" if found else "they are not"
+    lists = {split: folder / name for split, name in LISTS.items() if (folder / name).is_file()}
+    if len(lists) < len(LISTS):
+        missing = "only one of them is" if lists else "they are not"
         listing.notes.append(
-            f"papers use the split of CODA-Prompt, {' and '.join(LISTS.values())}; {lacking} in {folder}"
+            f"papers use the split of CODA-Prompt, {' and '.join(LISTS.values())}; {missing} in {folder}"
         )
         return listing
     wanted: dict[str, tuple[str, int]] = {}
-    for split, file in found.items():
+    for split, file in lists.items():
         wanted |= {name: (split, target) for name, target in read_list(file).items()}
     by_name = {"/".join(entry.path.split("/")[-2:]): entry for entry in listing.entries}
     lost = [name for name in wanted if name not in by_name]

@@ -17,7 +17,7 @@ from vqprompt.core.data.archives import hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.shards import Shards, TarShards, find_shards, in_order
-from vqprompt.core.data.source import Entry
+from vqprompt.core.data.source import Entry, key_of
 from vqprompt.core.errors import ImageError
 from vqprompt.research.datasets.common import Listing, natural
 
@@ -40,7 +40,7 @@ def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] 
     names: the class names for labels that are numbers; without them, those stated in the files are used.
     """
     files = [_File(file, label_columns) for file in parquet_files(path)]
-    entries, classes = [], {}
+    entries, classes, stamps = [], {}, {}
     root = path if path.is_dir() else path.parent
     splits = {split_of(file.path, root) for file in files}
     hashes = ContentHashes(root).of([file.path.relative_to(root).as_posix() for file in files])
@@ -53,19 +53,20 @@ def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] 
                 raise ImageError(f"{file.path}: row {row} has the label {label}, but there are {len(known)} classes")
             name = known[label] if isinstance(label, int) and known else str(label)
             classes[name] = label
-            entries.append(Entry(f"{inside}/{row}/{name}/{image}", name, split, hashes[inside]))
+            entries.append(Entry(f"{inside}/{row}/{name}/{image}", name, split))
+            stamps[entries[-1].path] = hashes[inside]
     if not entries:
         raise ImageError(f"{path}: its parquet files have no rows; get them again")
     by_number = all(isinstance(label, int) for label in classes.values())
     order = sorted(classes, key=(lambda name: classes[name]) if by_number else natural)
-    return Listing(path, entries, order, _Reader(files, entries).read, "")
+    return Listing(path, entries, order, _Reader(files, entries).read, key_of("", stamps))
 
 
 def split_of(path: Path, root: Path) -> str | None:
     """`train-00000-of-00002.parquet`, or `default/train/0000.parquet`."""
     for part in reversed(path.relative_to(root).parts):
-        if found := re.match(r"(train|test)(?![a-z])", part):
-            return found[1]
+        if match := re.match(r"(train|test)(?![a-z])", part):
+            return match[1]
     return None
 
 
@@ -149,18 +150,18 @@ class ParquetShards:
         self._images: list[str] = []  # by file, the column of its images
         self._groups: list[tuple[int, int]] = []  # by group, its file and its number there
         for number, file in enumerate(self.paths):
-            found = _File(file, label_columns)
-            known = found.label_names
-            for value in dict.fromkeys(found.labels):
+            opened = _File(file, label_columns)
+            known = opened.label_names
+            for value in dict.fromkeys(opened.labels):
                 if isinstance(value, int) and known and not 0 <= value < len(known):
                     raise ImageError(f"{file}: a row has the label {value}, but there are {len(known)} classes")
-            texts = {v: known[v] if isinstance(v, int) and known else str(v) for v in dict.fromkeys(found.labels)}
-            labels.append(np.array([numbers.setdefault(texts[v], len(numbers)) for v in found.labels], np.int32))
+            texts = {v: known[v] if isinstance(v, int) and known else str(v) for v in dict.fromkeys(opened.labels)}
+            labels.append(np.array([numbers.setdefault(texts[v], len(numbers)) for v in opened.labels], np.int32))
             first = len(self._groups)
-            self._groups += [(number, group) for group in range(found.file.num_row_groups)]
-            groups.append(np.repeat(np.arange(first, len(self._groups), dtype=np.int32), np.diff(found.starts)))
-            tests.append(np.full(len(found.labels), split_of(file, root) == "test"))
-            self._images.append(found.image)
+            self._groups += [(number, group) for group in range(opened.file.num_row_groups)]
+            groups.append(np.repeat(np.arange(first, len(self._groups), dtype=np.int32), np.diff(opened.starts)))
+            tests.append(np.full(len(opened.labels), split_of(file, root) == "test"))
+            self._images.append(opened.image)
         if not labels or not sum(map(len, labels)):
             raise ImageError(f"{path}: no rows in parquet files here; get them again")
         self.classes, self.labels = in_order(list(numbers), np.concatenate(labels))
@@ -208,9 +209,9 @@ def open_shards(path: str | Path) -> Shards | None:
     """Tar shards or parquet files at a path; None if it holds other files."""
     if paths := find_shards(path):
         return TarShards(paths)
-    found = Path(path).expanduser()
-    if found.exists() and (found.is_file() or not _has_images(found)) and parquet_files(found):
-        return ParquetShards(found)
+    source = Path(path).expanduser()
+    if source.exists() and (source.is_file() or not _has_images(source)) and parquet_files(source):
+        return ParquetShards(source)
     return None
 
 

@@ -60,12 +60,11 @@ def build_method(
 
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
     """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
-    info = state.info
+    saved = state.record
     try:
-        options = find_method(info["method"]).complete_options(info["options"])
         built = build_method(
-            state.find_backbone(backbone), info["method"], options, info["size"], info["planned_tasks"],
-            info["seed"], runtime, info["training"].get("normalize", "backbone"),
+            state.find_backbone(backbone), saved.method, saved.options, saved.size, saved.planned_tasks, saved.seed,
+            runtime, saved.training.normalize,
         )  # fmt: skip
         state.check_weights(built.weights, built.fingerprint)
         with seeded(0):  # new rows are drawn, and then replaced by what was saved

@@ -12,9 +12,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +22,17 @@ from torch import Tensor
 from vqprompt.core.errors import CheckpointError
 from vqprompt.core.files import (
     delete_abandoned,
-    fcntl,
+    lock_file,
     open_regular,
     save_tensors,
     sha256_of,
     write_atomically,
     writing,
 )
+from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 2
-WITHOUT_CHECKSUM = 1  # an older version, whose JSON has no checksum
 INFO = "checkpoint.json"
 CHECKSUM = "checksum"
 SAVING = ".saving"  # locked by the process that is writing
@@ -45,14 +42,14 @@ ATTEMPTS = 100  # how often a reader tries again when a writer was faster
 def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with _one_writer(folder):
+    with lock_file(folder / SAVING):
         target = folder / f"state-{_last_number(folder) + 1}.safetensors"
         save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
         with open_regular(target) as file:
             digest = sha256_of(file)
-        whole = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
-                 "sha256": digest, **info}  # fmt: skip
-        text = json.dumps({**whole, CHECKSUM: checksum(whole)}, indent=1)
+        fields = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
+                  "sha256": digest, **info}  # fmt: skip
+        text = json.dumps({**fields, CHECKSUM: checksum(fields)}, indent=1)
         try:
             write_atomically(folder / INFO, text)
         except BaseException:
@@ -63,7 +60,7 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
 
 def tidy(folder: Path) -> None:
     """Delete what a writer that was killed left behind."""
-    with _one_writer(folder):
+    with lock_file(folder / SAVING):
         _delete_all_but(folder, _read_info(folder)["tensors"])
 
 
@@ -112,17 +109,16 @@ def _read_info(folder: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
     version = info.get("version")
-    if version not in (WITHOUT_CHECKSUM, VERSION) or not isinstance(version, int):
+    if version not in (OLD_CHECKPOINT, VERSION) or not isinstance(version, int):
         raise CheckpointError(
-            f"{path}: checkpoint version {version}, and this vqprompt reads versions {WITHOUT_CHECKSUM} and {VERSION}; "
+            f"{path}: checkpoint version {version}, and this vqprompt reads versions {OLD_CHECKPOINT} and {VERSION}; "
             "install a newer vqprompt"
         )
-    if CHECKSUM not in info and version == WITHOUT_CHECKSUM:
-        warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=4)
-    elif info.get(CHECKSUM) != checksum(info):
+    if (version == VERSION or CHECKSUM in info) and info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
-    info["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
-    return info
+    fields = upgrade_checkpoint(info, path) if version == OLD_CHECKPOINT else dict(info)
+    fields["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
+    return fields
 
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
@@ -142,32 +138,3 @@ def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
 def _last_number(folder: Path) -> int:
     names = (path.stem.removeprefix("state-") for path in folder.glob("state-*.safetensors"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-@contextmanager
-def _one_writer(folder: Path) -> Iterator[None]:
-    """Writers wait for each other; the system releases the lock of one that is killed."""
-    path = folder / SAVING
-    while True:
-        with writing(path), open(path, "w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                except OSError:  # a file system without locks
-                    pass
-                else:
-                    if not _is_at(path, file.fileno()):
-                        continue  # the writer before us deleted the file that we waited for
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is still the one at a path."""
-    try:
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False

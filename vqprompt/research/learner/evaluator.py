@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,17 +13,42 @@ from torch import Tensor
 from vqprompt.core.data.images import Images
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime
-from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.core.runtime.distributed import ShardedRows
+from vqprompt.research.learner.queries import QueryCache
+from vqprompt.research.learner.rows import JoinedRows, Rows
 from vqprompt.research.methods.base import Method, View
 from vqprompt.research.training.batches import clean_images, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
-if TYPE_CHECKING:
-    from vqprompt.research.learner.queries import QueryCache
-    from vqprompt.research.learner.rows import JoinedRows, Rows
-
 BATCH = {"cuda": 256}  # images at a time
-BATCH_ELSEWHERE = 64
+BATCH_OTHERWISE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions for the test images of several tasks, one after the other.
+
+    truth, guesses: [n], positions of classes among all that were learned. probability: [n], of the guess. sizes: the
+    number of images per task.
+    """
+
+    truth: Tensor
+    guesses: Tensor
+    probability: Tensor
+    sizes: list[int]
+
+    @property
+    def right(self) -> Tensor:
+        return self.guesses == self.truth
+
+    def accuracies(self) -> list[float]:
+        """Percent right on each task."""
+        return [100 * int(part.sum()) / len(part) for part in torch.split(self.right, self.sizes)]
+
+    def worst(self, most: int) -> Tensor:
+        """Positions of wrong predictions, the most confident first."""
+        wrong = torch.nonzero(~self.right).flatten()
+        return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most]
 
 
 class Evaluator:
@@ -45,14 +70,14 @@ class Evaluator:
         finally:
             self.progress = ignore
 
-    def features(self, images: Images, task: int | None = None) -> InTurns:
+    def features(self, images: Images, task: int | None = None) -> ShardedRows:
         """Features [n, D]. task: the number of their task, if they are its training images."""
         queries = self._known(images, again=False) if self.method.uses_query else None
         return self._compute(
             images, lambda view: self.method.features(view)[0].float(), Stage.STATISTICS, task, queries
         )
 
-    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> InTurns:
+    def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> ShardedRows:
         """Features [n, D] of one augmented view of each image, drawn from the seed."""
         vit, ranks, batches = self.method.vit, self.runtime.ranks, self._batches(len(images))
 
@@ -83,7 +108,7 @@ class Evaluator:
         answers = self._compute(images, best, Stage.TESTING, None, queries).whole()
         return answers[:, 0].long(), answers[:, 1].float()
 
-    def queries(self, images: Images) -> InTurns:
+    def queries(self, images: Images) -> ShardedRows:
         """Features without prompts [n, D]: from the cache, or computed now."""
         known, batches = self._known(images, again=False), self._batches(len(images))
         if known is None:
@@ -91,12 +116,15 @@ class Evaluator:
         own = self._own(batches)
         return self._in_turns(batches, len(images), lambda: (known[batch] for batch in own), Stage.TESTING, ignore)
 
-    def compute_queries(self, images: Images, mirrored: bool = False) -> InTurns:
+    def compute_queries(self, images: Images, mirrored: bool = False) -> ShardedRows:
         """Queries, computed now, of the images as they are or mirrored."""
         return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, progress=ignore)
 
     def _known(self, images: Images, again: bool = True) -> Rows | None:
-        return None if self.known is None else self.known.of(images, again=again)
+        """Queries from the cache. A backbone that learns gives other ones after every step, so none are kept."""
+        if self.known is None or self.method.tunes_backbone:
+            return None
+        return self.known.of(images, again=again)
 
     def _compute(
         self,
@@ -106,7 +134,7 @@ class Evaluator:
         task: int | None = None,
         queries: Rows | JoinedRows | None = None,
         progress: Report | None = None,
-    ) -> InTurns:
+    ) -> ShardedRows:
         device, vit, batches = self.runtime.device, self.method.vit, self._batches(len(images))
         own = self._own(batches)
 
@@ -128,7 +156,7 @@ class Evaluator:
     def _in_turns(
         self, batches: Sequence[Tensor], count: int, compute: Callable[[], Iterator[Tensor]], stage: Stage,
         progress: Report,
-    ) -> InTurns:  # fmt: skip
+    ) -> ShardedRows:  # fmt: skip
         """Only the first `count` rows are used, because the last batch may have the last image several times."""
         ranks, sizes = self.runtime.ranks, list(map(len, batches))
         sizes[-1] -= sum(sizes) - count
@@ -140,7 +168,7 @@ class Evaluator:
                 progress(Progress(stage, done, count))
                 yield values[:size]
 
-        return InTurns(ranks, sizes, reported)
+        return ShardedRows(ranks, sizes, reported)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -152,11 +180,11 @@ class Evaluator:
     def _batches(self, count: int) -> tuple[Tensor, ...]:
         """Indices of all images, in order; on CUDA, the last image may come several times."""
         device = self.runtime.device
-        size, order = BATCH.get(device.type, BATCH_ELSEWHERE), torch.arange(count)
+        size, order = BATCH.get(device.type, BATCH_OTHERWISE), torch.arange(count)
         if device.type == "cuda":  # compiled code needs few shapes: fill the last batch up with the last image
             size = min(size, 1 << (len(order) - 1).bit_length())
             order = torch.cat([order, order[-1:].expand(-len(order) % size)])
-        return order.split(size)
+        return torch.split(order, size)
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,20 +24,18 @@ from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import CheckpointError, UserError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
-from vqprompt.research.learner.answers import Answers
 from vqprompt.research.learner.build import Built, build_method, rebuild_method
-from vqprompt.research.learner.evaluator import Evaluator
-from vqprompt.research.learner.predictor import Picture, Predictor, predict_proba
+from vqprompt.research.learner.evaluator import Evaluator, Predictions
+from vqprompt.research.learner.predictor import Picture, Predictor
 from vqprompt.research.learner.queries import QueryCache
 from vqprompt.research.learner.rows import JoinedRows
-from vqprompt.research.learner.state import HalfLearned, SavedState, as_list, saved_names, write_state
+from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, as_list, saved_names, write_state
 from vqprompt.research.methods import find_method
+from vqprompt.research.methods.base import Method
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.batches import TaskBatches
 from vqprompt.research.training.loop import Epoch, TrainingLoop
 from vqprompt.research.training.settings import Training
-
-OnEpoch = Callable[[Epoch], None]
 
 
 class Learner:
@@ -74,14 +71,14 @@ class Learner:
         self.method, self.backbone, self.built = built.method, built.backbone, built
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
-        self.known_queries = QueryCache(self.evaluator, built.fingerprint)
+        depends_on = (built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic)
+        self.known_queries = QueryCache(self.evaluator.compute_queries, self.vit, self.device, depends_on)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
         self.classes: list[str] = []
         self.history: list[TaskInfo] = []
         self.images_seen, self.seconds_training = 0, 0.0
-        self._learning: list[str] = []  # classes being learned now; they stay here if learning is interrupted
-        self._unfinished: HalfLearned | None = None  # between two epochs: what to save, or to continue from
+        self.open_task: OpenTask | None = None  # it stays here if learning is interrupted
 
     @property
     def vit(self) -> ViT:
@@ -93,27 +90,33 @@ class Learner:
 
     # ------------------------------------------------------------------ learn
 
-    def learn(
-        self,
-        task: Task,
-        progress: Report = ignore,
-        on_epoch: OnEpoch | None = None,
-        checkpoint: Callable[[], None] | None = None,
-    ) -> None:
-        """Learn a task's classes from its training images. Afterwards the images are not needed any more.
+    def learn(self, task: Task, progress: Report = ignore) -> None:
+        """Learn a task's classes from its training images. Afterwards the images are not needed any more."""
+        for _ in self.epochs(task, progress):
+            pass
 
-        on_epoch: called with each epoch's losses. checkpoint: called between two epochs, when the learner can be saved
-        in the middle of the task.
-        """
+    def epochs(self, task: Task, progress: Report = ignore) -> Iterator[Epoch]:
+        """The same, epoch by epoch. Between two of them, the learner can be saved in the middle of the task. The task
+        is learned when there are no more epochs."""
         info = self._check(task)
-        seed = derive_seed(self.seed, "task", info.number)
-        half, self._unfinished, self._learning = self._unfinished, None, task.classes
+        seed, resumed = derive_seed(self.seed, "task", info.number), self.open_task
+        self.open_task = opened = OpenTask(info, task.classes)
         self.known_queries.start_task(task.train)
-        data = self._open_task(task, info, seed, half)
-        loop = self._make_loop(data, seed)
+        data = self._open_task(task, info, seed, resumed)
+        opened.features_before = data.features_before
+        loop = self._make_loop(data, seed, progress)
         if loop is not None:
-            loop.progress = progress
-            self._train(loop, task.classes, data, half, on_epoch, checkpoint)
+            if resumed is not None and resumed.loop is not None:
+                loop.resume(resumed.loop)
+            self.method.train()
+            for epoch in loop:
+                self._refuse_if_diverged(info, epoch)
+                self.method.end_epoch(epoch.number)
+                opened.loop = loop.state()
+                yield epoch
+                opened.loop = None
+            self.images_seen += loop.images_seen
+            self.seconds_training += loop.seconds
         with self.evaluator.reporting(progress):
             self._close_task(task, data)
 
@@ -134,18 +137,18 @@ class Learner:
                 f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "
                 "give it one task with all classes: Stream(dataset, tasks=1)"
             )
-        if self._unfinished is not None and self._unfinished.classes != task.classes:
+        if self.open_task is not None and self.open_task.classes != task.classes:
             raise CheckpointError(
-                f"the checkpoint was learning {self._unfinished.classes}, not {task.classes}; resume with the same data"
+                f"the checkpoint was learning {self.open_task.classes}, not {task.classes}; resume with the same data"
             )
         info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
         self.method.check_task(info)
         return info
 
-    def _open_task(self, task: Task, info: TaskInfo, seed: int, half: HalfLearned | None) -> TaskData:
+    def _open_task(self, task: Task, info: TaskInfo, seed: int, resumed: OpenTask | None) -> TaskData:
         """Start the task, or continue one that is half learned."""
-        before = None if half is None else half.features_before
-        if half is None:
+        before = None if resumed is None else resumed.features_before
+        if resumed is None:
             if self.method.needs_features_before:  # now: the statistics of old classes are of features before training
                 before = self.evaluator.features(task.train).whole()
             with seeded(derive_seed(seed, "start")):
@@ -157,7 +160,7 @@ class Learner:
         data.features_before = None if before is None else before.to(self.device)
         if self.settings.statistics_views == "augmented":
             data.augmented = partial(self.evaluator.augmented_features, task.train, self.settings, finish_seed)
-        if half is None:
+        if resumed is None:
             self.method.prepare_training(data)
         self._agree()
         return data
@@ -167,7 +170,7 @@ class Learner:
         names = saved_names(self.method)
         self.runtime.ranks.copy_first(t for name, t in self.method.state_dict().items() if name in names)
 
-    def _make_loop(self, data: TaskData, seed: int) -> TrainingLoop | None:
+    def _make_loop(self, data: TaskData, seed: int, progress: Report) -> TrainingLoop | None:
         """None if the method has nothing to train."""
         images, labels = self.method.training_images(data)
         groups, queries = self.method.parameter_groups(), None
@@ -177,31 +180,7 @@ class Learner:
             shared = self.shared_queries if self.runtime.ranks.count == 1 else None
             queries = self.known_queries.for_training(images, self.settings, seed, shared)
         batches = TaskBatches(images, labels, self.settings, seed, self.device, queries, self.runtime.ranks)
-        return TrainingLoop(self.method.losses, groups, self.vit, batches, self.runtime, data.task.number)
-
-    def _train(
-        self,
-        loop: TrainingLoop,
-        classes: list[str],
-        data: TaskData,
-        half: HalfLearned | None,
-        on_epoch: OnEpoch | None,
-        checkpoint: Callable[[], None] | None,
-    ) -> None:
-        if half is not None:
-            loop.resume(half.loop)
-        self.method.train()
-        for epoch in loop:
-            self._refuse_if_diverged(data.task, epoch)
-            self.method.end_epoch(epoch.number)
-            if on_epoch is not None:
-                on_epoch(epoch)
-            if checkpoint is not None and loop.next_epoch < self.settings.epochs:
-                self._unfinished = HalfLearned(data.task, classes, loop.state(), data.features_before)
-                checkpoint()
-                self._unfinished = None
-        self.images_seen += loop.images_seen
-        self.seconds_training += loop.seconds
+        return TrainingLoop(self.method.losses, groups, self.vit, batches, self.runtime, data.task.number, progress)
 
     def _close_task(self, task: Task, data: TaskData) -> None:
         self.method.eval()
@@ -210,12 +189,13 @@ class Learner:
         self._agree()
         self.history.append(data.task)
         self.classes += task.classes
-        self._learning = []
+        self.open_task = None
 
     def _refuse_if_interrupted(self) -> None:
-        if self._learning and self._unfinished is None:
+        if self.open_task is not None and self.open_task.loop is None:
+            names = ", ".join(self.open_task.classes[:3])
             raise UserError(
-                f"learning {', '.join(self._learning[:3])} … was interrupted, and a half-learned task can be neither "
+                f"learning {names} … was interrupted, and a half-learned task can be neither "
                 "repeated nor saved; continue with Learner.load from the last save, or with a new learner"
             )
 
@@ -229,8 +209,8 @@ class Learner:
 
     # ------------------------------------------------------------------ test and predict
 
-    def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Answers:
-        """Answers about each task's test images, among all classes learned so far."""
+    def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Predictions:
+        """Predictions for each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
         sizes, queries = [len(t.test) for t in tasks], None
@@ -238,7 +218,7 @@ class Learner:
             queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
         with self.evaluator.reporting(progress):
             guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        return Answers(truth, guesses.cpu(), probability.cpu(), sizes)
+        return Predictions(truth, guesses.cpu(), probability.cpu(), sizes)
 
     def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""
@@ -270,48 +250,46 @@ class Learner:
 
     def predictor(self) -> Predictor:
         """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""
-        return Predictor(
-            self.method.frozen_copy(), self.classes, self.runtime.alone(), self.settings.test_crop, self.settings.stored
-        )
+        return self._predictor(self.method.frozen_copy())
+
+    def _predictor(self, method: Method) -> Predictor:
+        evaluator = Evaluator(method, self.runtime.alone(), self.settings.test_crop)
+        return Predictor(evaluator, self.classes, self.settings.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] for image files, Pillow images or uint8 arrays [H, W, 3]."""
-        without_cache = Evaluator(self.method, self.runtime.alone(), self.settings.test_crop)
-        return predict_proba(without_cache, self.classes, pictures, self.settings.stored)
+        return self._predictor(self.method).predict_proba(pictures)
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
-        return [self.classes[i] for i in self.predict_proba(pictures).argmax(dim=1).tolist()]
-
-    def scores(self, images: Sequence[Picture]) -> Tensor:
-        """The old name of `predict_proba`."""
-        warnings.warn("Learner.scores is now called predict_proba", DeprecationWarning, stacklevel=2)
-        return self.predict_proba(images)
+        return self._predictor(self.method).predict(pictures)
 
     # ------------------------------------------------------------------ save and load
 
-    def save(self, folder: str | Path, **extra: Any) -> None:
-        """Write everything learned. A frozen backbone is named, not copied. `extra` is added to the JSON file."""
+    def save(self, folder: str | Path, run: dict[str, Any] | None = None) -> None:
+        """Write everything learned. A frozen backbone is named, not copied. run: what a run wants to find again."""
         self._refuse_if_interrupted()
-        if "run" not in extra and (Path(folder) / "config.json").exists():
+        if run is None and (Path(folder) / "config.json").exists():
             raise UserError(f"{folder}: holds a run, which could not be resumed afterwards; save to another folder")
-        info = {
-            "backbone": self.backbone,
-            "weights": self.built.weights,
-            "fingerprint": self.built.fingerprint,
-            "method": self.method_name,
-            "options": self.method.options.model_dump(),
-            "size": self.vit.config.image_size,
-            "planned_tasks": self.method.planned_tasks,
-            "seed": self.seed,
-            "training": self.settings.model_dump(),
-            "classes": self.classes,
-            "tasks": [as_list(task) for task in self.history],
-            "images_seen": self.images_seen,
-            "seconds_training": self.seconds_training,
-            "saved": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        write_state(Path(folder), info, self.method, self._unfinished, extra)
+        record = LearnerRecord(
+            backbone=self.backbone,
+            weights=self.built.weights,
+            fingerprint=self.built.fingerprint,
+            method=self.method_name,
+            options=self.method.options.model_dump(),
+            size=self.vit.config.image_size,
+            planned_tasks=self.method.planned_tasks,
+            seed=self.seed,
+            training=self.settings,
+            classes=self.classes,
+            tasks=[as_list(task) for task in self.history],
+            images_seen=self.images_seen,
+            seconds_training=self.seconds_training,
+            saved=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            unfinished=None,
+            run=run,
+        )
+        write_state(Path(folder), record, self.method, self.open_task)
 
     @classmethod
     def load(
@@ -325,10 +303,10 @@ class Learner:
 
     @classmethod
     def from_state(cls, state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Learner:
-        built, info = rebuild_method(state, runtime, backbone), state.info
+        built, saved = rebuild_method(state, runtime, backbone), state.record
         learner = cls.__new__(cls)
-        learner._assemble(built, info["method"], info["seed"], Training(**info["training"]), runtime)
-        learner.classes, learner.history = list(info["classes"]), state.history
-        learner.images_seen, learner.seconds_training = info["images_seen"], info["seconds_training"]
-        learner._unfinished = state.unfinished
+        learner._assemble(built, saved.method, saved.seed, saved.training, runtime)
+        learner.classes, learner.history = list(saved.classes), saved.history
+        learner.images_seen, learner.seconds_training = saved.images_seen, saved.seconds_training
+        learner.open_task = state.open_task
         return learner

@@ -19,8 +19,6 @@ from vqprompt.core.runtime.device import Runtime
 from vqprompt.research.learner.build import rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator
 from vqprompt.research.learner.state import SavedState
-from vqprompt.research.methods.base import Method
-from vqprompt.research.training.settings import Training
 
 Picture = str | Path | Image.Image | np.ndarray
 """An image file, a Pillow image, or a uint8 array [H, W], [H, W, 3] or [H, W, 4]."""
@@ -34,12 +32,9 @@ class Predictor:
     predictor.predict(["garden.jpg"])
     """
 
-    def __init__(
-        self, method: Method, classes: Sequence[str], runtime: Runtime, test_crop: float, stored: float = STORED_MARGIN
-    ) -> None:
-        """method: the predictor's own copy; nothing else may change it. test_crop, stored: see `Training`."""
-        self.classes, self._stored = tuple(classes), stored
-        self._evaluator = Evaluator(method.eval(), runtime, test_crop)
+    def __init__(self, evaluator: Evaluator, classes: Sequence[str], stored: float = STORED_MARGIN) -> None:
+        """evaluator: of a method that nothing else changes. stored: see `Training`."""
+        self._evaluator, self.classes, self._stored = evaluator, tuple(classes), stored
 
     @classmethod
     def load(
@@ -50,12 +45,19 @@ class Predictor:
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)
         built.method.end_task()  # drops what only training needs
-        training = Training(**state.info["training"])
-        return cls(built.method, state.info["classes"], runtime, training.test_crop, training.stored)
+        training = state.record.training
+        return cls(Evaluator(built.method, runtime, training.test_crop), state.record.classes, training.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
         """Probabilities [n, classes] of one picture or of several."""
-        return predict_proba(self._evaluator, self.classes, pictures, self._stored)
+        if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
+            pictures = [pictures]
+        rows = []
+        for row in self.predict_each(list(pictures)):
+            if isinstance(row, UserError):
+                raise row
+            rows.append(row)
+        return torch.stack(rows) if rows else torch.zeros(0, len(self.classes))
 
     def predict(self, pictures: Picture | Sequence[Picture]) -> list[str]:
         """The most likely class of each picture."""
@@ -64,39 +66,20 @@ class Predictor:
     def predict_each(self, pictures: Sequence[Picture]) -> Iterator[Tensor | UserError]:
         """Probabilities [classes] of each picture, or why it cannot be used. At most a few hundred pictures are in
         memory at a time, already shrunk."""
-        return predict_each(self._evaluator, self.classes, pictures, self._stored)
-
-
-def predict_proba(
-    evaluator: Evaluator, classes: Sequence[str], pictures: Picture | Sequence[Picture], stored: float = STORED_MARGIN
-) -> Tensor:
-    if isinstance(pictures, str | Path | Image.Image) or (isinstance(pictures, np.ndarray) and pictures.ndim < 4):
-        pictures = [pictures]
-    rows = []
-    for row in predict_each(evaluator, classes, list(pictures), stored):
-        if isinstance(row, UserError):
-            raise row
-        rows.append(row)
-    return torch.stack(rows) if rows else torch.zeros(0, len(classes))
-
-
-def predict_each(
-    evaluator: Evaluator, classes: Sequence[str], pictures: Sequence[Picture], stored: float
-) -> Iterator[Tensor | UserError]:
-    if not classes:
-        raise UserError("nothing has been learned yet; learn a task first")
-    side = stored_side(evaluator.method.vit.config.image_size, stored)
-    for start in range(0, len(pictures), OPENED_AT_ONCE):
-        part = [_open(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
-        good = [opened for opened in part if not isinstance(opened, UserError)]
-        scores: Iterator[Tensor] = iter(())
-        if good:
-            store = Store(np.stack([pixels for pixels, _ in good]), np.array([a for _, a in good]), fingerprint="")
-            logits = evaluator.logits(Images(store, np.arange(len(good)), np.zeros(len(good))))
-            # in the middle of a task, there are also scores of classes that are not learned yet: they are cut off
-            scores = iter(logits[:, : len(classes)].softmax(dim=1).cpu())
-        for opened in part:
-            yield opened if isinstance(opened, UserError) else next(scores)
+        if not self.classes:
+            raise UserError("nothing has been learned yet; learn a task first")
+        side = stored_side(self._evaluator.method.vit.config.image_size, self._stored)
+        for start in range(0, len(pictures), OPENED_AT_ONCE):
+            part = [_open(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
+            good = [opened for opened in part if not isinstance(opened, UserError)]
+            scores: Iterator[Tensor] = iter(())
+            if good:
+                store = Store(np.stack([pixels for pixels, _ in good]), np.array([a for _, a in good]), fingerprint="")
+                logits = self._evaluator.logits(Images(store, np.arange(len(good)), np.zeros(len(good))))
+                # in the middle of a task, there are also scores of classes that are not learned yet: they are cut off
+                scores = iter(logits[:, : len(self.classes)].softmax(dim=1).cpu())
+            for opened in part:
+                yield opened if isinstance(opened, UserError) else next(scores)
 
 
 def _open(picture: Picture, side: int) -> tuple[np.ndarray, float] | UserError:

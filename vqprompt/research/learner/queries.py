@@ -9,24 +9,26 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
-from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, warn_no_cache
-from vqprompt.core.runtime.distributed import InTurns
-from vqprompt.research.learner.evaluator import Evaluator
-from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, temporary_file, write_rows
+from vqprompt.core.data.limits import CACHE_GB
+from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
+from vqprompt.core.runtime.distributed import ShardedRows
+from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
 from vqprompt.research.training.batches import KnownQueries, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
 SPARE_DISK = 20 << 30  # bytes that shared queries leave free
 IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are kept in the memory of the device
-IN_MEMORY_ELSEWHERE = 4 << 20  # little, because reading from files is fast: the system caches them
+IN_MEMORY_OTHERWISE = 4 << 20  # little, because reading from files is fast: the system caches them
 
 
 class QueryCache:
@@ -35,9 +37,12 @@ class QueryCache:
     Those of few images are kept in memory. Those of many are in a file, and rows are read when they are needed.
     """
 
-    def __init__(self, evaluator: Evaluator, backbone: str) -> None:
-        """backbone: the fingerprint of its weights."""
-        self.evaluator, self.backbone = evaluator, backbone
+    def __init__(
+        self, compute: Callable[[Images, bool], ShardedRows], vit: ViT, device: torch.device, depends_on: Sequence[Any]
+    ) -> None:
+        """compute: the queries of images, as they are or mirrored. depends_on: what their values depend on besides the
+        images and the settings of `vit`."""
+        self.compute, self.vit, self.device, self.depends_on = compute, vit, device, depends_on
         self.kept: dict[str, Rows] = {}
         self._of_the_task: list[str] = []  # keys of the open task's training images
         self._refused: set[str] = set()  # keys of queries that could not be written
@@ -49,17 +54,14 @@ class QueryCache:
         self._of_the_task = [self.key(images, mirrored) for mirrored in (False, True)]
 
     def of(self, images: Images, mirrored: bool = False, again: bool = True) -> Rows | None:
-        """Queries [n, D]: from memory, else from disk, else computed now. None if the caller had better compute them
-        batch by batch: there is no room for them, or they are many and not needed `again`."""
+        """Queries [n, D]: from memory, else from disk, else computed now and kept. None if they are not kept, because
+        there is no room for them, or because they are many and not needed `again`: compute them batch by batch."""
         images.check()  # images of a closed task are refused, even if their queries are known
-        if self.evaluator.method.tunes_backbone:
-            raise RuntimeError("the queries of a backbone that learns do not stay the same")
         key = self.key(images, mirrored)
         if key not in self.kept and key not in self._refused:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
-            computed = self.evaluator.compute_queries(images, mirrored)
-            shape = (len(images), self.evaluator.method.vit.config.width)
+            computed, shape = self.compute(images, mirrored), (len(images), self.vit.config.width)
             try:
                 if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
                     self.kept[key] = self._in_memory(computed, file)
@@ -73,24 +75,26 @@ class QueryCache:
     @property
     def most_in_memory(self) -> int:
         """Bytes, of all queries together."""
-        return IN_MEMORY.get(self.evaluator.runtime.device.type, IN_MEMORY_ELSEWHERE)
+        return IN_MEMORY.get(self.device.type, IN_MEMORY_OTHERWISE)
 
     def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
         return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
 
-    def _in_memory(self, computed: InTurns, file: Path | None) -> Tensor:
+    def _in_memory(self, computed: ShardedRows, file: Path | None) -> Tensor:
         known, ranks = None if file is None else load_array(file), computed.ranks
         # processes compute together: either all of them load the queries, or all compute them
         if ranks.all(known is not None and len(known) == len(computed)):
-            return torch.from_numpy(known).to(self.evaluator.runtime.device)
+            return torch.from_numpy(known).to(self.device)
         queries = computed.whole()
         if file is not None and ranks.first_here:
             keep_array(file, queries.cpu().numpy())
         return queries
 
-    def _in_file(self, computed: InTurns, shape: tuple[int, int], file: Path | None, again: bool) -> RowsInFile | None:
+    def _in_file(
+        self, computed: ShardedRows, shape: tuple[int, int], file: Path | None, again: bool
+    ) -> RowsInFile | None:
         """Raises OSError if they could not be written."""
-        device, ranks = self.evaluator.runtime.device, computed.ranks
+        device, ranks = self.device, computed.ranks
         known = None if file is None else open_rows(file, shape, device)
         if ranks.all(known is not None):
             return known
@@ -98,7 +102,10 @@ class QueryCache:
             save_rows(file, computed.in_order(), shape)
             return open_rows(file, shape, device)
         size, used = shape[0] * shape[1] * BYTES, self._bytes(RowsInFile)
-        room = temporary_file(cache_folder() / "queries", size, used) if again else None
+        room = None
+        if again and used + size <= CACHE_GB.value * 1e9:
+            with suppress(OSError):
+                room = temporary_file(size)
         if not ranks.all(room is not None) or room is None:
             return None
         failed: OSError | None = None
@@ -112,10 +119,9 @@ class QueryCache:
 
     def key(self, images: Images, mirrored: bool) -> str:
         """Everything that a query depends on, as one text."""
-        vit, runtime = self.evaluator.method.vit, self.evaluator.runtime
-        return json.dumps([self.backbone, images.key, vit.config.image_size, self.evaluator.test_crop, mirrored,
-                           vit.config.mean, vit.config.std, vit.raw_queries,
-                           str(vit.dtype), runtime.device.type, runtime.deterministic])  # fmt: skip
+        config = self.vit.config
+        return json.dumps([*self.depends_on, images.key, mirrored, config.image_size, config.mean, config.std,
+                           self.vit.raw_queries, str(self.vit.dtype)])  # fmt: skip
 
     def for_training(
         self, images: Images, settings: Training, seed: int, shared: Path | None = None
@@ -158,8 +164,7 @@ class SharedQueries:
 
     @torch.no_grad()
     def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
-        s, evaluator = self.settings, self.cache.evaluator
-        device, vit = evaluator.runtime.device, evaluator.method.vit
+        s, device, vit = self.settings, self.cache.device, self.cache.vit
         drawn = [s.batch_size, s.epochs, s.augment, s.crop_area, self.seed, epoch]
         key = json.dumps([self.cache.key(self.images, False), *drawn])
         file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
@@ -173,7 +178,7 @@ class SharedQueries:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(self.folder).free > SPARE_DISK:
                     save_array(file, queries.cpu().numpy())
-        self.batches = queries.split([len(batch) for batch in batches])
+        self.batches = torch.split(queries, [len(batch) for batch in batches])
 
     def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
         return self.batches[number]

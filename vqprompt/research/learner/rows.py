@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import BytesIO
@@ -15,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vqprompt.core.data.limits import CACHE_GB
-from vqprompt.core.files import open_regular, read_at, replacing, seal, sealed_length
+from vqprompt.core.files import open_regular, read_at, replacing_cached, sealed_length
 
 BYTES = 4  # per number: rows are kept in float32
 
@@ -43,10 +40,10 @@ class RowsInFile:
         return self.shape[0] * self.shape[1] * BYTES
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        wanted, size = index.cpu().numpy(), self.shape[1] * BYTES
-        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)  # rows that follow each other: one read
+        rows, size = index.cpu().numpy(), self.shape[1] * BYTES
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # rows that follow each other: one read
         data = b"".join(read_at(self.file, self.start + int(run[0]) * size, len(run) * size) for run in runs)
-        values = np.frombuffer(bytearray(data), np.float32).reshape(len(wanted), self.shape[1])
+        values = np.frombuffer(bytearray(data), np.float32).reshape(len(rows), self.shape[1])
         return torch.from_numpy(values).to(self.device)
 
 
@@ -60,23 +57,12 @@ class JoinedRows:
         """None if some of these rows are not known. The index is on the CPU and in ascending order."""
         which = torch.bucketize(index, self.ends, right=True)
         rows = []
-        for number in which.unique().tolist():
+        for number in sorted(set(which.tolist())):
             part, start = self.parts[number], int(self.ends[number - 1]) if number else 0
             if part is None:
                 return None
             rows.append(part[index[which == number] - start])
         return torch.cat(rows)
-
-
-def temporary_file(folder: Path, size: int, used: int) -> BinaryIO | None:
-    """A file without a name for `size` bytes, which the system deletes when the process ends. used: bytes that such
-    files already take. None if VQPROMPT_CACHE_GB does not allow that much, or if it is more than half of the free disk
-    space."""
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        if used + size <= CACHE_GB.value * 1e9 and size <= shutil.disk_usage(folder).free / 2:
-            return tempfile.TemporaryFile(dir=folder)
-    return None
 
 
 def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> None:
@@ -95,11 +81,9 @@ def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> None:
 
 def save_rows(path: Path, pieces: Iterable[Tensor], shape: tuple[int, int]) -> None:
     """Writes what `save_array` writes, but never has all of it in memory."""
-    with replacing(path) as partial:
-        with open(partial, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, _header(shape))
-            write_rows(file, pieces)
-        seal(partial, path.name)
+    with replacing_cached(path) as partial, open(partial, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, _header(shape))
+        write_rows(file, pieces)
 
 
 def open_rows(path: Path, shape: tuple[int, int], device: torch.device) -> RowsInFile | None:

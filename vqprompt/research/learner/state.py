@@ -1,12 +1,12 @@
-"""A learner on disk: its backbone, method and settings, what it has learned, and a task that is half learned.
+"""What a learner keeps on disk: its backbone, method and settings, what it has learned, a task that is half learned.
 
-`SavedState` is the checked content of a checkpoint. build.py makes learners and predictors from it.
+build.py makes learners and predictors from a `SavedState`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,29 +21,32 @@ from vqprompt.core.errors import CheckpointError, explain
 from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
 from vqprompt.research.methods.base import Method
 from vqprompt.research.methods.task import TaskInfo
+from vqprompt.research.training.loop import LoopState
 from vqprompt.research.training.settings import Training
 
-METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"
-
+METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"  # how names of tensors begin
 
 Count = Annotated[int, Field(ge=0)]
 TaskNumbers = Annotated[list[Count], Field(min_length=3, max_length=3)]  # as in a TaskInfo
 
 
-class Unfinished(BaseModel, extra="allow", strict=True):
-    """The fields of a half-learned task in the JSON."""
+class OpenTaskRecord(BaseModel, strict=True):
+    """A task that is half learned, as checkpoint.json has it. groups, scalars: of the optimizer."""
 
     task: TaskNumbers
     classes: list[str]
     groups: list[dict[str, Any]]
     scalars: dict[str, Any]
     epoch: Count
+    images_seen: Count
+    seconds: float
 
 
-class Required(BaseModel, extra="allow", strict=True):
-    """The fields that the JSON must have; a writer may add others."""
+class LearnerRecord(BaseModel, strict=True):
+    """What checkpoint.json says about a learner. weights, fingerprint: as in `Built`; version 1 has no weights."""
 
     backbone: str
+    weights: str
     fingerprint: str
     method: str
     options: dict[str, Any]
@@ -55,46 +58,63 @@ class Required(BaseModel, extra="allow", strict=True):
     tasks: list[TaskNumbers]
     images_seen: Count
     seconds_training: float
-    unfinished: Unfinished | None
+    saved: str = ""  # when
+    unfinished: OpenTaskRecord | None
+    run: dict[str, Any] | None = None
+
+    @property
+    def history(self) -> list[TaskInfo]:
+        return [TaskInfo(*numbers) for numbers in self.tasks]
+
+    @property
+    def consistent(self) -> bool:
+        """Whether the classes are those of the tasks, each name once."""
+        tasks, classes, half = self.history, self.classes, self.unfinished
+        learned = len(tasks)
+        if half is not None:
+            tasks, classes = [*tasks, TaskInfo(*half.task)], [*classes, *half.classes]
+        starts = [0, *accumulate(task.new_classes for task in tasks)]
+        numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
+        return numbered and len(self.classes) == starts[learned] and starts[-1] == len(classes) == len(set(classes))
 
 
 @dataclass
-class HalfLearned:
-    """A task between two epochs. `loop` is `TrainingLoop.state()`."""
+class OpenTask:
+    """A task that is being learned. loop: where its training is, known between two epochs. At other times it is None:
+    then the learner can be neither saved nor continued."""
 
-    task: TaskInfo
+    info: TaskInfo
     classes: list[str]
-    loop: dict[str, Any]
     features_before: Tensor | None = None
+    loop: LoopState | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class SavedState:
+    """A checkpoint that was read and checked."""
+
     folder: Path
-    info: dict[str, Any]  # as in `Required`
+    record: LearnerRecord
     tensors: dict[str, Tensor]
-    unfinished: HalfLearned | None = None
-    history: list[TaskInfo] = field(default_factory=list)
+    open_task: OpenTask | None
 
     @classmethod
     def read(cls, folder: Path) -> SavedState:
         tensors, info = read_checkpoint(folder)
-        if missing := [key for key in Required.model_fields if key not in info]:
+        required = [name for name, field in LearnerRecord.model_fields.items() if field.is_required()]
+        if missing := [name for name in required if name not in info]:
             raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
         try:
-            Required(**info)
+            record = LearnerRecord(**info)
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{folder}: the checkpoint is damaged")) from None
-        if not _counts_agree(info):
+        if not record.consistent:
             raise CheckpointError(f"{folder}: its classes and tasks contradict each other; restore it or start over")
-        state = cls(folder, info, tensors, history=[TaskInfo(*numbers) for numbers in info["tasks"]])
-        if info["unfinished"] is not None:
-            state.unfinished = _unpack(info["unfinished"], tensors)
-        return state
+        return cls(folder, record, tensors, None if record.unfinished is None else _unpack(record.unfinished, tensors))
 
     def find_backbone(self, backbone: str | Path | ViT | None = None) -> str | Path | ViT:
         """The backbone to build on: the one that is given, or the one that was saved, if it can be found."""
-        saved = self.info["backbone"]
+        saved = self.record.backbone
         if backbone is None and saved not in BACKBONES and not Path(saved).is_file():
             raise CheckpointError(
                 f"{self.folder}: learned with the weights {saved}, which are not there; say where they are: "
@@ -103,21 +123,20 @@ class SavedState:
         return backbone or saved
 
     def check_weights(self, weights: str, resized: str) -> None:
-        """Refuse a backbone with other weights. weights, resized: its fingerprints, as it is in its file and after
-        resizing; older checkpoints have only the second one."""
-        same = self.info["weights"] == weights if "weights" in self.info else self.info["fingerprint"] == resized
+        """Refuse a backbone with other weights. weights, resized: its fingerprints, as in `Built`."""
+        same = self.record.weights == weights if self.record.weights else self.record.fingerprint == resized
         if not same:
             raise CheckpointError(
-                f"{self.folder}: learned with other weights of {self.info['backbone']!r} than these; "
+                f"{self.folder}: learned with other weights of {self.record.backbone!r} than these; "
                 "give the original backbone"
             )
 
     def fill(self, method: Method) -> None:
         """Give a new method what was learned."""
-        for task in self.history:
+        for task in self.record.history:
             method.grow(task)
-        if self.unfinished is not None:
-            method.start_task(self.unfinished.task)
+        if self.open_task is not None:
+            method.start_task(self.open_task.info)
         method.to(method.head.weight.device)
         own = {name.removeprefix(METHOD): t for name, t in self.tensors.items() if name.startswith(METHOD)}
         load_tensors(method, own, saved_names(method), str(self.folder))
@@ -130,28 +149,14 @@ class SavedState:
         method.eval()
 
 
-def _counts_agree(info: dict[str, Any]) -> bool:
-    """Whether the classes are those of the tasks, each name once."""
-    half = info["unfinished"]
-    tasks = [TaskInfo(*numbers) for numbers in (*info["tasks"], *([half["task"]] if half else []))]
-    classes = [*info["classes"], *(half["classes"] if half else [])]
-    starts = [0, *accumulate(task.new_classes for task in tasks)]
-    numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
-    learned = len(info["classes"]) == starts[len(info["tasks"])]
-    return numbered and learned and starts[-1] == len(classes) == len(set(classes))
-
-
-def write_state(
-    folder: Path, info: dict[str, Any], method: Method, unfinished: HalfLearned | None, extra: dict[str, Any]
-) -> None:
-    """Write everything learned; a frozen backbone is named in `info`, not copied."""
+def write_state(folder: Path, record: LearnerRecord, method: Method, open_task: OpenTask | None) -> None:
+    """Write everything learned; a frozen backbone is named in the record, not copied."""
     names = saved_names(method)
     tensors = {f"{METHOD}{name}": t for name, t in method.state_dict().items() if name in names}
-    packed = None
-    if unfinished is not None:
-        packed, more = _pack(unfinished)
+    if open_task is not None:
+        record.unfinished, more = _pack(open_task)
         tensors |= more
-    write_checkpoint(folder, tensors, {**info, "unfinished": packed, **extra})
+    write_checkpoint(folder, tensors, record.model_dump())
 
 
 def saved_names(method: Method) -> set[str]:
@@ -163,42 +168,40 @@ def as_list(task: TaskInfo) -> list[int]:
     return list(asdict(task).values())
 
 
-def _pack(half: HalfLearned) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A half-learned task as JSON and tensors: an optimizer's state has both."""
-    tensors, scalars = {}, {}
-    optimizer = half.loop["optimizer"]
-    for parameter, values in optimizer["state"].items():
+def _pack(open_task: OpenTask) -> tuple[OpenTaskRecord, dict[str, Tensor]]:
+    """An open task as JSON and tensors: an optimizer's state has both."""
+    assert open_task.loop is not None, "refused by the learner"
+    loop, tensors, scalars = open_task.loop, dict[str, Tensor](), dict[str, Any]()
+    for parameter, values in loop.optimizer["state"].items():
         for name, value in values.items():
             if isinstance(value, Tensor):
                 tensors[f"{OPTIMIZER}{parameter}.{name}"] = value
             else:
                 scalars[f"{parameter}.{name}"] = value
-    if half.features_before is not None:
-        tensors[FEATURES_BEFORE] = half.features_before
+    if open_task.features_before is not None:
+        tensors[FEATURES_BEFORE] = open_task.features_before
     groups = [
         {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items()}
-        for group in optimizer["param_groups"]
+        for group in loop.optimizer["param_groups"]
     ]
-    info = {"task": as_list(half.task), "classes": half.classes, "groups": groups, "scalars": scalars}
-    return {**info, **{key: half.loop[key] for key in ("epoch", "images_seen", "seconds")}}, tensors
+    return OpenTaskRecord(
+        task=as_list(open_task.info), classes=open_task.classes, groups=groups, scalars=scalars, epoch=loop.next_epoch,
+        images_seen=loop.images_seen, seconds=loop.seconds,
+    ), tensors  # fmt: skip
 
 
-def _unpack(info: dict[str, Any], tensors: dict[str, Tensor]) -> HalfLearned:
+def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
     state: dict[int, dict[str, Any]] = {}
     saved: Iterable[tuple[str, Any]] = (
         *((name.removeprefix(OPTIMIZER), t) for name, t in tensors.items() if name.startswith(OPTIMIZER)),
-        *info["scalars"].items(),
+        *record.scalars.items(),
     )
     for name, value in saved:
         parameter, leaf = name.split(".")
         state.setdefault(int(parameter), {})[leaf] = value
-    loop = {
-        "epoch": info["epoch"],
-        "optimizer": {"state": state, "param_groups": info["groups"]},
-        "images_seen": info.get("images_seen", 0),  # older checkpoints do not have it
-        "seconds": info.get("seconds", 0.0),
-    }
-    return HalfLearned(TaskInfo(*info["task"]), info["classes"], loop, tensors.get(FEATURES_BEFORE))
+    optimizer = {"state": state, "param_groups": record.groups}
+    loop = LoopState(record.epoch, optimizer, record.images_seen, record.seconds)
+    return OpenTask(TaskInfo(*record.task), record.classes, tensors.get(FEATURES_BEFORE), loop)
 
 
 @torch.no_grad()

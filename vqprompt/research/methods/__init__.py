@@ -1,4 +1,4 @@
-"""Methods by name. To add one, write its file and add it to METHODS; docs/methods.md has an example."""
+"""Methods by name: those of this package, and those of packages with an entry point (docs/methods.md shows one)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from vqprompt.research.methods.ranpac import RanPAC
 from vqprompt.research.methods.slca import SLCA
 from vqprompt.research.methods.sldc import SLDC
 from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
+from vqprompt.research.plugins import Registry
 
-METHODS: dict[str, type[Method]] = {
+OWN: dict[str, type[Method]] = {
     "moving-prompts": MovingPrompts,
     "moving-weights": MovingWeights,
     "vq-prompt": VQPrompt,
@@ -53,6 +54,7 @@ METHODS: dict[str, type[Method]] = {
     "sldc": SLDC,
     "joint": Joint,
 }
+METHODS = Registry("vqprompt.methods", Method, OWN)
 
 
 def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **options: Any) -> Method:

@@ -9,6 +9,7 @@ parameters of `parameter_groups` → `finish_task` (statistics, merging) → `en
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
+from vqprompt.core.errors import UserError
 from vqprompt.core.statistics import ClassStatistics, Drift, Moving, fit_drift, make_statistics
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
@@ -44,10 +46,23 @@ class Options(BaseModel, extra="forbid"):
         }
 
 
+TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
+
+
+class ReadoutOptions(Options):
+    """Which features the classifier gets, and its loss. The same for every method that has these options, so that
+    methods can be compared with equal means."""
+
+    class_tokens: int = Field(1, ge=1, description="number of last blocks whose class tokens make up the features")
+    scaled: bool = Field(False, description="scale each class token to one length")
+    mirror: bool = Field(False, description="average the features of an image and of its mirror image; not in training")
+    symmetric: bool = Field(False, description="half cross-entropy, half reverse cross-entropy")
+
+
 STATISTICS = "rebalance the classifier from class statistics after each task"
 
 
-class StatisticsOptions(Options):
+class StatisticsOptions(ReadoutOptions):
     """For methods that can keep class statistics."""
 
     statistics: bool = Field(False, description=STATISTICS)
@@ -93,7 +108,6 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
-    before: ClassVar[dict[str, Any]] = {}  # option values for runs that were saved without these options
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
@@ -106,10 +120,18 @@ class Method(nn.Module):
         super().__init__()
         self.options: Any = options
         self.vit = vit
+        self.class_tokens: int = getattr(options, "class_tokens", 1)
+        self.mirror: bool = getattr(options, "mirror", False)
+        if self.class_tokens > vit.config.depth:
+            raise UserError(
+                f"class_tokens={self.class_tokens}: the backbone has {vit.config.depth} blocks with one class token "
+                f"each; give 1 to {vit.config.depth}"
+            )
         vit.raw_queries = self.raw_queries(options)
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
+        self.frozen: ViT | None = None  # the backbone as it was, for methods that tune it and need it too
         self.former: Method | None = None  # this method before the task, while features are distilled from it
         self.task = TaskInfo(-1, 0, 0)
         self.task_sizes: list[int] = []  # classes of each task so far
@@ -124,7 +146,7 @@ class Method(nn.Module):
     @property
     def feature_width(self) -> int:
         """Number of dimensions of the features, for the classifier and the statistics."""
-        return self.vit.config.width
+        return self.class_tokens * self.vit.config.width
 
     def check_task(self, task: TaskInfo) -> None:
         """Raise a UserError if this task cannot be learned. Nothing has changed yet."""
@@ -165,9 +187,21 @@ class Method(nn.Module):
             groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(learning) if layer]
         return groups
 
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+        """Class tokens of the last blocks [B, class_tokens · D] and the method's own loss terms."""
+        return self.vit.encode(view.tokens, class_tokens=class_tokens).float(), {}
+
     def features(self, view: View) -> tuple[Tensor, Losses]:
-        """Class-token features [B, D] and the method's own loss terms (ignored outside training)."""
-        return self.vit.encode(view.tokens).float(), {}
+        """What is classified and remembered [B, D], and the method's own loss terms (ignored outside training)."""
+        features, own = self.read(view)
+        if self.mirror and view.labels is None:
+            features = (features + self.read(view.mirrored())[0]) / 2
+        return features, own
+
+    def read(self, view: View) -> tuple[Tensor, Losses]:
+        """`features` of the images as they are."""
+        tokens, own = self.encode(view, self.class_tokens)
+        return (scaled(tokens, self.class_tokens) if getattr(self.options, "scaled", False) else tokens), own
 
     def losses(self, view: View) -> Losses:
         features, own = self.features(view)
@@ -180,9 +214,10 @@ class Method(nn.Module):
         """Cross-entropy. With `masks_old_logits`, only over the new classes, so no gradient reaches the old ones."""
         if labels is None:
             raise RuntimeError("a loss needs labels, and only views in training have them")
+        loss = symmetric_cross_entropy if getattr(self.options, "symmetric", False) else F.cross_entropy
         if self.masks_old_logits:
-            return F.cross_entropy(logits[:, self.task.old_classes :], labels - self.task.old_classes)
-        return F.cross_entropy(logits, labels)
+            return loss(logits[:, self.task.old_classes :], labels - self.task.old_classes)
+        return loss(logits, labels)
 
     def logits(self, view: View) -> Tensor:
         return self.head(self.features(view)[0])
@@ -209,7 +244,7 @@ class Method(nn.Module):
     def drift(self, data: TaskData) -> Drift:
         """How features moved while the task was learned."""
         assert data.features_before is not None
-        return fit_drift(data.features_before, data.features, self.options.moving)
+        return fit_drift(data.features_before, data.features, self.options.moving, data.labels)
 
     def end_task(self) -> None:
         """Drop what only a task's training needs (a teacher, for example), so that no checkpoint between tasks holds
@@ -218,7 +253,8 @@ class Method(nn.Module):
 
     def saved(self, name: str) -> bool:
         """Whether a tensor of the state dict goes into a checkpoint. Those of a frozen backbone do not."""
-        return self.tunes_backbone or not name.startswith(("vit.", "former.vit."))
+        frozen = ("frozen.", "former.frozen.", *(() if self.tunes_backbone else ("vit.", "former.vit.")))
+        return not name.startswith(frozen)
 
     def loaded(self) -> None:
         """Called after a checkpoint was loaded, to restore what is not saved itself."""
@@ -236,28 +272,18 @@ class Method(nn.Module):
         """Bytes kept per class, besides its row in a classifier."""
         return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
 
-    # ------------------------------------------------------------------ shared services
+    def notes(self) -> list[str]:
+        """What the result of a run should mention."""
+        return []
 
-    @classmethod
-    def complete_options(cls, saved: dict[str, Any]) -> dict[str, Any]:
-        """Options that an older run saved. Options that did not exist then get the values of `before`. What is not a
-        group of options is left for validation to refuse."""
-        completed = copy.deepcopy(saved)
-        for name, value in cls.before.items():
-            *groups, last = name.split(".")
-            inner: Any = completed
-            for group in groups:
-                inner = inner.setdefault(group, {}) if isinstance(inner, dict) else None
-            if isinstance(inner, dict):
-                inner.setdefault(last, value)
-        return completed
+    # ------------------------------------------------------------------ shared services
 
     def classifiers(self) -> list[nn.Linear]:
         """The head, and other classifiers if the method has some. They do not count as prompting parameters."""
         return [self.head]
 
     def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
-        others = [self.vit, self.statistics, self.former, *self.classifiers()]
+        others = [self.vit, self.frozen, self.statistics, self.former, *self.classifiers()]
         return ((name, m) for name, m in self.named_children() if not any(m is other for other in others))
 
     def prompting_parameters(self) -> list[nn.Parameter]:
@@ -282,7 +308,10 @@ class Method(nn.Module):
             return None
         # a classifier that is solved for needs the means of whole classes
         weights = "size" if settings.how == "closed-form" else settings.centroid_weights
-        return make_statistics(self.feature_width, settings.covariance, settings.centroids, settings.variance, weights)
+        return make_statistics(
+            self.feature_width, settings.covariance, settings.centroids, settings.variance, weights,
+            doubts=getattr(self.options, "moving", Moving()).how == "validated",
+        )  # fmt: skip
 
     def remember(
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: TaskFeatures,
@@ -302,7 +331,7 @@ class Method(nn.Module):
     def former_features(self, view: View) -> Tensor:
         """The features that this method gave for the view before the task."""
         assert self.former is not None
-        return self.former.features(view.through(self.former.vit))[0]
+        return self.former.read(view.through(self.former.vit))[0]
 
     def keep_features(self, features: Tensor, before: Tensor) -> Losses:
         return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
@@ -315,4 +344,16 @@ class Method(nn.Module):
         """
         vit = self.vit.frozen_copy().requires_grad_(True) if self.tunes_backbone else self.vit
         left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
-        return copy.deepcopy(self, {id(self.vit): vit} | left_out).eval()
+        return copy.deepcopy(self, {id(self.vit): vit, id(self.frozen): self.frozen} | left_out).eval()
+
+
+def scaled(tokens: Tensor, count: int) -> Tensor:
+    """Class tokens [B, count · D], each scaled to the same length."""
+    return (TOKEN_LENGTH * F.normalize(tokens.unflatten(1, (count, -1)), dim=-1)).flatten(1)
+
+
+def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """½ cross-entropy + ½ reverse cross-entropy (Wang et al. 2019); the one-hot target is clamped at 1e-4, so that its
+    logarithm is finite."""
+    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # probability where the target is clamped
+    return 0.5 * F.cross_entropy(logits, labels) - 0.5 * math.log(1e-4) * wrong.mean()

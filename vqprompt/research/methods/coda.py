@@ -72,7 +72,7 @@ class CodaPrompt(Method):
             fresh = orthogonal_rows(self._so_far(name).detach().flatten(2).cpu(), new.shape[1])
             new.data.copy_(fresh.view_as(new))
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         keys, attention, prompts = self._so_far("keys"), self._so_far("attention"), self._so_far("prompts")
         prompt = torch.einsum("bmn,mnld->bmld", attended_cosine(view.query, attention, keys), prompts)
         losses: Losses = {}
@@ -80,7 +80,7 @@ class CodaPrompt(Method):
             penalty = sum(nonorthogonality(rows.flatten(2)) for rows in (keys, attention, prompts))
             losses["orthogonality"] = self.options.orthogonality_weight * penalty
         by_block = dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
-        return self.vit.encode(view.tokens, by_block).float(), losses
+        return self.vit.encode(view.tokens, by_block, class_tokens=class_tokens).float(), losses
 
     def _so_far(self, name: str) -> Tensor:
         """Keys, attention vectors [M, N, D] or prompts [M, N, L_p, D] of this task and those before."""

@@ -58,7 +58,7 @@ class DualPrompt(Method):
             self.experts.append(self._expert())
         train_only(self.experts, task.number)
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
@@ -71,7 +71,7 @@ class DualPrompt(Method):
             experts = pick(self._of_all("prompts"), choice[..., None]).unbind(1)
         prompts = dict(zip(self.options.general_blocks, self.general, strict=True))
         prompts |= dict(zip(self.options.blocks, experts, strict=True))
-        return self.vit.encode(view.tokens, prompts).float(), losses
+        return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:

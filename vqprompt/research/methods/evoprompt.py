@@ -108,7 +108,6 @@ class EvoPrompt(Method):
     uses_query = True
     prompts_stay = True
     training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64, "schedule": "constant", "clip": 1.0}
-    before: ClassVar = {"query": "normed"}
     presets: ClassVar = {"released": {"augment": "crop-color", "normalize": "none"}}  # and recipes.py
     prototypes: Tensor  # [C, D], mean feature of each class without prompts
 

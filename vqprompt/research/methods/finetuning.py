@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import CLOSED_FORM, Losses, Method, StatisticsOptions
 from vqprompt.research.methods.base import Options as BaseOptions
 from vqprompt.research.training.view import View
@@ -21,8 +22,12 @@ class LinearProbe(Method):
     presets = {"closed-form": CLOSED_FORM}
     uses_query = True
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
-        return view.query, {}
+    def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.uses_query = not self.mirror and self.class_tokens == 1  # type: ignore[misc]
+
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+        return (view.query, {}) if self.uses_query else super().encode(view, class_tokens)
 
 
 class TuningOptions(BaseOptions):

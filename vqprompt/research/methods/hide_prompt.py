@@ -86,11 +86,6 @@ class HidePrompt(Method):
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
-    before: ClassVar = {
-        f"{part}.{key}": value
-        for part in ("rebalancing", "identity_rebalancing")
-        for key, value in (("variance", "sample"), ("centroid_weights", "size"))
-    }
     presets: ClassVar = {
         "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.py
         "imagenet-r": {

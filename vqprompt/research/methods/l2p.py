@@ -51,7 +51,7 @@ class L2P(Method):
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":
@@ -59,7 +59,8 @@ class L2P(Method):
         else:
             pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
         prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
-        return self.vit.encode(view.tokens, prompts).float(), {"key": self.options.key_weight * pull}
+        features = self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float()
+        return features, {"key": self.options.key_weight * pull}
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:

@@ -1,77 +1,134 @@
 """A memory that moves along: what our two own methods share.
 
-Training goes on in every task, so features go on moving, and what is remembered of old classes would become stale.
-Three things prevent that. While a task is learned, its features are held to where they were before (distillation).
-Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
-them (statistics/drift.py). And the classifier is solved for, not trained: a linear discriminant from the moved memory.
+Training goes on in every task, so features go on moving, and what is remembered of old classes would become stale. This
+prevents it, for any number of tasks:
 
-Each task has its own classifier, which trains the features and is then thrown away. What is remembered and
-tested are richer features: the class tokens of the last two blocks, each scaled to one length, averaged over an image
-and its mirror image.
+- The less of all classes a task brings, the slower it learns (`plasticity`).
+- While a task is learned, its features are held to where they were before (distillation).
+- Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
+  them. What the move is off by is measured and widens the covariance (statistics/drift.py).
+- Training is kept only as far as the memory of old classes bears it (`most_doubt`).
+- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`).
+
+Each task has its own classifier, which trains the features and is then thrown away.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics import Moving
-from vqprompt.research.methods.base import STATISTICS, Classifier, Losses, Method, StatisticsOptions, TaskInfo, View
-from vqprompt.research.methods.sldc import symmetric_cross_entropy
+from vqprompt.core.statistics import Drift, Moving
+from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.core.statistics.gaussians import SharedGaussians
+from vqprompt.research.methods.base import (
+    STATISTICS,
+    Classifier,
+    Losses,
+    Method,
+    StatisticsOptions,
+    TaskData,
+    TaskInfo,
+    View,
+    scaled,
+    symmetric_cross_entropy,
+)
 from vqprompt.research.training.rebalancing import Rebalancing
 
-TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
+LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
 class MovingOptions(StatisticsOptions):
     class_tokens: int = Field(2, ge=1, description="number of last blocks whose class tokens make up the features")
-    mirror: bool = Field(True, description="average the features of an image and of its mirror image")
+    scaled: bool = Field(True, description="scale each class token to one length")
+    mirror: bool = Field(True, description="average the features of an image and of its mirror image; not in training")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
+    plasticity: float = Field(
+        1.0, ge=0, description="rates are multiplied by the share of new classes among all, to this power"
+    )
+    frozen_beside: bool = Field(False, description="join the features of the frozen network to the moved ones")
+    most_doubt: float = Field(
+        1.0,
+        ge=0,
+        description="how much doubt moves may bring to old means, relative to that of having few images of a class; "
+        "training that would bring more is undone, in part or as a whole; 0: no limit",
+    )
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
-    moving: Moving = Moving(how="linear")
+    moving: Moving = Moving(how="validated")
     feature_distillation: float = Field(
         1.0, ge=0, description="weight of the loss that keeps features where they were before the task"
     )
 
 
 class MovingMemory(Method):
-    """A method whose features move and whose memory moves along. Subclasses define the features in `encode`."""
+    """A method whose features move and whose memory moves along. Subclasses define the features in `encode`, and those
+    of the frozen network in `encode_frozen`."""
 
     year = 2026
+    before: ClassVar = {"plasticity": 0.0, "frozen_beside": False, "most_doubt": 0.0}
+    kept: Tensor  # [tasks], which share of its training each task kept
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.task_head: nn.Linear | None = None  # for the new classes; exists while a task is learned
+        self.trained = not options.most_doubt  # whether features are other than the frozen network's
+        if options.most_doubt:
+            self.register_buffer("kept", torch.zeros(0))
 
     @property
     def feature_width(self) -> int:
-        return self.options.class_tokens * self.vit.config.width
+        return super().feature_width * (2 if self.options.frozen_beside else 1)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        """Class tokens of the last blocks [B, class_tokens · D], and the method's own losses."""
-        raise NotImplementedError
+    def encode_frozen(self, view: View, class_tokens: int) -> Tensor:
+        """Class tokens of the frozen network [B, class_tokens · D]."""
+        return self.vit.encode(view.tokens, class_tokens=class_tokens).float()
+
+    def read(self, view: View) -> tuple[Tensor, Losses]:
+        features, own = super().read(view)
+        if self.options.frozen_beside:
+            frozen = self.encode_frozen(view, self.class_tokens)
+            frozen = scaled(frozen, self.class_tokens) if self.options.scaled else frozen
+            features = torch.cat([features, frozen], dim=1)
+        return features, own
 
     def classifiers(self) -> list[nn.Linear]:
         return [self.head, *([] if self.task_head is None else [self.task_head])]
 
+    # ------------------------------------------------------------------ train
+
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
+        if task.number and self.options.most_doubt and self.former is None:
+            self.former = self.frozen_copy()
         self.task_head = Classifier(self.vit.config.width, task.new_classes)
+        self.trained = self.trained or task.new_classes > 1
 
     def end_task(self) -> None:
         super().end_task()
         self.task_head = None
 
+    def loaded(self) -> None:
+        if self.options.most_doubt:
+            before = bool(self.kept.any())
+            self.trained = before or (self.task_head is not None and self.task_head.out_features > 1)
+            if isinstance(self.former, MovingMemory):
+                self.former.trained = before
+
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The common classifier is solved for, so it does not train. The task's own classifier does."""
+        """The common classifier is solved for, so it does not train. The task's own classifier does. A single class has
+        nothing to be told apart from: then nothing trains."""
+        if self.task_head is not None and self.task_head.out_features < 2:
+            return []
         own = [] if self.task_head is None else [{"params": list(self.task_head.parameters()), "scale": 1.0}]
-        return [*own, *super().parameter_groups()[1:]]
+        new = (self.task.new_classes / max(self.task.all_classes, 1)) ** self.options.plasticity
+        return [*own, *({**group, "scale": group["scale"] * new} for group in super().parameter_groups()[1:])]
 
     def losses(self, view: View) -> Losses:
         assert self.task_head is not None and view.labels is not None
@@ -79,16 +136,64 @@ class MovingMemory(Method):
         logits, labels = self.task_head(features), view.labels - self.task.old_classes
         loss = symmetric_cross_entropy if self.options.symmetric else F.cross_entropy
         losses = {"task": loss(logits, labels), **own}
-        if self.former is not None:
+        if self.former is not None and self.options.feature_distillation:
             with torch.no_grad():
-                before = self.former.encode(view.through(self.former.vit))[0]  # type: ignore[operator]
+                before = self.former.encode(view.through(self.former.vit))[0]
             losses |= self.keep_features(features, before)
         return losses
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
-        features = self._scaled_tokens(view)
-        return ((features + self._scaled_tokens(view.mirrored())) / 2 if self.options.mirror else features), {}
+    # ------------------------------------------------------------------ keep what the memory bears
 
-    def _scaled_tokens(self, view: View) -> Tensor:
-        tokens = self.encode(view, self.options.class_tokens)[0].unflatten(1, (self.options.class_tokens, -1))
-        return (TOKEN_LENGTH * F.normalize(tokens, dim=-1)).flatten(1)
+    @torch.no_grad()
+    def finish_task(self, data: TaskData) -> None:
+        assert self.task_head is not None
+        share = 1.0 if self.task_head.out_features > 1 else 0.0
+        drift = self.drift(data) if share and data.features_before is not None else None
+        if drift is not None and self.options.most_doubt:
+            share = self.bearable(drift)
+            if share < 1:
+                self.go_back(share, data)
+                drift = self.drift(data) if share else None
+        if self.statistics is not None:
+            if drift is not None:
+                self.statistics.move(drift)
+            self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+        if self.options.most_doubt:
+            self.kept = torch.cat([self.kept, torch.full((1,), share).to(self.kept)])
+
+    def bearable(self, drift: Drift) -> float:
+        """The share of a task's training, 0 to 1, that the memory of old classes bears.
+
+        A mean of n images is in doubt by Σ / n anyway. All moves together may bring `most_doubt` times as much, on
+        average over the classes: with 1, a class is then remembered as if by half its images. Doubt is measured as the
+        classifier weighs it, by Σ⁻¹. An error grows with the square of the training that is kept.
+        """
+        statistics = self.statistics
+        if not isinstance(statistics, SharedGaussians) or drift.error is None:
+            return 1.0
+        covariance, classes = statistics.shared_covariance().double(), len(statistics.means)
+        shrinkage = self.options.rebalancing.shrinkage
+        precision = torch.from_numpy(np.linalg.inv(shrunk(covariance.cpu().numpy(), shrinkage))).to(covariance)
+        noise, doubt, added = (
+            float((precision * part.double()).sum())
+            for part in (covariance / statistics.images_per_class, statistics.doubt / classes, drift.error)
+        )
+        share = (max(self.options.most_doubt * noise - doubt, 0.0) / added) ** 0.5 if added > 0 else 1.0
+        return min(share, 1.0) if share >= LEAST else 0.0
+
+    def go_back(self, share: float, data: TaskData) -> None:
+        """Keep only this share of what the parameters learned in the task."""
+        assert isinstance(self.former, MovingMemory)
+        former = dict(self.former.named_parameters())
+        learned = {id(p) for group in self.parameter_groups()[1:] for p in group["params"]}
+        for name, parameter in self.named_parameters():
+            if id(parameter) in learned:
+                parameter.copy_(torch.lerp(former[name], parameter, share))
+        self.trained = share > 0 or self.former.trained
+        data.network_changed()
+
+    def notes(self) -> list[str]:
+        if not self.options.most_doubt:
+            return []
+        undone = [f"{n + 1} ({share:.0%})" for n, share in enumerate(self.kept.tolist()) if share < 1]
+        return [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []

@@ -50,6 +50,8 @@ class MovingPrompts(MovingMemory):
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         o = self.options
+        if not self.trained:  # prompts start at random: without training they say nothing
+            return self.encode_frozen(view, class_tokens), {}
         if o.pool == 1:
             prompts = dict(zip(o.blocks, self.pool.prompts, strict=True))
             return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), {}

@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, TaskData, TaskInfo, View
+from vqprompt.research.methods.base import Losses, ReadoutOptions, TaskData, TaskInfo, View
 from vqprompt.research.methods.prototypes import AdapterOptions, Adapters, CosineTraining
 
 
-class RanPACOptions(AdapterOptions):
+class RanPACOptions(AdapterOptions, ReadoutOptions):
     projection: int = Field(10_000, ge=1, description="random features (M); the Gram matrix has M² numbers")
     adapt: bool = Field(True, description="learn adapters in the first task")
 
@@ -34,7 +34,6 @@ class RanPAC(CosineTraining):
     year = 2023
     Options: ClassVar[Any] = RanPACOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
-    uses_query = True
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh
     products: Tensor  # [M, C], sum of hᵀy
@@ -42,8 +41,9 @@ class RanPAC(CosineTraining):
 
     def __init__(self, vit: ViT, options: RanPACOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
+        self.uses_query = not (options.adapt or self.mirror) and self.class_tokens == 1  # type: ignore[misc]
         self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
-        self.register_buffer("projection", torch.randn(vit.config.width, options.projection), persistent=False)
+        self.register_buffer("projection", torch.randn(self.feature_width, options.projection), persistent=False)
         self.register_buffer("gram", torch.zeros(options.projection, options.projection))
         self.register_buffer("products", torch.zeros(options.projection, 0))
         self.register_buffer("weight", torch.zeros(0, options.projection))
@@ -55,10 +55,11 @@ class RanPAC(CosineTraining):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return super().parameter_groups() if self.options.adapt and self.task.number == 0 else []
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
-        if not self.options.adapt:
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+        if self.uses_query:
             return view.query, {}
-        return self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float(), {}
+        adapters = self.adapters.by_block() if self.options.adapt else None
+        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
 
     def lift(self, features: Tensor) -> Tensor:
         """Features [B, D] to random features [B, M]."""

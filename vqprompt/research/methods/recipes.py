@@ -108,7 +108,7 @@ def _temperature(data: str, backbone: str) -> Part:
         return Part({"tau": 5.0}, "the code, experiments/cub-200.sh, the one script with this backbone (sup21k)")
     if backbone == "vit-b16-in1k" and data in ("imagenet-r", "cifar100"):
         return Part({"tau": 1.0}, "the code, experiments: prompt_param 10 8 1")
-    return Part({"tau": 1.0}, "ours: no script with this backbone and data; what the scripts but CUB-200's have")
+    return Part({"tau": 1.0}, "ours: no script with this backbone and data; all scripts but CUB-200's have 1")
 
 
 def _vq_statistics(data: str) -> list[Part]:

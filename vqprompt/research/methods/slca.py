@@ -42,14 +42,13 @@ class SLCA(Method):
     summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
-    before: ClassVar = {"rebalancing.steps_for": "old"}
     presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.py
     tunes_backbone = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
     def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.register_buffer("unaligned", torch.zeros(0, vit.config.width + 1))
+        self.register_buffer("unaligned", torch.zeros(0, self.feature_width + 1))
 
     @torch.no_grad()
     def start_task(self, task: TaskInfo) -> None:

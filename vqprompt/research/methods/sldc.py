@@ -28,6 +28,7 @@ RIDGE = 1e-4
 class SLDCOptions(StatisticsOptions):
     rank: int = Field(4, ge=1, description="rank of the change of each weight matrix")
     backbone_lr_scale: float = Field(0.1, gt=0, description="the low-rank changes' rate, relative to the classifier's")
+    symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     norm_distillation: float = Field(0.1, ge=0, description="weight of the loss that keeps the features' lengths")
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(covariance="full", epochs=5, lr=0.01, optimizer="sgd", ratio=2)
@@ -59,9 +60,6 @@ class SLDC(Method):
     def saved(self, name: str) -> bool:
         return not name.startswith("vit.") or name.endswith((".up", ".down"))
 
-    def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
-        return symmetric_cross_entropy(logits[:, self.task.old_classes :], labels, self.task.old_classes)
-
     def losses(self, view: View) -> Losses:
         features, own = self.features(view)
         losses = {"task": self.task_loss(self.head(features), view.labels), **own}
@@ -75,16 +73,6 @@ class SLDC(Method):
     def drift(self, data: TaskData) -> Drift:
         assert data.features_before is not None
         return blended_map(data.features_before, data.features)
-
-
-def symmetric_cross_entropy(logits: Tensor, labels: Tensor | None, first: int = 0) -> Tensor:
-    """½ cross-entropy + ½ reverse cross-entropy (Wang et al. 2019); the one-hot target is clamped at 1e-4, so that its
-    logarithm is finite. first: the label of the first column."""
-    if labels is None:
-        raise RuntimeError("a loss needs labels, and only views in training have them")
-    labels = labels - first
-    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # probability where the target is clamped
-    return 0.5 * F.cross_entropy(logits, labels) - 0.5 * math.log(1e-4) * wrong.mean()
 
 
 def blended_map(before: Tensor, after: Tensor) -> Drift:

@@ -1,5 +1,4 @@
-"""What a method knows about the task it learns: its place in the stream, its images, and their features. It knows
-nothing of other tasks."""
+"""What a method knows about the task it learns: its place in the stream, its images, and their features."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from vqprompt.core.data.images import Images
-from vqprompt.core.runtime.distributed import InTurns
+from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.core.statistics import ClassSums, means_by_class
 
 Sums = TypeVar("Sums", bound=ClassSums)
-HELD = 16 << 20  # bytes of a task's features that one process holds; of more, it keeps sums
+MOST_IN_MEMORY = 16 << 20  # bytes of a task's features; of a larger task, only sums per class are kept
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ class TaskInfo:
 class ImageEvaluator(Protocol):
     """Shows images, without augmentation, to the network."""
 
-    def features(self, images: Images, task: int | None = None) -> InTurns: ...
+    def features(self, images: Images, task: int | None = None) -> ShardedRows: ...
 
-    def queries(self, images: Images) -> InTurns: ...
+    def queries(self, images: Images) -> ShardedRows: ...
 
     def logits(self, images: Images) -> Tensor: ...
 
@@ -47,7 +46,7 @@ class TaskFeatures:
     labels: their positions in the head [n].
     """
 
-    def __init__(self, computed: InTurns, labels: Tensor) -> None:
+    def __init__(self, computed: ShardedRows, labels: Tensor) -> None:
         self.computed, self.labels = computed, labels
 
     @cached_property
@@ -56,8 +55,10 @@ class TaskFeatures:
         return self.computed.whole()
 
     def few(self, width: int) -> bool:
-        """Whether one process has them all and may hold them, or holds them already."""
-        return "whole" in self.__dict__ or (self.computed.ranks.count == 1 and 4 * len(self.labels) * width <= HELD)
+        """Whether this process computes them all and they fit into memory, or are there already."""
+        return "whole" in self.__dict__ or (
+            self.computed.ranks.count == 1 and 4 * len(self.labels) * width <= MOST_IN_MEMORY
+        )
 
     def add_up(self, sums: Sums) -> Sums:
         """Sums over all features, none of which is held. Each process adds up its own batches."""
@@ -84,13 +85,18 @@ class TaskData:
         self.task, self.images, self.labels = task, images, labels
         self.batch_size, self.seed = batch_size, seed
         self.features_before: Tensor | None = None
-        self.augmented: Callable[[int], InTurns] | None = None
+        self.augmented: Callable[[int], ShardedRows] | None = None
         self._evaluator = evaluator
 
     @property
     def features(self) -> Tensor:
         """Features of the un-augmented images after training [n, D]. Do not use it before training ends."""
         return self.trained_features.whole
+
+    def network_changed(self) -> None:
+        """Compute features again when they are next needed."""
+        self.__dict__.pop("trained_features", None)
+        self.__dict__.pop("statistics_features", None)
 
     @property
     def queries(self) -> Tensor:

@@ -87,7 +87,7 @@ class VQPrompt(Method):
         super().grow(task)
         self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)
         prompt = self.pool.mix(alpha)
@@ -97,7 +97,7 @@ class VQPrompt(Method):
             prompt = quantized.prompt
             losses |= {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
         prompts = dict(zip(o.blocks, prompt.unbind(1), strict=True))
-        return self.vit.encode(view.tokens, prompts, o.placement).float(), losses
+        return self.vit.encode(view.tokens, prompts, o.placement, class_tokens=class_tokens).float(), losses
 
     def prompt_weights(self, query: Tensor) -> Tensor:
         return self.pool.weights(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vqprompt.research.paper.grids import Grid, described
-from vqprompt.research.paper.results import Row
+from vqprompt.research.paper.table_rows import Row
 from vqprompt.research.report import figures
 from vqprompt.research.report.pages import line_in_words
 

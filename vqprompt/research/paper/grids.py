@@ -70,11 +70,7 @@ SELF_SUPERVISED = ("dualprompt", "coda-p", "hide-prompt", "vq-prompt")
 MITIGATION = ("l2p++", "l2p++-v2", "evoprompt", "vq-prompt-s", "vq-prompt")
 MORE = ("hide-prompt", "vq-prompt")
 TAUS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)  # ours: the paper names 1.0 and "lower values"
-
-
 POOLS, LENGTHS = (10, 30, 50, 100), (4, 8, 12, 16, 20, 24)
-
-
 WEIGHTS = (0.0, 0.1, 0.4, 1.0)  # ours: the paper names 0.4 and 0.1
 TUNED = ("joint", "ft++", "lwf", "bic")
 PROMPTED = (

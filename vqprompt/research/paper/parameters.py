@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 from vqprompt.research.methods.base import Method
-from vqprompt.research.paper import formats
+from vqprompt.research.paper import table_formats
 from vqprompt.research.report.render import render
 
 NAME, PAPER_TABLE = "parameters", "Table 6"
@@ -24,8 +23,7 @@ HEADINGS = ("method", "settings", "strategy", "locations", "N", "L_p", "promptin
 SHAPE = ("pool", "length", "blocks", "general_length", "general_blocks")  # options that change the prompts' shape
 
 
-@dataclass(frozen=True)
-class PromptConfiguration:
+class PromptConfiguration(NamedTuple):
     """How one method prompts with one set of settings."""
 
     method: str
@@ -38,9 +36,7 @@ class PromptConfiguration:
 
     @property
     def cells(self) -> list[str]:
-        return [
-            self.method, self.settings, self.strategy, self.locations, self.pool, self.length, f"{self.parameters:,}",
-        ]  # fmt: skip
+        return [*map(str, self[:-1]), f"{self.parameters:,}"]
 
 
 def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE, tasks: int = TASKS) -> ParameterTable:
@@ -54,12 +50,12 @@ def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE,
 
 def _rows(method: type[Method], backbone: str, tasks: int) -> list[PromptConfiguration]:
     """One row with the default settings, and one per preset that changes the prompts' shape."""
-    found = [_describe(method, "default", {}, backbone, tasks)]
+    rows = [_describe(method, "default", {}, backbone, tasks)]
     for name, preset in method.presets.items():
         changed = {key: value for key, value in preset.items() if key in SHAPE}
         if changed:
-            found.append(_describe(method, f"preset {name}", changed, backbone, tasks))
-    return found
+            rows.append(_describe(method, f"preset {name}", changed, backbone, tasks))
+    return rows
 
 
 def _describe(
@@ -99,13 +95,13 @@ class ParameterTable:
         ]
 
     def markdown(self) -> str:
-        return formats.markdown(self.title, HEADINGS, [row.cells for row in self.rows], self.notes)
+        return table_formats.markdown(self.title, HEADINGS, [row.cells for row in self.rows], self.notes)
 
     def csv(self) -> str:
-        return formats.comma_separated([HEADINGS, *([*row.cells[:-1], row.parameters] for row in self.rows)])
+        return table_formats.comma_separated([HEADINGS, *self.rows])
 
     def latex(self) -> str:
-        return formats.latex(self.title, HEADINGS, [row.cells for row in self.rows], self.notes, "llllrrr")
+        return table_formats.latex(self.title, HEADINGS, [row.cells for row in self.rows], self.notes, "llllrrr")
 
     def html(self) -> str:
         return render(
@@ -116,7 +112,4 @@ class ParameterTable:
     def write(self, folder: Path) -> list[Path]:
         """Write parameters.md, .csv, .tex and .html into the folder."""
         texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html()}
-        folder.mkdir(parents=True, exist_ok=True)
-        for kind, text in texts.items():
-            write_atomically(folder / f"{NAME}.{kind}", text)
-        return [folder / f"{NAME}.{kind}" for kind in texts]
+        return table_formats.write_files({folder / f"{NAME}.{kind}": text for kind, text in texts.items()})

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from vqprompt.core.backbones.load import backbone_path
+from vqprompt.core.runtime.device import cpu_cores
 from vqprompt.research.datasets import parse_data
+from vqprompt.research.paper.execution import CORES_PER_RUN, Advanced, Event, Failed, Listener, Started, do_run
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.results import read_runs
-from vqprompt.research.paper.work import Advanced, Event, Failed, Listener, Started, do_run
+from vqprompt.research.paper.table_rows import read_runs
 from vqprompt.research.results.config import MACHINE_SETTINGS, RunConfig, completed
 
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
-CORES_PER_RUN = 8  # with more, a single run gets hardly faster
 SECONDS_BETWEEN_MESSAGES = 0.1
 
 
@@ -53,8 +53,7 @@ class Worker:
 
 def default_workers() -> int:
     """One worker per GPU, or one per 8 cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return torch.cuda.device_count() or max(1, cores // CORES_PER_RUN)
+    return torch.cuda.device_count() or max(1, cpu_cores() // CORES_PER_RUN)
 
 
 # ---------------------------------------------------------------------------------------------- what is done already
@@ -66,7 +65,7 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
     for saved in read_runs(out):
         if saved.result.done and saved.folder is not None:
             done.setdefault(_identity(completed(saved.config)), []).append(saved.folder)
-    todo, elsewhere = [], dict[str, Path]()
+    todo, in_other_tables = [], dict[str, Path]()
     for run in runs:
         folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
         if place in folders:
@@ -74,8 +73,8 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
         if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
-            elsewhere[run.name] = folders[0]
-    return todo, elsewhere
+            in_other_tables[run.name] = folders[0]
+    return todo, in_other_tables
 
 
 def _identity(config: dict[str, Any]) -> str:
@@ -105,16 +104,6 @@ def _link(source: str, target: str) -> None:
 # ---------------------------------------------------------------------------------------------- the pool
 
 
-def run_all(
-    todo: Sequence[Run], out: Path, workers: int, listener: Listener, track: Sequence[str] = ()
-) -> dict[str, str]:
-    """Do the runs, each in `out`/its name. Returns the reasons of failures by run name; a failure does not stop the
-    other runs."""
-    if not todo:
-        return {}
-    return Pool(min(workers, len(todo)), out, listener, track).run(todo)
-
-
 class LocalExecutor:
     """A pool on this machine."""
 
@@ -122,7 +111,7 @@ class LocalExecutor:
         self.workers = workers or default_workers()
 
     def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
-        return run_all(todo, out, self.workers, listener, track)
+        return Pool(min(self.workers, len(todo)), out, listener, track).run(todo)
 
 
 class Pool:

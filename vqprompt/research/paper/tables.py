@@ -13,20 +13,15 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
-from vqprompt.research.paper import formats
+from vqprompt.research.paper import table_formats
 from vqprompt.research.paper.charts import Chart, distinct_name, make_charts
 from vqprompt.research.paper.grids import Grid, described
-from vqprompt.research.paper.results import NONE, Accuracy, Measure, Row, make_rows, read_runs
+from vqprompt.research.paper.table_rows import NONE, Accuracy, Measure, Row, make_rows, read_runs
 from vqprompt.research.report import figures
 from vqprompt.research.report.render import render
 
 Cell = Callable[[Row], str]
-
-
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
-
-
 CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second")
 
 
@@ -120,7 +115,7 @@ class Table:
         return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
 
     def markdown(self) -> str:
-        return formats.markdown(self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes)
+        return table_formats.markdown(self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes)
 
     def csv(self) -> str:
         """One column per number, not rounded."""
@@ -129,7 +124,7 @@ class Table:
             "method", "variant", *numbers, "faa_difference", "caa_difference", *CSV_MEASURES, "forgetting_std", "seeds",
             "backbone", "paper_backbone", "other_backbone", "hardware", "paper_table", "paper_note", "changed",
         ]  # fmt: skip
-        return formats.comma_separated([headings, *map(self._csv_row, self.rows)])
+        return table_formats.comma_separated([headings, *map(self._csv_row, self.rows)])
 
     def _csv_row(self, row: Row) -> list[Any]:
         values = [*row.ours("faa"), *row.ours("caa"), *row.paper("faa"), *row.paper("caa")]
@@ -145,7 +140,7 @@ class Table:
     def latex(self) -> str:
         first, seeds = 1 + len(self._axes), self.headings.index("seeds")
         columns = "l" * first + "r" * (seeds - first) + "l" * (len(self.headings) - seeds)
-        return formats.latex(
+        return table_formats.latex(
             self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes, columns
         )  # fmt: skip
 
@@ -172,10 +167,7 @@ class Table:
         files = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html(folder, charts)}
         texts = {folder / f"{self.grid.name}.{kind}": text for kind, text in files.items()}
         texts |= {folder / f"{chart.name}.svg": figures.standalone(chart.svg, chart.lines) for chart in charts}
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, content in texts.items():
-            write_atomically(path, content)
-        return list(texts)
+        return table_formats.write_files(texts)
 
 
 def _mark(row: Row) -> str:

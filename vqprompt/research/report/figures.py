@@ -23,11 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 Values = Sequence[float | None]
-
-
 INK, MUTED, GRID, BAND = "#1f2933", "#52606d", "#dde3ea", "#f1f4f8"
-
-
 COLORS = ("#0b6e99", "#d1495b", "#2f855a", "#b7791f", "#6b46c1", "#00838f", "#97266d")
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name: the character for a legend
 ACCURACY_COLORS = "YlGnBu"
@@ -54,8 +50,6 @@ STYLE: Any = {  # Any: the newest matplotlib types the keys, older ones do not
     "lines.linewidth": 2,
     "lines.markersize": 5,
 }
-
-
 SVG_CHANGES = (
     (r"<style.*?</style>", ""),  # its `*` selector would change the whole page
     (r"<!--.*?-->", ""),

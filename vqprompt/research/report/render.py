@@ -1,7 +1,13 @@
-"""Fills the templates in `templates/`. Every value is escaped, except figures, which come in as `Markup`."""
+"""What pages are made of: templates, numbers as people read them, small pictures.
+
+Every value in a template is escaped, except figures, which come in as `Markup`.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -9,8 +15,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vqprompt.core.words import counted
-from vqprompt.research.report import figures, formats
+from vqprompt.core.data import decode as decoding
+from vqprompt.core.words import counted, duration
+from vqprompt.research.report import figures
+
+UNKNOWN = "–"
+THUMBNAIL = 112  # px
 
 
 def render(template: str, **content: Any) -> str:
@@ -29,7 +39,41 @@ def _environment() -> Environment:
         "css": Markup(css), "cell_colors": figures.cell_colors, "color_scale": figures.color_scale,
     }  # fmt: skip
     environment.filters |= {
-        "percent": formats.percent, "fixed": formats.fixed, "duration": formats.duration, "short": formats.short,
-        "counted": counted,
+        "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
     }  # fmt: skip
     return environment
+
+
+def fixed(value: float | None, digits: int = 2) -> str:
+    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}\N{NO-BREAK SPACE}%"
+
+
+def time_taken(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else duration(seconds)
+
+
+def short(count: int) -> str:
+    """22056576 → 22.1 M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}\N{NO-BREAK SPACE}{unit}"
+    return str(count)
+
+
+def thumbnail(opened: Callable[[], Any] | None, where: str = "image", side: int = THUMBNAIL) -> str | None:
+    """A data: address of a small JPEG; None for what cannot be read."""
+    if opened is None:
+        return None
+    try:
+        content = opened()
+        image = decoding.decode(content, where) if isinstance(content, bytes) else decoding.open_image(content)
+    except (ValueError, OSError):
+        return None
+    image.thumbnail((side, side))
+    packed = io.BytesIO()
+    image.save(packed, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(packed.getvalue()).decode()

@@ -16,11 +16,12 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from vqprompt.core.errors import UserError, explain, shown
-from vqprompt.core.files import read_json
+from vqprompt.core.files import read_json, read_text
 from vqprompt.research.datasets import DATASETS, parse_data
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method, StatisticsOptions
 from vqprompt.research.methods.recipes import find_recipe, recipe_settings
+from vqprompt.research.migration import upgrade_config
 from vqprompt.research.training.settings import Training
 
 FILE = "config.json"
@@ -97,7 +98,7 @@ def resolve(
     layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
         layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
-    elif not _is_saved(file):  # a run that was saved before there was a choice took the first ones
+    else:
         layers.append({"train_choice": "seed"})
     run: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -122,11 +123,6 @@ def resolve(
         return RunConfig(**run, options=checked.model_dump())
     except ValidationError as error:
         raise UserError(explain(error, "run settings")) from None
-
-
-def _is_saved(file: dict[str, Any]) -> bool:
-    """Whether a file of settings is one that a run wrote: those name every setting of their time."""
-    return {"data", "tasks", "method", "seed", "precision", "options"} <= file.keys()
 
 
 def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
@@ -186,10 +182,10 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 def completed(config: dict[str, Any]) -> dict[str, Any]:
     """A saved run's settings. Settings that did not exist when it was saved get the values of that time."""
     try:
-        options = find_method(str(config.get("method", "vq-prompt"))).complete_options(config.get("options", {}))
-        then = {name: field.get_default() for name, field in Training.model_fields.items()}
-        return resolve({**then, "train_choice": "first", **config, "options": options}).model_dump(mode="json")
-    except UserError:
+        saved = upgrade_config(config)
+        options = find_method(str(saved.get("method", "vq-prompt"))).Options(**saved.get("options", {}))
+        return RunConfig(**{**saved, "options": options.model_dump()}).model_dump(mode="json")
+    except (UserError, ValidationError, TypeError):
         return config  # it has settings that no longer exist, so it equals no run of today
 
 
@@ -198,10 +194,10 @@ def read_saved_config(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     if not path.exists():
         raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")
-    found = read_json(path)
-    if not isinstance(found, dict):
+    settings = read_json(path)
+    if not isinstance(settings, dict):
         raise UserError(f"{path}: expected an object of settings; restore it or do the run again")
-    return found
+    return settings
 
 
 def _put(target: dict[str, Any], key: str, value: Any) -> None:
@@ -241,17 +237,17 @@ def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
     """Settings from a JSON or TOML file. A run's config.json is such a file."""
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if kind == "TOML" else json.loads(text)
+        text = read_text(path)
+        settings = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except OSError as error:
         raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
     except RecursionError:
         raise UserError(f"{option} {path}: not valid {kind} (nested too deeply)") from None
     except ValueError as error:  # bad syntax, bad encoding, or a number of thousands of digits
         raise UserError(f"{option} {path}: not valid {kind} ({_shorten(str(error))})") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UserError(f"{option} {path}: expected an object of settings")
-    return found
+    return upgrade_config(settings)
 
 
 def _shorten(text: str, limit: int = 200) -> str:

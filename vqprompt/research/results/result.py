@@ -1,7 +1,7 @@
 """The result of a run: the typed record behind `metrics.json`.
 
 A run writes it after each task. The report, the paper's tables and the trackers read it back through the same model.
-Files of older versions lack some fields; these are None or empty here.
+Files that `bench table --save` wrote, and those of version 0.1.0, lack some fields; these have their defaults here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Mistake(Record):
 
 class ClassResults(Record):
     """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
-    mistakes, the surest first."""
+    mistakes, the most confident first."""
 
     after: int
     classes: list[ClassResult]
@@ -85,7 +85,7 @@ class ClassResults(Record):
 
     @classmethod
     def read(cls, folder: Path) -> ClassResults | None:
-        """None for a run of an older version, which has no such file."""
+        """None for a run without such a file, as those of version 0.1.0."""
         path = folder / CLASSES_FILE
         if not path.exists():
             return None
@@ -150,12 +150,12 @@ class RunResult(Record):
     @classmethod
     def parse(cls, content: Any, where: str) -> RunResult:
         try:
-            found = cls.model_validate(content)
+            result = cls.model_validate(content)
         except ValidationError as error:
             raise UserError(f"{where}: not the result of a run ({explain(error, 'its fields')})") from None
-        if found.schema_version > SCHEMA_VERSION:
+        if result.schema_version > SCHEMA_VERSION:
             raise UserError(
-                f"{where}: written by a newer vqprompt (schema {found.schema_version}, this one reads up to "
+                f"{where}: written by a newer vqprompt (schema {result.schema_version}, this one reads up to "
                 f"{SCHEMA_VERSION}); update vqprompt"
             )
-        return found
+        return result

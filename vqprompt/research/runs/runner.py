@@ -32,8 +32,8 @@ from vqprompt.research.results.result import (
     PromptUse,
     RunResult,
 )
-from vqprompt.research.runs.classes import class_results
-from vqprompt.research.runs.limits import refuse_what_cannot_fit
+from vqprompt.research.runs.class_results import class_results
+from vqprompt.research.runs.memory import refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
 
@@ -75,14 +75,14 @@ def run(
     if first:
         refuse_conflicts(out, config, resume)
     with lock_folder(out) if first else nullcontext():
-        work = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
-        work.open(resume)
-        result = work.learn_all()
+        current = Run(config, out, progress, checkpoint_seconds, shared_queries, track, at_once)
+        current.open(resume)
+        result = current.learn_all()
         if report and first:
             from vqprompt.research.report.pages import write_report  # slow to import, and needed only here
 
             write_report(out)
-        work.tracking.finish(result)
+        current.tracking.finish(result)
         return result
 
 
@@ -155,7 +155,7 @@ class Run:
             return None
         saved = SavedState.read(self.out)
         tidy(self.out)
-        if "run" not in saved.info:
+        if saved.record.run is None:
             raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
         return saved
 
@@ -164,10 +164,10 @@ class Run:
         runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
         self.learner = Learner.from_state(saved, runtime, self.config.backbone)
         try:
-            self.state = RunState(**saved.info["run"])
+            self.state = RunState(**(saved.record.run or {}))
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
-        return len(self.learner.history) + (saved.unfinished is not None)
+        return len(self.learner.history) + (saved.open_task is not None)
 
     def _refuse_other_images(self, begun: int) -> None:
         """A resumed run must have the classes and images that it began with. begun: number of tasks that were begun."""
@@ -213,7 +213,7 @@ class Run:
     # ------------------------------------------------------------------ learn
 
     def learn_all(self) -> RunResult:
-        self.work = Work(self.stream, self.learner, self.config.epochs, self.progress)
+        self.run_progress = RunProgress(self.stream, self.learner, self.config.epochs, self.progress)
         self.tracking.begin(self.config.model_dump(mode="json"))
         here = rounding(self.learner.device, self.ranks.count)
         if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
@@ -227,14 +227,18 @@ class Run:
 
     def learn(self, task: Task) -> None:
         self.task_started = time.perf_counter() - self.state.seconds_in_task
-        self.work.begin(task)
-        self.learner.learn(task, self.work.report, self._log_epoch, self._checkpoint)
+        self.run_progress.begin(task)
+        for epoch in self.learner.epochs(task, self.run_progress.report):
+            self._log(epoch)
+            if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
+                self.state.seconds_in_task = time.perf_counter() - self.task_started
+                self._save()
 
     def test(self, task: Task) -> None:
         seen = self.stream.seen(task.number)
-        answers = self.learner.test(seen, self.work.report)
-        self.state.accuracy.append(answers.accuracies())
-        self.classes = class_results(seen, answers)
+        predictions = self.learner.test(seen, self.run_progress.report)
+        self.state.accuracy.append(predictions.accuracies())
+        self.classes = class_results(seen, predictions)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
         tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
         self.state.test_prompt_use.append(
@@ -258,17 +262,12 @@ class Run:
             result.write(self.out)
         return result
 
-    def _log_epoch(self, epoch: Epoch) -> None:
+    def _log(self, epoch: Epoch) -> None:
         state = self.state
         means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
         state.losses.append(EpochLosses(task=len(self.learner.history), epoch=epoch.number, losses=means))
         self.tracking.losses(state.steps, epoch.losses)
         state.steps += max(map(len, epoch.losses.values()))
-
-    def _checkpoint(self) -> None:
-        if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
-            self.state.seconds_in_task = time.perf_counter() - self.task_started
-            self._save()
 
     def _save(self) -> None:
         self.state.seconds = self.seconds_before + time.perf_counter() - self.started
@@ -276,7 +275,7 @@ class Run:
             self.learner.save(self.out, run=self.state.model_dump(mode="json"))
         self.saved = time.perf_counter()
 
-    # ------------------------------------------------------------------ what was found out
+    # ------------------------------------------------------------------ result
 
     def result(self) -> RunResult:
         config, state, method = self.config, self.state, self.learner.method
@@ -311,7 +310,7 @@ class Run:
             prompt_use=self._prompt_use(),
             losses=state.losses,
             validation=config.validation,
-            notes=[*self.stream.dataset.notes, *self._left_out(), *self._rounding_note()],
+            notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),
             processes=self.ranks.count,
             rounding=state.rounding,
@@ -326,8 +325,7 @@ class Run:
         if not uses:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
-        tested = self.state.test_prompt_use
-        # a run that an older version began has no prompt use of test images for its first tasks
+        tested = self.state.test_prompt_use  # incomplete in a run of version 0.1.0 that was resumed
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
@@ -343,8 +341,9 @@ class Run:
         ]
 
 
-class Work:
-    """Adds up the work of a run, to estimate the remaining time. Its unit is the work of one test image."""
+class RunProgress:
+    """The progress of a run, from that of its stages. It is counted in test images, so that the remaining time can be
+    estimated."""
 
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
@@ -390,7 +389,7 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
         # paths of data and weights may change; that their content is the same is checked later
         moved = {"backbone"} if Path(config.backbone).is_file() else set()
-        moved |= {"data"} if parse_data(old["data"])[0] == parse_data(config.data)[0] else set()
+        moved |= {"data"} if parse_data(str(old.get("data")))[0] == parse_data(config.data)[0] else set()
         free = {*RESUMABLE_SETTINGS, *moved}
         changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
         if changed:

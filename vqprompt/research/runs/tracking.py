@@ -60,9 +60,9 @@ class MLflow(Tracker):
 
         self.client, self.note, self.run = MlflowClient(), out / "mlflow_run_id.txt", None
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "vqprompt"
-        found = self.client.get_experiment_by_name(name)
-        self.experiment = found.experiment_id if found else self.client.create_experiment(name)
-        if found and found.lifecycle_stage != "active":
+        experiment = self.client.get_experiment_by_name(name)
+        self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        if experiment and experiment.lifecycle_stage != "active":
             raise UserError(f"the experiment {name!r} was deleted; restore it, or set MLFLOW_EXPERIMENT_NAME")
         if self.resuming and self.note.exists():
             run_id = self.note.read_text(encoding="utf-8").strip()

@@ -108,7 +108,7 @@ def epoch_batches(
             continue
         if count >= 4 * batch_size:
             order = order[~torch.isin(order, rest)]
-        batches = list(torch.cat([rest, order]).split(batch_size))
+        batches = list(torch.split(torch.cat([rest, order]), batch_size))
         rest = batches.pop() if len(batches[-1]) < batch_size and epochs > 1 else rest[:0]
         yield batches
 
@@ -119,13 +119,13 @@ def epoch_views(
 ) -> Iterator[tuple[Tensor, Inputs]]:  # fmt: skip
     """For each step of an epoch: which images, and their pixels, boxes and flips on the device.
 
-    rows: which rows of a batch are wanted, by its number and size. A batch without wanted rows is left out.
+    rows: which rows of a batch to give, by its number and size. A batch without such rows is left out.
     """
-    aspect, wanted = images.aspect, [rows(number, len(batch)) for number, batch in enumerate(batches)]
+    aspect, parts = images.aspect, [rows(number, len(batch)) for number, batch in enumerate(batches)]
 
     def drawn() -> Iterator[Inputs]:
         generator = torch.Generator().manual_seed(derive_seed(seed, "augment", epoch))
-        for batch, own in zip(batches, wanted, strict=True):  # drawn for all rows, so that all processes draw the same
+        for batch, own in zip(batches, parts, strict=True):  # drawn for all rows, so that all processes draw the same
             boxes, flips = draw_augmentation(aspect[batch], settings, generator)
             inputs = {"boxes": boxes} if flips is None else {"boxes": boxes, "flips": flips}
             if settings.augment == "crop-color":
@@ -133,7 +133,7 @@ def epoch_views(
             if len(batch[own]):
                 yield {name: values[own].to(device, non_blocking=True) for name, values in inputs.items()}
 
-    read = [batch[own] for batch, own in zip(batches, wanted, strict=True) if len(batch[own])]
+    read = [batch[own] for batch, own in zip(batches, parts, strict=True) if len(batch[own])]
     for (index, pixels), inputs in zip(images.batches(read, device), drawn(), strict=True):
         yield index, {"pixels": pixels, **inputs}
 

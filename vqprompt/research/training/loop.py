@@ -20,9 +20,8 @@ from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime
 from vqprompt.core.runtime.distributed import WHOLE
 from vqprompt.research.training.batches import TaskBatches, draw
-from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, set_rates
-from vqprompt.research.training.recorded import Recorded
-from vqprompt.research.training.schedules import rate_at
+from vqprompt.research.training.cuda_graph import GraphedStep
+from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, rate_at, set_rates
 from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
@@ -33,6 +32,16 @@ class Epoch:
 
     number: int
     losses: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """Where a loop is between two epochs: all that another loop needs to continue. optimizer: its state dict."""
+
+    next_epoch: int
+    optimizer: dict[str, Any]
+    images_seen: int
+    seconds: float
 
 
 class TrainingLoop:
@@ -52,27 +61,23 @@ class TrainingLoop:
         batches: TaskBatches,
         runtime: Runtime,
         task: int = 0,
+        progress: Report = ignore,
     ) -> None:
         self.losses_of, self.vit, self.batches, self.runtime, self.task = losses_of, vit, batches, runtime, task
         self.settings: Training = batches.settings
         self.ranks, self.part = batches.ranks, WHOLE
         self.optimizer = make_optimizer(groups, self.settings.optimizer, self.settings.lr, self.settings.weight_decay)
         self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
-        self.progress: Report = ignore
+        self.progress = progress
 
-    def state(self) -> dict[str, Any]:
-        """Everything that another loop needs to continue from here. Call it between two epochs."""
-        return {
-            "epoch": self.next_epoch,
-            "optimizer": self.optimizer.state_dict(),
-            "images_seen": self.images_seen,
-            "seconds": self.seconds,
-        }
+    def state(self) -> LoopState:
+        """Call it between two epochs."""
+        return LoopState(self.next_epoch, self.optimizer.state_dict(), self.images_seen, self.seconds)
 
-    def resume(self, state: dict[str, Any]) -> None:
+    def resume(self, state: LoopState) -> None:
         """Continue from another loop's `state`, which may come from another machine."""
-        self.next_epoch, self.images_seen, self.seconds = state["epoch"], state["images_seen"], state["seconds"]
-        saved = state["optimizer"]
+        self.next_epoch, self.images_seen, self.seconds = state.next_epoch, state.images_seen, state.seconds
+        saved = state.optimizer
         own_flags = [  # these depend on the machine, not on what was learned
             {key: group[key] for key in ("fused", "capturable") if key in group}
             for group in self.optimizer.param_groups
@@ -82,7 +87,7 @@ class TrainingLoop:
 
     def __iter__(self) -> Iterator[Epoch]:
         """Train, and yield after each epoch."""
-        recorded = Recorded(self._step, self.runtime.device, wanted=self.ranks.count == 1)
+        step_or_replay = GraphedStep(self._step, self.runtime.device, enabled=self.ranks.count == 1)
         step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
         shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
         for number in range(self.next_epoch, self.settings.epochs):
@@ -92,7 +97,7 @@ class TrainingLoop:
                 for size, inputs in zip(self.batches.sizes[number], self.batches.epoch(number), strict=True):
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     self.part = self.ranks.part(size)
-                    losses = recorded(inputs)
+                    losses = step_or_replay(inputs)
                     # a copy: the next replay overwrites its losses
                     values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
+from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
-from vqprompt.research.training.recorded import Recorded
 from vqprompt.research.training.settings import OptimizerName
 
 
@@ -100,7 +100,7 @@ def rebalance(
         optimizer.step()
         return {}
 
-    step = Recorded(take_step, device)  # recorded, because there are thousands of tiny steps
+    step = GraphedStep(take_step, device)  # recorded, because there are thousands of tiny steps
     count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)

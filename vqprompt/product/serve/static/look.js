@@ -151,11 +151,11 @@ export class Look {
           h("time", { datetime: event.date }, new Date(event.date).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })),
           h("span", { class: "grow" }, says(event)),
           steps <= about.can_undo && h("button", { type: "button", class: "quiet", onclick: () => undo(steps) }, steps === 1 ? "Undo" : `Undo back to before this (${steps} changes)`)))) : h("p", {}, "Nothing has happened yet."),
-      about.versions.length ? [
-        h("h3", {}, "Older versions"),
-        h("p", { class: "hint" }, "Every change made here keeps the version before it. You can return to any of them, also after an undo."),
-        h("ul", { class: "chips" }, [...about.versions].reverse().map((version) =>
-          h("li", {}, h("button", { type: "button", onclick: () => returnTo(version) }, `Version ${version}`)))),
+      about.versions.length > 1 ? [
+        h("h3", {}, "Other versions"),
+        h("p", { class: "hint" }, "The model keeps ten versions, also of what was undone. Returning to one is a change like others: it can be undone."),
+        h("ul", { class: "chips" }, about.versions.filter((v) => v.number !== about.version).reverse().map((version) =>
+          h("li", {}, h("button", { type: "button", onclick: () => returnTo(version.number) }, `Version ${version.number}: ${version.description}`)))),
       ] : null);
   }
 }
@@ -197,13 +197,13 @@ async function forget(name) {
   const box = h("input", { type: "checkbox" });
   const fields = [
     h("p", {}, "The model will be as if it had never learned this class."),
-    h("label", { class: "check" }, box, "For good: also delete it from the history and from all older versions. This cannot be undone."),
+    h("label", { class: "check" }, box, "For good: also delete everything that is kept of it. This cannot be undone."),
   ];
   if (!(await question(`Forget ${name}?`, fields, "Forget", true))) return;
   await change("forget", { name, for_good: box.checked }, `${name} is forgotten.`, !box.checked);
 }
 
 async function returnTo(version) {
-  if (!(await question(`Return to version ${version}?`, [h("p", {}, "The current version is kept too, so you can come back to it.")], "Return"))) return;
-  await change("return", { version }, `Back at version ${version}.`, false);
+  if (!(await question(`Return to version ${version}?`, [h("p", {}, "This can be undone.")], "Return"))) return;
+  await change("return", { version }, `Back at version ${version}.`);
 }

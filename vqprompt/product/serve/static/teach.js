@@ -204,7 +204,7 @@ export class Teach extends CameraTab {
 
 /** What a teaching changed, in a card. */
 function taught(result) {
-  const names = [...result.new_classes, ...result.grown_classes];
+  const names = result.classes.map((c) => c.name), fresh = result.classes.filter((c) => c.new).map((c) => c.name);
   const before = result.accuracy_before, now = result.accuracy;
   const notes = [
     ...result.notes,
@@ -214,7 +214,7 @@ function taught(result) {
   ].filter(Boolean);
   return h("div", { class: "card result", id: "taught", tabindex: "-1" },
     h("h2", {}, result.images ? `Learned ${plural(result.images, "image")} of ${names.slice(0, 3).join(", ")}${names.length > 3 ? " …" : ""}` : "Nothing new was learned"),
-    h("p", { class: "lead" }, `In ${duration(result.seconds)}. ${result.new_classes.length ? `New: ${result.new_classes.slice(0, 5).join(", ")}.` : ""}`),
+    h("p", { class: "lead" }, `In ${duration(result.seconds)}. ${fresh.length ? `New: ${fresh.slice(0, 5).join(", ")}.` : ""}`),
     now !== null && h("div", { class: "figures" },
       h("div", { class: "figure" }, h("span", {}, "Accuracy before"), h("strong", {}, percent(before, 1))),
       h("div", { class: "arrow", "aria-hidden": "true" }, "→"),

@@ -1,0 +1,66 @@
+"""What a ViT is: its sizes, and the names and shapes of its weights. Nothing here needs PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vqprompt.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    width: int = 384
+    depth: int = 12
+    heads: int = 6
+    patch: int = 14
+    image_size: int = 224
+    mlp_ratio: float = 4.0
+    eps: float = 1e-6
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible into {self.heads} heads")
+        check_size(self.image_size, self.patch)
+
+    @property
+    def tokens(self) -> int:
+        return (self.image_size // self.patch) ** 2 + 1
+
+
+MAX_PATCHES = 65_536  # per image: 3,584 px in patches of 14
+
+
+def check_size(size: int, patch: int) -> None:
+    """Refuse an image size that does not divide into patches, or into far too many to compute with."""
+    if patch > 0 and (size // patch) ** 2 > MAX_PATCHES:
+        raise UserError(
+            f"image size {size} makes {(size // patch) ** 2:,} patches of {patch} px; "
+            f"at most {MAX_PATCHES:,} are accepted, so choose {int(MAX_PATCHES**0.5) * patch} or less"
+        )
+    if size < patch or size % patch:
+        near = max(patch, round(size / patch) * patch)
+        raise UserError(
+            f"image size {size} does not divide into patches of {patch} px; the nearest that does is {near}"
+        )
+
+
+def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight, under timm's names."""
+    width, hidden = config.width, int(config.width * config.mlp_ratio)
+    layers: dict[str, tuple[int, ...]] = {"patch_embed.proj": (width, 3, config.patch, config.patch)}
+    for i in range(config.depth):
+        layers |= {
+            f"blocks.{i}.norm1": (width,),
+            f"blocks.{i}.attn.qkv": (3 * width, width),
+            f"blocks.{i}.attn.proj": (width, width),
+            f"blocks.{i}.norm2": (width,),
+            f"blocks.{i}.mlp.fc1": (hidden, width),
+            f"blocks.{i}.mlp.fc2": (width, hidden),
+        }
+    layers["norm"] = (width,)
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, width), "pos_embed": (1, config.tokens, width)}
+    for name, shape in layers.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return shapes

@@ -1,0 +1,158 @@
+"""Write files whole or not at all.
+
+`replacing` is the one way to write: a partial file beside the target, synced to disk, then renamed over it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from vqprompt.core.errors import WriteError
+from vqprompt.core.files.regular import exists
+
+ABANDONED_AFTER = 24 * 3600  # seconds; for partial files of other hosts, whose processes cannot be looked up
+HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"  # part of a partial file's name, beside the process number
+CANNOT_WRITE = {
+    errno.ENOSPC: "free some space, or choose another place",
+    errno.EDQUOT: "free some of your quota, or choose another place",
+    errno.EFBIG: "choose a file system that takes large files",
+    errno.EROFS: "choose a place that can be written to",
+    errno.EACCES: "get permission to write there, or choose another place",
+    errno.EPERM: "get permission to write there, or choose another place",
+    errno.ENOTDIR: "a part of this path is a file; choose another place",
+    errno.EEXIST: "a part of this path is a file; choose another place",
+    errno.EISDIR: "there is a folder of this name; move it away",
+    errno.ENAMETOOLONG: "choose a shorter name (most systems allow 255 bytes per name)",
+    errno.ELOOP: "its links go in a circle; choose another place",
+    errno.EINVAL: "choose another place",
+    errno.EIO: "check the disk, or choose another place",
+}
+
+
+@contextmanager
+def replacing(path: Path, private: bool = False) -> Iterator[Path]:
+    """Yield a partial path to write to; when the block ends it is synced to disk and renamed to `path`.
+
+    Readers see the old file or the whole new one, never a part. If the block raises, `path` stays as it was and the
+    partial file is deleted. A disk that is full or may not be written to becomes a `WriteError` that says so.
+    private: only this user may read the file and its folder.
+    """
+    with writing(path):
+        make_folder(path.parent, private)
+        if exists(path) and not path.is_file() and not path.is_dir():  # else a device would be replaced by a file
+            raise OSError(errno.EINVAL, "it is a pipe, socket or device")
+        partial = partial_path(path)
+        try:
+            yield partial
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
+            if private:
+                partial.chmod(0o600)
+            os.replace(partial, path)
+            _sync_folder(path.parent)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            delete_abandoned(path.parent, path.name)
+
+
+def partial_path(path: Path) -> Path:
+    """A hidden name beside `path` for what is not finished or not to stay; `delete_abandoned` finds it after a kill."""
+    return path.with_name(f".{path.name}.{HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.partial")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into a `WriteError` that names the path, the reason and the way out."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, WriteError) or error.errno not in CANNOT_WRITE:
+            raise
+        raise WriteError(f"{path}: cannot be written ({error.strerror}); {CANNOT_WRITE[error.errno]}") from error
+
+
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Make a folder and those above it. private: only this user may look into it, also if it was there before."""
+    try:
+        folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+    except FileNotFoundError:  # in some places, such as /proc, no folders can be made
+        raise OSError(errno.EACCES, "no folder can be made here") from None
+    if private and folder.stat().st_mode & 0o077:
+        with suppress(PermissionError):  # it belongs to somebody else, who lets us write to it
+            folder.chmod(0o700)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power loss, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def delete_abandoned(folder: Path, name: str | None = None) -> None:
+    """Delete partial files and folders (of one file, or of all in a folder) whose process was killed."""
+    with suppress(OSError):
+        for partial in folder.glob(f".{_escaped(name)}.*.partial" if name is not None else "*.partial*"):
+            host, number = [*partial.name.split(".")[-4:], "", ""][:2]
+            with suppress(OSError):
+                if host == HOST and number.isdecimal():
+                    abandoned = not _is_running(int(number))
+                else:
+                    abandoned = time.time() - partial.stat().st_mtime > ABANDONED_AFTER
+                if abandoned and partial.is_dir():
+                    shutil.rmtree(partial, ignore_errors=True)
+                elif abandoned:
+                    partial.unlink(missing_ok=True)
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _is_running(process: int) -> bool:
+    import psutil  # here, because partial files of others are rare
+
+    try:
+        return bool(psutil.pid_exists(process))
+    except OverflowError:
+        return False
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a small file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
+
+
+def save_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, whole or not at all."""
+    from safetensors import SafetensorError  # here, because importing torch takes seconds
+    from safetensors.torch import save_file
+
+    with replacing(path) as partial:
+        room = partial_path(path)  # safetensors makes a temporary file beside its target, and a kill leaves it
+        room.mkdir()
+        try:
+            save_file(tensors, room / "tensors", metadata=metadata)
+            os.replace(room / "tensors", partial)
+        except SafetensorError as error:  # its errors of the system carry the number in their text
+            for number in CANNOT_WRITE:
+                if f"os error {number})" in str(error):
+                    raise OSError(number, os.strerror(number)) from error
+            raise
+        finally:
+            shutil.rmtree(room, ignore_errors=True)

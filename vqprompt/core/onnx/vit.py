@@ -1,0 +1,201 @@
+"""The Vision Transformer of backbones/vit.py as an ONNX graph: squashed pixels in, class tokens of the last blocks out.
+
+What is notable about this implementation:
+- the graph itself crops, resamples and normalizes (the formulas are those of data/views.py), so that Python, a browser
+  and an exported file cannot differ in it
+- weights are numpy arrays under timm's names; a graph is made in milliseconds, for any size and any trained network
+- weights that are int8 in their file can be multiplied as whole numbers, which many processors do four times as fast.
+  Each activation is then two digits of 8 bits, and the features are those of fp32 up to 0.02 %. One digit would be
+  faster still, but rounding differences grow from layer to layer, up to 4 % between two processors
+- the last block computes only the class token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from vqprompt.core.backbones.config import ViTConfig
+from vqprompt.core.onnx.graph import MICROSOFT, TYPES, Array, Graph
+
+Precision = Literal["fp32", "int16"]
+"""Of activations. int16: where weights are int8 in their file; other layers are computed in fp32."""
+
+
+def class_tokens_graph(
+    weights: Mapping[str, Array],
+    config: ViTConfig,
+    side: int,
+    crop: float,
+    blocks: int,
+    precision: Precision = "fp32",
+    prompts: Mapping[int, Array] | None = None,
+    mirrored: bool = False,
+) -> tuple[Graph, list[str]]:
+    """A graph with the inputs `pixels` (uint8 [n, side, side, 3]: whole images, squashed) and `aspect` (float32 [n]:
+    width / height), and the names in it of the class tokens [n, D] of the last blocks, the last block last.
+
+    crop: side of the central crop, as a fraction of the short side; 0: the whole image. prompts: rows [L_p, D] by
+    block, half of them extra keys and half extra values. mirrored: then come n more class tokens, of mirrored images.
+    """
+    graph = Graph()
+    images = draw(graph, config, side, crop)
+    if mirrored:
+        backwards = [graph.integers(number) for number in (-1, -(2**31), 3, -1)]  # from, to, axis, step
+        images = graph.op("Concat", images, graph.op("Slice", images, *backwards), axis=0)
+    return graph, _Network(graph, weights, config, precision, prompts or {}).class_tokens(images, blocks)
+
+
+def draw(graph: Graph, config: ViTConfig, side: int, crop: float) -> str:
+    """The central crop of squashed pixels, resampled and normalized [n, 3, S, S]."""
+    op, constant, integers = graph.op, graph.constant, graph.integers
+    pixels, aspect = graph.input("pixels", "uint8", "n", side, side, 3), graph.input("aspect", "float32", "n")
+    size, one, half = config.image_size, constant(1.0), constant(0.5)
+
+    def resampling(reach: str) -> str:
+        """Rows of weights [n, S, side] that resample the interval 0.5 - reach .. 0.5 + reach of `side` pixels."""
+        low = op("Sub", half, reach)
+        extent = op("Sub", op("Add", half, reach), low)
+        low, extent = (op("Unsqueeze", value, integers(1)) for value in (low, extent))
+        steps = op("Mul", constant((np.arange(size) + 0.5) / size), extent)
+        centers = op("Sub", op("Mul", op("Add", low, steps), constant(side)), half)
+        distance = op("Abs", op("Sub", constant(np.arange(side)), op("Unsqueeze", centers, integers(2))))
+        support = op("Max", op("Mul", extent, constant(side / size)), one)
+        triangle = op("Relu", op("Sub", one, op("Div", distance, op("Unsqueeze", support, integers(2)))))
+        return op("Div", triangle, op("ReduceSum", triangle, integers(2), keepdims=1))
+
+    if crop:
+        ratios = op("Div", one, aspect), aspect
+        reach_x, reach_y = (op("Mul", constant(crop / 2), op("Min", ratio, one)) for ratio in ratios)
+    else:
+        reach_x = reach_y = op("Expand", half, op("Shape", aspect))
+    planes = op("Transpose", op("Cast", pixels, to=TYPES["float32"]), perm=[0, 3, 1, 2])
+    across = op("Transpose", resampling(reach_x), perm=[0, 2, 1])
+    rows = op("MatMul", op("Reshape", planes, integers(-1, 3 * side, side)), across)
+    rows = op("Reshape", rows, integers(-1, 3, side, size))
+    images = op("MatMul", op("Unsqueeze", resampling(reach_y), integers(1)), rows)
+    mean, std = (np.asarray(values, np.float32).reshape(3, 1, 1) * 255 for values in (config.mean, config.std))
+    return op("Div", op("Sub", images, constant(mean)), constant(std))
+
+
+class _Network:
+    """Tokens are rows [n · L, D] where they meet weights, and [n, L, D] where they meet each other."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Array],
+        config: ViTConfig,
+        precision: Precision,
+        prompts: Mapping[int, Array],
+    ) -> None:
+        self.graph, self.weights, self.config = graph, weights, config
+        self.precision, self.prompts = precision, prompts
+
+    def class_tokens(self, images: str, blocks: int) -> list[str]:
+        x, found = self.embed(images), []
+        for i in range(self.config.depth):
+            last = i == self.config.depth - 1
+            x = self.block(i, x, last)
+            if i >= self.config.depth - blocks:
+                found.append(self.norm("norm", x if last else self.first_rows(x)))
+        return found
+
+    def embed(self, images: str) -> str:
+        op, integers, config = self.graph.op, self.graph.integers, self.config
+        patch, patches, width = config.patch, config.image_size // config.patch, config.width
+        x = op("Reshape", images, integers(-1, 3, patches, patch, patches, patch))
+        x = op("Reshape", op("Transpose", x, perm=[0, 2, 4, 1, 3, 5]), integers(-1, 3 * patch * patch))
+        x = op("Reshape", self.linear("patch_embed.proj", x), integers(-1, patches**2, width))
+        positions = self.weights["pos_embed"]
+        x = op("Add", x, self.graph.weight("positions", positions[:, 1:]))
+        first = self.graph.weight("class_token", self.weights["cls_token"] + positions[:, :1])
+        count = op("Shape", images, start=0, end=1)
+        first = op("Expand", first, op("Concat", count, integers(1, width), axis=0))
+        return self.rows(op("Concat", first, x, axis=1))
+
+    def block(self, i: int, x: str, class_token_only: bool) -> str:
+        op, name, width = self.graph.op, f"blocks.{i}", self.config.width
+        h = self.norm(f"{name}.norm1", x)
+        if class_token_only:
+            x = self.first_rows(x)
+            q = self.linear(f"{name}.attn.qkv", self.first_rows(h), slice(0, width))
+            k, v = self.halves(self.linear(f"{name}.attn.qkv", h, slice(width, None)))
+        else:
+            q, k, v = self.graph.split("Split", self.linear(f"{name}.attn.qkv", h), parts=3, axis=1, num_outputs=3)
+        x = op("Add", x, self.linear(f"{name}.attn.proj", self.attention(i, q, k, v, class_token_only)))
+        h = op("Gelu", self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", x)))
+        return op("Add", x, self.linear(f"{name}.mlp.fc2", h))
+
+    def attention(self, i: int, q: str, k: str, v: str, class_token_only: bool) -> str:
+        op, config = self.graph.op, self.config
+        k, v = self.tokens(k), self.tokens(v)
+        if i in self.prompts:
+            extra = np.split(self.prompts[i][None], 2, axis=1)
+            k, v = (self.before(f"prompt.{i}.{j}", extra[j], t) for j, t in enumerate((k, v)))
+        q = self.tokens(op("Mul", q, self.graph.constant((config.width / config.heads) ** -0.5)), class_token_only)
+        by_head = [op("Reshape", t, self.graph.integers(0, 0, config.heads, -1)) for t in (q, k, v)]
+        orders = [0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]
+        q, k, v = (op("Transpose", t, perm=order) for t, order in zip(by_head, orders, strict=True))
+        attended = op("MatMul", op("Softmax", op("MatMul", q, k), axis=-1), v)
+        return self.rows(op("Transpose", attended, perm=[0, 2, 1, 3]))
+
+    def before(self, name: str, extra: Array, tokens: str) -> str:
+        """Extra rows [1, m, D], the same for each image, in front of the tokens [n, L, D]."""
+        op, integers = self.graph.op, self.graph.integers
+        count = op("Shape", tokens, start=0, end=1)
+        repeated = op("Expand", self.graph.weight(name, extra), op("Concat", count, integers(*extra.shape[1:]), axis=0))
+        return op("Concat", repeated, tokens, axis=1)
+
+    def linear(self, name: str, x: str, part: slice = slice(None)) -> str:
+        """Rows [m, D_in] to [m, D_out]. part: which of the layer's outputs."""
+        graph, label = self.graph, f"{name}.{part.start}"
+        weight, bias = self.weights[f"{name}.weight"][part], self.weights[f"{name}.bias"][part]
+        weight, bias_name = weight.reshape(len(weight), -1), graph.weight(f"{label}.bias", bias)
+        exact = quantized(weight) if self.precision == "int16" else None
+        if exact is None:
+            return graph.op("Gemm", x, graph.weight(f"{label}.weight", weight), bias_name, transB=1)
+        whole, scale = graph.weight(f"{label}.weight", exact[0].T), graph.weight(f"{label}.scale", exact[1])
+        high, x_scale, x_zero = graph.split("DynamicQuantizeLinear", x, parts=3)
+        rest = graph.op("Sub", x, graph.op("DequantizeLinear", high, x_scale, x_zero))
+        rest_scale, rest_zero = graph.op("Mul", x_scale, graph.constant(1 / 254)), graph.constant(128, "uint8")
+        low = graph.op("QuantizeLinear", rest, rest_scale, rest_zero)
+        product = partial(graph.op, "MatMulIntegerToFloat", domain=MICROSOFT)
+        return graph.op(
+            "Add",
+            product(high, whole, x_scale, scale, x_zero, "", bias_name),
+            product(low, whole, rest_scale, scale, rest_zero),
+        )
+
+    def norm(self, name: str, x: str) -> str:
+        scale, bias = (
+            self.graph.weight(f"{name}.{part}", self.weights[f"{name}.{part}"]) for part in ("weight", "bias")
+        )
+        return self.graph.op("LayerNormalization", x, scale, bias, axis=-1, epsilon=self.config.eps)
+
+    def rows(self, tokens: str) -> str:
+        return self.graph.op("Reshape", tokens, self.graph.integers(-1, self.config.width))
+
+    def tokens(self, rows: str, class_token_only: bool = False) -> str:
+        count = 1 if class_token_only else self.config.tokens
+        return self.graph.op("Reshape", rows, self.graph.integers(-1, count, self.config.width))
+
+    def first_rows(self, rows: str) -> str:
+        """The class tokens [n, D] among the rows [n · L, D]."""
+        return self.rows(self.graph.op("Slice", self.tokens(rows), *map(self.graph.integers, (0, 1, 1))))
+
+    def halves(self, x: str) -> list[str]:
+        return self.graph.split("Split", x, parts=2, axis=1, num_outputs=2)
+
+
+def quantized(weight: Array) -> tuple[Array, Array] | None:
+    """Whole numbers from -127 to 127 and a scale for each row, if they are the very weights; otherwise None."""
+    largest = np.maximum(weight.max(1), -weight.min(1))
+    scale = np.maximum(largest, np.float32(1e-30)) / np.float32(127)
+    whole = weight / scale[:, None]
+    rounded = np.rint(whole).astype(np.int8)
+    whole -= rounded
+    return (rounded, scale) if max(whole.max(), -whole.min()) < 1e-3 else None

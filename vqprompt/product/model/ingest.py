@@ -1,0 +1,257 @@
+"""From pictures to records of classes: identify, refuse, compute features, add up. On this machine or on a cluster.
+
+What is notable about this implementation:
+- Every picture is identified by its content before anything is learned. So copies, contradictions and files that cannot
+  be read are known first.
+- Pictures that fit are read and decoded once, and what was decoded is kept until the end of the teaching. If there are
+  more (shards, or beyond VQPROMPT_CACHE_GB), they are read twice: to identify them, and to learn them. Memory then
+  holds a few bytes per picture, and the records.
+- Records are sums of whole numbers. So the result is the same, to the bit, in any order and on any number of machines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from vqprompt.core.data.limits import CACHE_GB
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.progress import Progress, Report, Stage
+from vqprompt.core.words import counted
+from vqprompt.product.model.decoded import DecodedPictures
+from vqprompt.product.model.efforts import Trained
+from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.features import load, parallel
+from vqprompt.product.model.pictures import Picture, content_id
+from vqprompt.product.model.records import ClassRecord, RecordBuilder, Sums, to_fixed_point
+from vqprompt.product.model.sources import PictureSet
+from vqprompt.product.model.teaching import nothing_readable
+
+
+@dataclass(eq=False)
+class Identified:
+    """Pictures by their content. ids: uint64 [n]; 0 where a picture cannot be read. broken: a message for each of
+    those, by place. rows: [n], where a picture is in the decoded ones; -1 if it is not."""
+
+    ids: np.ndarray
+    rows: np.ndarray
+    broken: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def none_of(cls, count: int) -> Identified:
+        return cls(np.zeros(count, np.uint64), np.full(count, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class NewPictures:
+    """Pictures that are to be learned. places: [n], where they were among all pictures. ids: uint64 [n]. known, copies:
+    how many were left out because the model knows them, or because they are repeated. broken: messages about those that
+    cannot be read. rows: [n], where they are in the decoded ones."""
+
+    pictures: PictureSet
+    places: np.ndarray
+    ids: np.ndarray
+    known: int = 0
+    copies: int = 0
+    broken: list[str] = field(default_factory=list)
+    decoded: DecodedPictures | None = None
+    rows: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def labels(self) -> list[str]:
+        """The class of each."""
+        return [self.pictures.classes[number] for number in self.pictures.labels]
+
+    def __iter__(self) -> Iterator[Picture]:
+        for place, picture in enumerate(self.pictures):
+            picture = replace(picture, content_id=int(self.ids[place]))
+            if self.decoded is not None and self.rows is not None:
+                picture = replace(picture, decoded=partial(self.decoded.row, int(self.rows[place])))
+            yield picture
+
+
+class Workplace(Protocol):
+    """Where pictures are read and features computed."""
+
+    def identify(
+        self, pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
+    ) -> Identified:
+        """known: ids that need not be decoded, sorted. decoded: where to put pictures; None: only identify them."""
+
+    def add_up(
+        self, new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
+    ) -> tuple[dict[str, Sums], list[str]]:
+        """The sums of each class, and messages about pictures that cannot be decoded."""
+
+
+def fits(pictures: PictureSet, side: int) -> bool:
+    """Whether pictures can all be decoded before they are learned."""
+    return not pictures.streamed and 3 * side * side * len(pictures) <= CACHE_GB.value * 1e9
+
+
+def check_streamed(effort: str, where: Workplace | None, trained: Trained | None) -> None:
+    """Refuse what needs all images at once."""
+    if effort != "instant":
+        raise UserError(
+            f"effort {effort} needs all images at once. It cannot be used with shards, with --on ray, or with more "
+            "images than VQPROMPT_CACHE_GB allows; use effort instant"
+        )
+    if where is not None and trained is not None:
+        raise UserError("--on ray needs a model at effort instant; learn on this machine, or make a new model")
+
+
+def select(
+    pictures: PictureSet,
+    known: Mapping[str, ClassRecord],
+    where: Workplace,
+    decoded: DecodedPictures | None,
+    skip_broken: bool,
+    progress: Report,
+) -> NewPictures:
+    """The pictures that are to be learned. Known and repeated ones are left out. A picture that is in two classes is
+    refused, and so are those that cannot be read (all in one message), unless `skip_broken`."""
+    learned = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.values())])
+    order = np.argsort(learned, kind="stable")
+    owners = np.repeat(np.arange(len(known)), [record.count for record in known.values()])[order]
+    learned = learned[order]
+    found = where.identify(pictures, learned, decoded, progress)
+    broken = [found.broken[place] for place in sorted(found.broken)]
+    readable = np.ones(len(pictures), bool)
+    readable[list(found.broken)] = False
+    places = np.flatnonzero(readable)
+    ids, first, inverse = np.unique(found.ids[places], return_index=True, return_inverse=True)
+    _refuse_two_classes(pictures, places, places[first][inverse])
+    spot = np.minimum(np.searchsorted(learned, ids), max(len(learned) - 1, 0))
+    taught = learned[spot] == ids if len(learned) else np.zeros(len(ids), bool)
+    _refuse_other_class(pictures, places[first[taught]], [list(known)[owners[i]] for i in spot[taught]])
+    if broken and not skip_broken:
+        if len(broken) == 1:
+            raise ImageError(f"{broken[0]}, or leave it out: --skip-broken")
+        listed = "\n  ".join([f"{len(broken)} of {counted(len(pictures), 'image')} cannot be used:", *broken])
+        raise ImageError(f"{listed}\nrepair them, or leave them out: --skip-broken")
+    new = np.sort(places[first[~taught]])
+    return NewPictures(
+        pictures.subset(new), new, found.ids[new], int(taught.sum()), len(places) - len(ids), broken, decoded,
+        found.rows[new],
+    )  # fmt: skip
+
+
+def _refuse_two_classes(pictures: PictureSet, places: np.ndarray, firsts: np.ndarray) -> None:
+    """firsts: [n], for each picture the first one with the same content."""
+    for i in np.flatnonzero(pictures.labels[places] != pictures.labels[firsts])[:1]:
+        one, other = pictures[int(firsts[i])], pictures[int(places[i])]
+        raise ImageError(
+            f"the same picture is in two classes: {one.where} ({one.label}) and {other.where} ({other.label}); "
+            "remove it from one of them"
+        )
+
+
+def _refuse_other_class(pictures: PictureSet, places: np.ndarray, owners: list[str]) -> None:
+    """places: of pictures that the model knows. owners: the class of each of them in the model."""
+    for place, owner in zip(places, owners, strict=True):
+        if pictures.classes[pictures.labels[place]] != owner:
+            picture = pictures[int(place)]
+            raise ImageError(
+                f"{picture.where}: the model has learned this picture as {owner!r}, not {picture.label!r}; "
+                "remove it, or forget that class first"
+            )
+
+
+def ingest(
+    new: NewPictures,
+    where: Workplace,
+    extractor: Extractor,
+    known: Mapping[str, ClassRecord],
+    skip_broken: bool,
+    progress: Report,
+) -> dict[str, ClassRecord]:
+    """The records of all classes that change, with the new pictures in them. What cannot be decoded is refused, or is
+    added to `new.broken`."""
+    sums, broken = where.add_up(new, extractor, skip_broken, progress)
+    new.broken.extend(broken)
+    if not sums:
+        raise nothing_readable(new.broken)
+    records = {}
+    for name in sorted(sums):
+        builder = RecordBuilder()
+        builder.merge(sums[name])
+        records[name] = known[name].merged(builder.record()) if name in known else builder.record()
+    return records
+
+
+class ThisMachine:
+    """Several threads, one picture at a time each."""
+
+    def identify(
+        self, pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
+    ) -> Identified:
+        found, seen = Identified.none_of(len(pictures)), set[int]()
+
+        def read(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
+            try:
+                content = picture.open()
+                own = content_id(content)
+                if decoded is None or _is_in(own, known):
+                    return own, None
+                return own, load(replace(picture, open=lambda: content), decoded.side)
+            except (UserError, OSError, ValueError) as error:
+                return (
+                    error if isinstance(error, UserError) else ImageError(f"{picture.where}: cannot be read ({error})")
+                )
+
+        for place, result in enumerate(parallel(read, pictures)):
+            if isinstance(result, Exception):
+                found.broken[place] = str(result)
+            else:
+                found.ids[place], pixels = result
+                if decoded is not None and pixels is not None and result[0] not in seen:
+                    seen.add(result[0])
+                    found.rows[place] = decoded.add(*pixels)
+            progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
+        return found
+
+    def add_up(
+        self, new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
+    ) -> tuple[dict[str, Sums], list[str]]:
+        builders: dict[str, RecordBuilder] = {}
+        broken: list[str] = []
+        for picture, feature in features_of(new, extractor, progress):
+            if isinstance(feature, UserError | OSError):
+                if not skip_broken:
+                    raise ImageError(f"{feature} (or leave out such images: --skip-broken)")
+                broken.append(str(feature))
+            elif isinstance(feature, Exception):
+                raise feature
+            else:
+                assert picture.content_id is not None
+                builders.setdefault(picture.label, RecordBuilder()).add(picture.content_id, to_fixed_point(feature))
+        return {name: builder.sums() for name, builder in builders.items()}, broken
+
+
+def features_of(
+    new: NewPictures, extractor: Extractor, progress: Report
+) -> Iterator[tuple[Picture, np.ndarray | Exception]]:
+    """Each new picture with its features [D], or with the reason why there are none."""
+    waiting = deque[Picture]()
+
+    def passing() -> Iterator[Picture]:
+        for picture in new:
+            waiting.append(picture)  # so that a picture of a shard is made only once
+            yield picture
+
+    for done, feature in enumerate(extractor.of(passing()), start=1):
+        yield waiting.popleft(), feature
+        progress(Progress(Stage.LEARNING, done, len(new)))
+
+
+def _is_in(number: int, ascending: np.ndarray) -> bool:
+    place = int(np.searchsorted(ascending, np.uint64(number)))
+    return place < len(ascending) and int(ascending[place]) == number

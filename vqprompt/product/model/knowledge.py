@@ -1,0 +1,270 @@
+"""What a model knows: values that never change, and functions that make new ones from them.
+
+A change of a model makes a new `Knowledge`. So threads that predict work with one that stays as it is, earlier versions
+cost nothing but what differs, and a change that fails leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from vqprompt.core.statistics.discriminant import Discriminant, probabilities
+from vqprompt.core.words import counted, shorten
+from vqprompt.product.model.calibration import Background, Calibration, familiarity, solve
+from vqprompt.product.model.efforts import Trained
+from vqprompt.product.model.records import ClassRecord, gram_of
+
+LARGEST_SIZE = 4096  # of images, in px
+HISTORY_KEPT = 10_000  # changes; older ones are no longer listed
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The network that a model's features come from. name: as in `vqprompt backbones`, or the path of its file. width:
+    of a feature."""
+
+    name: str
+    fingerprint: str
+    size: int
+    crop: float
+    width: int
+
+    @property
+    def side(self) -> int:
+        """Side in px of the squares that images are squashed to before they are cropped."""
+        return round(self.size * 8 / 7)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of a model. what: "learned", "renamed", "forgot" or "returned". classes: the number of images of each
+    class that were learned. name: the class that was renamed or forgotten; empty if it was forgotten for good.
+    version: the one that was returned to."""
+
+    date: str
+    what: str
+    effort: str = "instant"
+    classes: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
+    new_name: str = ""
+    version: int | None = None
+
+    @classmethod
+    def now(cls, what: str, **more: Any) -> Event:
+        return cls(datetime.now(UTC).isoformat(timespec="seconds"), what, **more)
+
+    @property
+    def images(self) -> int:
+        return sum(self.classes.values())
+
+    @property
+    def detail(self) -> str:
+        if self.what == "returned":
+            return f"to version {self.version}"
+        if self.what == "renamed":
+            return f"{self.name} → {self.new_name}"
+        return self.name or "a class, for good"
+
+    def __str__(self) -> str:
+        what = f"{self.what} {self.detail}"
+        if self.what == "learned":
+            what = f"learned {counted(self.images, 'image')} of {shorten(list(self.classes), 3)}"
+        return f"{what} ({self.date[:10]})"
+
+    def to_json(self) -> dict[str, Any]:
+        if self.what != "learned":
+            return {"date": self.date, "what": self.what, "detail": self.detail}
+        learned = {"classes": dict(self.classes), "images": self.images}
+        return {"date": self.date, "what": self.what, "effort": self.effort, **learned}
+
+    def about(self, old: str, new: str) -> Event:
+        """The same event after a class was renamed."""
+        return replace(self, classes={new if n == old else n: count for n, count in self.classes.items()})
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured on images that were left out one at a time. accuracy: every class weighted equally. per_class:
+    images that were right and images that were tested. calibration_error: without and with the temperature."""
+
+    accuracy: float
+    per_class: Mapping[str, tuple[int, int]]
+    calibration_error: tuple[float, float]
+
+    def share(self, name: str) -> float | None:
+        """Of right answers about a class."""
+        right, tested = self.per_class.get(name, (0, 0))
+        return right / tested if tested else None
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """The classifier of some classes, in their order, and what is needed to trust it. gram: [D, D], the sum of the
+    outer products of their kept features, in fixed point."""
+
+    discriminant: Discriminant
+    background: Background
+    shrinkage: float
+    calibration: Calibration
+    gram: np.ndarray
+    measurements: Measurements | None = None
+
+    def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
+        scores = self.discriminant.scores(features)
+        shares = probabilities(scores, self.calibration.temperature)
+        if not self.knows_unknown:
+            return shares, np.full(len(features), np.inf)
+        nearness = self.background.scores(features) + 2 * scores.max(1)
+        return shares, familiarity(shares, nearness, self.calibration) - self.calibration.threshold
+
+    @property
+    def knows_unknown(self) -> bool:
+        """False while no image could be left out, so that there is no threshold."""
+        return bool(np.isfinite(self.calibration.threshold))
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What a model knows at one moment.
+
+    version: counts the changes; 0 is the empty model. parent: the version that this one was made from. classes: sorted
+    by name. history: oldest first. trained: what changes the network, if anything was trained; features are those of
+    the changed network. moved: classes whose memory was moved when the network was trained on others. measured: whether
+    accuracy is wanted. solution: None without classes, and for other versions than the model as it is, which are solved
+    again when they are returned to.
+    """
+
+    version: int = 0
+    classes: Mapping[str, ClassRecord] = field(default_factory=dict)
+    history: tuple[Event, ...] = ()
+    trained: Trained | None = None
+    moved: frozenset[str] = frozenset()
+    measured: bool = True
+    solution: Solution | None = None
+    parent: int | None = None
+
+    @property
+    def measurements(self) -> Measurements | None:
+        return None if self.solution is None else self.solution.measurements
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Images of each class."""
+        return {name: record.count for name, record in self.classes.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """For people and programs."""
+        measured, solution = self.measurements, self.solution
+        return {
+            "version": self.version,
+            "classes": [
+                {
+                    "name": name,
+                    "images": record.count,
+                    "kinds": int(record.modes.max(initial=0)) + 1,
+                    "accuracy": None if measured is None else measured.share(name),
+                    "taught": [event.date for event in self.history if name in event.classes],
+                }
+                for name, record in self.classes.items()
+            ],
+            "images": sum(self.counts.values()),
+            "accuracy": None if measured is None else measured.accuracy,
+            "calibration_error": None if measured is None else list(measured.calibration_error),
+            "shrinkage": None if solution is None else solution.shrinkage,
+            "temperature": None if solution is None else solution.calibration.temperature,
+            "effort": "instant" if self.trained is None else self.trained.effort,
+            "moved": sorted(self.moved),
+            "history": [event.to_json() for event in self.history],
+        }
+
+    def changed(self, event: Event, **changes: Any) -> Knowledge:
+        """After an event. changes: of other fields; if the classes change, the solution is computed again."""
+        history = (*self.history, event)[-HISTORY_KEPT:]
+        if "classes" not in changes:
+            return replace(self, history=history, **changes)
+        classes = dict(sorted(changes.pop("classes").items()))
+        moved = frozenset(changes.pop("moved", self.moved)) & classes.keys()
+        return replace(self, history=history, classes=classes, moved=moved, **changes).solved(self)
+
+    def solved(self, former: Knowledge) -> Knowledge:
+        """With its solution. former: one whose solution is known, so that only the differences have to be added up."""
+        if not self.classes:
+            return replace(self, solution=None)
+        records = list(self.classes.values())
+        gram = _gram(self.classes, former)
+        found = solve(records, gram)
+        testable = (found.tested > 0) & [record.unseen.any() for record in records]
+        measurements = None
+        if self.measured and testable.any() and len(records) > 1:
+            counts = zip((found.right * testable).tolist(), (found.tested * testable).tolist(), strict=True)
+            accuracy = float((found.right[testable] / found.tested[testable]).mean())
+            per_class = dict(zip(self.classes, counts, strict=True))
+            measurements = Measurements(accuracy, per_class, found.calibration_error)
+        solution = Solution(
+            found.discriminant, found.background, found.shrinkage, found.calibration, gram, measurements
+        )
+        return replace(self, solution=solution)
+
+    def renamed(self, old: str, new: str) -> Knowledge:
+        """With a class under another name. Nothing is solved again, so no answer changes."""
+
+        def name(of: str) -> str:
+            return new if of == old else of
+
+        before = list(self.classes)
+        order = sorted(range(len(before)), key=lambda i: name(before[i]))
+        solution = self.solution
+        if solution is not None:
+            discriminant, measured = solution.discriminant, solution.measurements
+            rows = [np.flatnonzero(discriminant.owners == i) for i in order]
+            taken, owners = np.concatenate(rows), np.repeat(np.arange(len(order)), [len(r) for r in rows])
+            discriminant = Discriminant(discriminant.weights[taken], discriminant.bias[taken], owners)
+            if measured is not None:
+                per_class = {name(before[i]): measured.per_class[before[i]] for i in order}
+                measured = replace(measured, per_class=per_class)
+            solution = replace(solution, discriminant=discriminant, measurements=measured)
+        renamed = replace(
+            self, classes={name(before[i]): self.classes[before[i]] for i in order},
+            history=tuple(event.about(old, new) for event in self.history),
+            moved=frozenset(map(name, self.moved)), solution=solution,
+        )  # fmt: skip
+        return renamed.changed(Event.now("renamed", name=old, new_name=new))
+
+    def aliases(self, name: str) -> frozenset[str]:
+        """All names that a class has had."""
+        names = {name}
+        for event in reversed(self.history):
+            if event.what == "renamed" and event.new_name in names:
+                names.add(event.name)
+        return frozenset(names)
+
+    def without_trace(self, names: frozenset[str]) -> Knowledge:
+        """With a history that does not mention a class of these names, nor of those that it had before."""
+        history: list[Event] = []
+        for event in reversed(self.history):
+            left = {name: count for name, count in event.classes.items() if name not in names}
+            if event.new_name in names:
+                names |= {event.name}
+            elif event.name not in names and (left or not event.classes):
+                history.insert(0, replace(event, classes=left))
+        return replace(self, history=tuple(history))
+
+
+def _gram(classes: Mapping[str, ClassRecord], former: Knowledge) -> np.ndarray:
+    """Sums of whole numbers, so adding and subtracting is exact."""
+    new = {id(record): record for record in classes.values()}
+    width = next(iter(new.values())).total.shape[0]
+    gram, old = np.zeros((width, width)), dict[int, ClassRecord]()
+    if former.solution is not None:
+        gram, old = former.solution.gram.copy(), {id(record): record for record in former.classes.values()}
+    for key in old.keys() - new.keys():
+        gram -= gram_of(old[key])
+    for key in new.keys() - old.keys():
+        gram += gram_of(new[key])
+    return gram

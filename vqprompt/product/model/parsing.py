@@ -1,0 +1,211 @@
+"""Reads a model's file from bytes, and checks all of it.
+
+A file may come from anywhere. Whatever is in it, reading gives a model whose answers are numbers, or one sentence that
+says what is wrong. Memory grows with the length of the file, not with the numbers in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse_tensors
+
+from vqprompt.core.errors import UserError, shown
+from vqprompt.core.statistics.discriminant import Discriminant
+from vqprompt.product.model.calibration import Background, Calibration, Weighing
+from vqprompt.product.model.description import LARGEST, Description, SolutionFields, TrainedFields, parse_description
+from vqprompt.product.model.efforts import Trained
+from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Measurements, Solution
+from vqprompt.product.model.migration import FORMATS, migrated
+from vqprompt.product.model.modes import MOST
+from vqprompt.product.model.records import ClassRecord
+from vqprompt.product.model.versions import Stored
+
+FORMAT, VERSION = "vqprompt-model", 3
+ADVICE = "restore it from a copy, or make a new one with vqprompt learn"
+
+
+class ModelError(UserError):
+    """A model file that is missing, damaged, not ours, or in use."""
+
+
+def checksum(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
+    """SHA-256 over the description and every tensor: name, type, shape and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for key in ("format", "version", "model"):
+        digest.update(f"{key}\0{metadata[key]}\0".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
+
+
+def parse(data: bytes, path: Path) -> Stored:
+    """What a file holds. path: for messages."""
+    metadata = parse_metadata(data, path)
+    try:
+        tensors = parse_tensors(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
+        raise ModelError(f"{path}: damaged ({shown(str(error), 100)}); {ADVICE}") from None
+    if checksum(metadata, tensors) != metadata["checksum"]:
+        raise ModelError(f"{path}: damaged, its checksum does not match its content; {ADVICE}")
+    text = metadata["model"]
+    if int(metadata["version"]) in FORMATS:
+        try:
+            old, tensors = migrated(json.loads(text), tensors)
+            text = json.dumps(old)
+        except Exception:  # it has parts of another type than any vqprompt wrote
+            raise ModelError(f"{path}: damaged, its description is not that of a model; {ADVICE}") from None
+    try:
+        return _assemble(parse_description(text), tensors)
+    except ValueError as error:
+        raise ModelError(f"{path}: damaged: {error}; {ADVICE}") from None
+
+
+def parse_metadata(data: bytes, path: Path) -> dict[str, str]:
+    try:
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        form, version = metadata["format"], int(metadata["version"])
+    except (ValueError, KeyError, TypeError, RecursionError, MemoryError):
+        like_safetensors = len(data) > 8 and data[8:9] == b"{"
+        raise ModelError(
+            f"{path}: damaged, or not a model of vqprompt; {ADVICE}" if like_safetensors else
+            f"{path}: not a model of vqprompt; give a file that vqprompt learn made"
+        ) from None  # fmt: skip
+    if form != FORMAT:
+        raise ModelError(
+            f"{path}: not a model of vqprompt (it says {shown(form, 40)}); give a file that vqprompt learn made"
+        )
+    if version not in (*FORMATS, VERSION):
+        raise ModelError(
+            f"{path}: a model of format {shown(version, 40)}, and this vqprompt reads formats 1 to {VERSION}; "
+            + ("install a newer vqprompt" if version > VERSION else "make a new one with vqprompt learn")
+        )
+    if not {"model", "checksum"} <= metadata.keys():
+        raise ModelError(f"{path}: damaged, its description is missing; {ADVICE}")
+    return {str(key): str(value) for key, value in metadata.items()}
+
+
+def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
+    """Raises ValueError if tensors and description do not fit together."""
+    _check_tensors(described, tensors)
+    images = np.cumsum([0, *(r.images for r in described.records)])
+    kept = np.cumsum([0, *(r.kept for r in described.records)])
+    unseen = tensors["unseen"].astype(bool) if "unseen" in tensors else np.ones(kept[-1], bool)
+    records = [
+        ClassRecord(
+            tensors["ids"][images[i] : images[i + 1]], tensors["totals"][i], tensors["kept"][kept[i] : kept[i + 1]],
+            tensors["modes"][kept[i] : kept[i + 1]], unseen[kept[i] : kept[i + 1]],
+        )
+        for i in range(len(described.records))
+    ]  # fmt: skip
+    for record in records:
+        if (record.ids[1:] <= record.ids[:-1]).any():
+            raise ValueError("ids: they are not sorted")
+    trained = [
+        Trained(t.effort, t.method, t.options, _trained_tensors(i, t, tensors, described.backbone.width))
+        for i, t in enumerate(described.trained)
+    ]
+    versions = [
+        Knowledge(
+            v.number, {name: records[i] for name, i in v.classes.items()},
+            tuple(Event(**vars(event)) for event in v.history), None if v.trained is None else trained[v.trained],
+            frozenset(v.moved), v.measured, parent=v.parent,
+        )
+        for v in described.versions
+    ]  # fmt: skip
+    current = versions[-1]
+    if described.solution is not None:
+        current = replace(current, solution=_solution(current, described.solution, tensors))
+    return Stored(Backbone(**vars(described.backbone)), current, tuple(versions[:-1]), described.latest)
+
+
+def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> None:
+    """Every tensor that there must be, with its type and shape, and no other; and the range of its values."""
+    width, rows = described.backbone.width, len(described.records)
+    images, kept = sum(r.images for r in described.records), sum(r.kept for r in described.records)
+    modes = len(tensors["owners"]) if "owners" in tensors and tensors["owners"].ndim == 1 else 0
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+        "ids": ("uint64", (images,)), "totals": ("int64", (rows, width)), "kept": ("int16", (kept, width)),
+        "modes": ("uint8", (kept,)),
+    }  # fmt: skip
+    if described.solution is not None:
+        expected |= {
+            "gram": ("float64", (width * (width + 1) // 2,)), "weights": ("float32", (modes, width)),
+            "bias": ("float32", (modes,)), "owners": ("int32", (modes,)), "spread": ("float32", (width + 1, width)),
+        }  # fmt: skip
+    if described.trained:
+        expected["unseen"] = ("uint8", (kept,))
+    for name, (kind, shape) in expected.items():
+        if name not in tensors:
+            raise ValueError(f"{name}: it is missing")
+        if (str(tensors[name].dtype), tensors[name].shape) != (kind, shape):
+            raise ValueError(f"{name}: it must be {kind} {list(shape)}")
+    prefixes = tuple(f"trained.{i}." for i in range(len(described.trained)))
+    for name, tensor in tensors.items():
+        if name not in expected and not name.startswith(prefixes):
+            raise ValueError(f"{shown(name, 100)}: there is no such tensor")
+        if tensor.dtype.kind == "f" and not (np.abs(tensor) <= LARGEST).all():
+            raise ValueError(f"{shown(name, 100)}: a value is no number, or too large")
+    if (tensors["modes"] >= MOST).any() or ("unseen" in tensors and (tensors["unseen"] > 1).any()):
+        raise ValueError("modes or unseen: a value is too large")
+    limits = np.array([r.images for r in described.records], np.int64)[:, None] << 22
+    if (tensors["totals"] > limits).any() or (tensors["totals"] < -limits).any():
+        raise ValueError("totals: a value is too large")
+
+
+def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.ndarray]) -> Solution:
+    records, width = list(known.classes.values()), tensors["totals"].shape[1]
+    owners = np.repeat(np.arange(len(records)), [int(record.modes.max()) + 1 for record in records])
+    if not np.array_equal(tensors["owners"], owners):
+        raise ValueError("owners: they do not fit the classes and their modes")
+    gram = np.zeros((width, width))
+    gram[np.triu_indices(width)] = tensors["gram"]
+    gram += np.triu(gram, 1).T
+    sums = np.zeros(width, np.int64)
+    for record in records:
+        sums += record.kept.sum(1, dtype=np.int64) @ record.kept.astype(np.int64)
+    if not np.array_equal(gram.astype(np.int64).sum(1), sums):  # whole numbers, so equal if nothing was changed
+        raise ValueError("gram: it does not fit the features")
+    measured = fields.measurements
+    return Solution(
+        Discriminant(tensors["weights"], tensors["bias"], tensors["owners"]),
+        Background(tensors["spread"][:-1], tensors["spread"][-1], fields.background),
+        fields.shrinkage,
+        Calibration(
+            fields.temperature, fields.certainty, fields.nearness,
+            -np.inf if fields.threshold is None else fields.threshold, Weighing(**vars(fields.weighing)),
+        ),
+        gram,
+        None if measured is None else Measurements(**vars(measured)),
+    )  # fmt: skip
+
+
+def _trained_tensors(
+    number: int, fields: TrainedFields, tensors: dict[str, np.ndarray], width: int
+) -> dict[str, np.ndarray]:
+    """What was trained, if its sizes are those that its options say: a network is made from the options."""
+    prefix, options = f"trained.{number}.", fields.options
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if any(tensor.dtype != np.float32 for tensor in own.values()):
+        raise ValueError(f"{prefix}: its tensors must be float32")
+    tokens = options.get("class_tokens")
+    if type(tokens) is not int or tokens < 1 or width % tokens:
+        raise ValueError(f"trained.{number}.options.class_tokens: it does not fit the width of features")
+    if fields.method == "moving-prompts":
+        blocks = options.get("blocks")
+        shape = (len(blocks) if isinstance(blocks, list) else 0, 1, options.get("length"), width // tokens)
+        fits = own.keys() == {"pool.prompts"} and own["pool.prompts"].shape == shape and options.get("pool") == 1
+    else:
+        ranks = {own[name].shape[-1:] for name in own if name.startswith("up")}
+        fits = list(ranks) == [(options.get("rank"),)]
+    if not fits:
+        raise ValueError(f"trained.{number}: its tensors do not fit its options")
+    return own

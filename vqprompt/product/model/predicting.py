@@ -1,0 +1,129 @@
+"""Ask a model: classes, probabilities, features, and which prompts an image uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vqprompt.core.errors import UserError
+from vqprompt.product.model.answers import Answer, PromptUse
+from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.knowledge import Knowledge, Solution
+from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
+
+
+class Predicting:
+    """The part of `Model` that answers questions about images. Each answer is that of one version, also while another
+    thread changes the model."""
+
+    @property
+    def knowledge(self) -> Knowledge:
+        raise NotImplementedError
+
+    def extractor_of(self, known: Knowledge) -> Extractor:
+        """What computes the features that a version of the model knows its classes by."""
+        raise NotImplementedError
+
+    def predict(
+        self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0
+    ) -> Any:
+        """The class of one image (a name), or of several (a list of names); "unknown" for what is like no class.
+
+        unknown: False always names a class. strictness: moves the threshold; above 0, more images are called unknown.
+        """
+        answers = self.answers(pictures, unknown=unknown, strictness=strictness)
+        return answers[0].name if _is_one(pictures) else [a.name for a in answers]
+
+    def predict_proba(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        """Probabilities [n, classes] of several images, or [classes] of one, in the order of `classes`."""
+        known, extractor = self._taught()
+        shares = _solution(known).judge(_embed(extractor, pictures))[0]
+        return shares[0] if _is_one(pictures) else shares
+
+    def answers(
+        self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
+    ) -> list[Answer]:
+        """One answer per image, with the `top` best classes."""
+        known, extractor = self._taught()
+        return _answers(known, _embed(extractor, pictures), top, unknown, strictness)
+
+    def try_answers(
+        self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
+    ) -> list[Answer | Exception]:
+        """Like `answers`, but an image that cannot be read gives its error instead of an answer."""
+        known, extractor = self._taught()
+        features = _try_embed(extractor, pictures)
+        good = [f for f in features if not isinstance(f, Exception)]
+        answers = iter(_answers(known, np.stack(good), top, unknown, strictness) if good else ())
+        return [f if isinstance(f, Exception) else next(answers) for f in features]
+
+    def embed(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+        """Features [n, D] of images under the model's network."""
+        return _embed(self.extractor_of(self.knowledge), pictures)
+
+    def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
+        return _solution(self.knowledge).judge(features)
+
+    def prompts_used(self, pictures: ImageLike | Sequence[ImageLike]) -> list[list[PromptUse]]:
+        """Which prompts each image uses, block by block; an empty list per image for models without prompts."""
+        given: Any = [pictures] if _is_one(pictures) else pictures
+        wrapped, _ = find_pictures(list(given), "picture")
+        known = self.knowledge
+        if known.trained is None or "pool.prompts" not in known.trained.tensors:
+            return [[] for _ in wrapped]
+        from vqprompt.product.model.features import Features
+        from vqprompt.product.model.prompt_use import prompts_used
+
+        extractor = self.extractor_of(known)
+        assert isinstance(extractor, Features)  # trained networks run in PyTorch
+        return prompts_used(extractor, known.trained, wrapped)
+
+    def check_taught(self) -> None:
+        _solution(self.knowledge)
+
+    def _taught(self) -> tuple[Knowledge, Extractor]:
+        known = self.knowledge
+        _solution(known)  # refused before the backbone is loaded
+        return known, self.extractor_of(known)
+
+
+def _solution(known: Knowledge) -> Solution:
+    if known.solution is None:
+        raise UserError("the model has learned nothing yet; teach it with learn")
+    return known.solution
+
+
+def _answers(known: Knowledge, features: np.ndarray, top: int, unknown: bool, strictness: float) -> list[Answer]:
+    classes, answers = list(known.classes), []
+    shares, margins = _solution(known).judge(features)
+    for row, margin in zip(shares, margins.tolist(), strict=True):
+        best = np.argsort(-row, kind="stable")[:top]
+        is_unknown = unknown and margin < strictness
+        named = tuple((classes[i], float(row[i])) for i in best)
+        answers.append(Answer(UNKNOWN if is_unknown else named[0][0], named, margin))
+    return answers
+
+
+def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
+    given: Any = [pictures] if _is_one(pictures) else pictures
+    rows = []
+    for feature in _try_embed(extractor, given):
+        if isinstance(feature, Exception):
+            raise feature
+        rows.append(feature)
+    return np.stack(rows) if rows else np.zeros((0, extractor.width), np.float32)
+
+
+def _try_embed(extractor: Extractor, pictures: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
+    wrapped, _ = find_pictures(list(pictures), "picture")
+    return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
+
+
+def _is_one(pictures: Any) -> bool:
+    array = isinstance(pictures, np.ndarray) and pictures.ndim < 4
+    return array or isinstance(pictures, str | Path | bytes | Image.Image)

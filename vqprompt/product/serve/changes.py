@@ -1,0 +1,262 @@
+"""Everything that can change a model or takes long: one table of its routes, its requests and the functions that do it.
+
+A request is checked in the server, against the snapshot, before it becomes a job. The function is called in the worker
+process (worker.py). It loads the model's file, changes the copy in memory, and replaces the file in one step. What it
+has reported as done is on disk; if it is killed at any moment, the file is the old one or the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vqprompt.core.errors import ImageError
+from vqprompt.core.progress import Progress, Stage
+from vqprompt.core.words import counted
+from vqprompt.product.model.efforts import check_effort
+from vqprompt.product.model.erase import erase_class
+from vqprompt.product.model.file import locked
+from vqprompt.product.model.model import Model
+from vqprompt.product.model.pictures import Picture, check_spelling, clean_name
+from vqprompt.product.serve.errors import Conflict, NotThere
+from vqprompt.product.serve.gallery import Thumbnail, thumbnails
+from vqprompt.product.serve.models import ModelDefaults, ServedModel
+
+Tell = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class UploadedImage:
+    """name: the client's, for messages; no two of an upload are equal. file: where it is on this machine."""
+
+    name: str
+    label: str
+    file: Path
+
+    def picture(self) -> Picture:
+        return Picture(self.name, self.label, self.read)
+
+    def read(self) -> bytes:
+        try:
+            return self.file.read_bytes()
+        except OSError as error:
+            raise ImageError(f"{self.name}: cannot be read ({error.strerror})") from None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of one model, as the server sends it to the worker. body: what the client asked for. images: to teach
+    or to check. target: a file that the change may make, in the server's private folder."""
+
+    kind: str
+    path: Path
+    defaults: ModelDefaults
+    body: Any
+    images: tuple[UploadedImage, ...]
+    target: Path
+
+
+@dataclass(frozen=True)
+class JobUpdate:
+    """What the worker reports. state: running, done, failed or cancelled. file: what the change made."""
+
+    state: str
+    progress: Progress | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    thumbnails: tuple[Thumbnail, ...] = ()
+    file: Path | None = None
+
+
+def open_model(change: Change) -> Model:
+    if change.path.exists():
+        return Model.load(change.path, device=change.defaults.device)
+    return Model(change.defaults.backbone, size=change.defaults.size, device=change.defaults.device)
+
+
+@contextmanager
+def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
+    """The model, which replaces its file when the block ends."""
+    with locked(change.path):
+        model = open_model(change)
+        before = model.knowledge
+        yield model
+        if model.knowledge is not before:
+            tell(Progress(Stage.STATISTICS, 1, 1, detail="writing the model"))  # the last moment to cancel
+            model.save(change.path, locked=True)
+
+
+# ---------------------------------------------------------------------------------------------- kinds
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    def check(self, served: ServedModel) -> None:
+        """Refuse what cannot be done with the model as it is now."""
+
+
+class Teach(Body):
+    """Teach the images of an upload."""
+
+    upload: str = Field(description="The id that POST /models/{name}/uploads returned.")
+    leave_out: list[int] = Field(default=[], description="Numbers of images in the upload that are not to be taught.")
+    effort: str = Field(default="instant", description="How much work to do; GET /models lists the efforts.")
+
+    def check(self, served: ServedModel) -> None:
+        check_effort(self.effort, served.snapshot.model.knowledge.trained)
+
+
+def teach(change: Change, body: Teach, tell: Tell) -> JobUpdate:
+    with changed_model(change, tell) as model:
+        taught = model.learn([i.picture() for i in change.images], effort=body.effort, skip_broken=True, progress=tell)
+        made = tuple(thumbnails((i.name, i.read) for i in change.images))
+    return JobUpdate("done", result=taught.to_json(), thumbnails=made)
+
+
+class Check(Body):
+    """Look through the images of an upload, before they are taught."""
+
+
+def check(change: Change, body: Check, tell: Tell) -> JobUpdate:
+    from vqprompt.product.check.check import check as check_images  # slow to import
+
+    model, defaults = open_model(change), change.defaults
+    known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
+    found = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
+    number = {image.name: place for place, image in enumerate(change.images)}
+    findings = [
+        {
+            "image": number[f.where], "kind": f.kind.name.lower(), "title": str(f.kind), "says": f.says,
+            "doubt": f.doubt, "leave_out": f.leave_out, "likelier": f.likelier,
+            "other": None if f.other is None else number.get(f.other),
+        }
+        for f in found.findings
+    ]  # fmt: skip
+    return JobUpdate("done", result={"images": found.images, "findings": findings, "notes": list(found.notes)})
+
+
+class Undo(Body):
+    """Go back to the model before the last change, or before several."""
+
+    steps: int = Field(default=1, ge=1, le=1000, description="How many changes to undo, the last one first.")
+
+    def check(self, served: ServedModel) -> None:
+        if self.steps > (possible := served.snapshot.model.can_undo):
+            raise Conflict(f"{counted(possible, 'change')} can be undone, not {self.steps}")
+
+
+def undo(change: Change, body: Undo, tell: Tell) -> JobUpdate:
+    with changed_model(change, tell) as model:
+        undone = model.undo(body.steps)
+    return JobUpdate("done", result={"undone": undone})
+
+
+class Return(Body):
+    """Return to another version, an older one or one that was undone. This can be undone."""
+
+    version: int = Field(ge=0, description="One of the model's versions; 0 is the empty model.")
+
+    def check(self, served: ServedModel) -> None:
+        others = [number for number in served.versions if number != served.snapshot.version]
+        if self.version not in others:
+            raise NotThere(f"there is no other version {self.version}; the other versions are {others or 'none'}")
+
+
+def return_to(change: Change, body: Return, tell: Tell) -> JobUpdate:
+    with changed_model(change, tell) as model:
+        model.return_to(body.version)
+    return JobUpdate("done", result={"version": body.version})
+
+
+class Rename(Body):
+    """Give a class another name."""
+
+    old: str
+    new: str
+
+    def check(self, served: ServedModel) -> None:
+        _check_known(served, self.old)
+        check_spelling([c for c in served.snapshot.model.classes if c != self.old], [clean_name(self.new)])
+
+
+def rename(change: Change, body: Rename, tell: Tell) -> JobUpdate:
+    with changed_model(change, tell) as model:
+        model.rename(body.old, body.new)
+    return JobUpdate("done", result={"old": body.old, "new": body.new})
+
+
+class Forget(Body):
+    """Remove a class, as if it had never been taught."""
+
+    name: str
+    for_good: bool = Field(default=False, description="Also delete everything that is kept of it, older versions too.")
+
+    def check(self, served: ServedModel) -> None:
+        if not self.for_good:  # what it has forgotten before may have left traces
+            _check_known(served, self.name)
+
+
+def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
+    notes: list[str] = []
+    with changed_model(change, tell) as model:
+        before = model.accuracy
+        if body.for_good:
+            notes = erase_class(model, body.name)
+        else:
+            model.forget(body.name)
+    result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
+    return JobUpdate("done", result=result if body.for_good else {"name": body.name, **result})
+
+
+class Export(Body):
+    """Make the model's ONNX file; `GET /models/{name}/onnx` downloads it when the job is done."""
+
+    int8: bool = Field(default=False, description="Weights in 8 bits: a quarter of the size.")
+
+    def check(self, served: ServedModel) -> None:
+        check_taught(served)
+
+
+def export(change: Change, body: Export, tell: Tell) -> JobUpdate:
+    from vqprompt.product.export.onnx import export_onnx  # slow to import
+
+    export_onnx(open_model(change), change.target, int8=body.int8)
+    return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
+
+
+def check_taught(served: ServedModel) -> None:
+    if not served.snapshot.model.classes:
+        raise Conflict("the model has learned nothing yet; teach it first")
+
+
+def _check_known(served: ServedModel, name: str) -> None:
+    if name not in served.snapshot.model.classes:
+        raise NotThere(f"the model knows no class {name[:100]!r}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of change. route: its address. body: what its request must contain; it checks itself. do: what the
+    worker does. with_images: whether images come with the request, or from an upload."""
+
+    route: str
+    body: type[Body]
+    do: Callable[[Change, Any, Tell], JobUpdate]
+    with_images: bool = False
+
+
+KINDS = {
+    "teach": Kind("/models/{name}/teach", Teach, teach, with_images=True),
+    "check": Kind("/models/{name}/uploads", Check, check, with_images=True),
+    "undo": Kind("/models/{name}/undo", Undo, undo),
+    "return": Kind("/models/{name}/return", Return, return_to),
+    "rename": Kind("/models/{name}/rename", Rename, rename),
+    "forget": Kind("/models/{name}/forget", Forget, forget),
+    "onnx": Kind("/models/{name}/onnx", Export, export),
+}

@@ -1,0 +1,82 @@
+"""Deadlines for what a client does with its connection, so that nobody can hold one for nothing.
+
+- Headers must arrive within `header_seconds`, of the first request and of every later one.
+- An answer must be read: the next part of it within `answer_seconds`.
+- When there are as many connections as are allowed, one is closed that has no whole request: the one whose client has
+  sent nothing for the longest time.
+
+The body of a request has its deadline in guard.py. Between two requests, uvicorn closes a connection that is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from vqprompt.product.serve.limits import Limits
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    limits: Limits
+    _headers_due: asyncio.TimerHandle | None = None
+    _reading_due: asyncio.TimerHandle | None = None
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def awaits_client(self) -> bool:
+        """Whether no whole request is here that could be answered."""
+        return self.is_between_requests or self.cycle.more_body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        others = [other for other in self.connections if not other.transport.is_closing()]
+        waiting = [other for other in others if other.awaits_client]
+        if len(others) >= self.limits.connections - 1 and waiting:
+            min(waiting, key=lambda other: other.heard).hang_up()
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that every byte that a client does not read is noticed
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.heard = self.loop.time()
+        if not self.is_between_requests:
+            self._cancel_headers_due()
+        elif self._headers_due is None:
+            self._expect_headers()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reading_due = self.loop.call_later(self.limits.answer_seconds, self.hang_up)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading_due is not None:
+            self._reading_due.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_headers_due()
+        if self._reading_due is not None:
+            self._reading_due.cancel()
+        super().connection_lost(exc)
+
+    def hang_up(self) -> None:
+        self.transport.abort()
+
+    def _expect_headers(self) -> None:
+        self.heard = self.loop.time()
+        self._headers_due = self.loop.call_later(self.limits.header_seconds, self.hang_up)
+
+    def _cancel_headers_due(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+
+def with_deadlines(limits: Limits) -> type[Any]:
+    """The protocol for uvicorn."""
+    return type("Connection", (_Connection,), {"limits": limits})

@@ -1,0 +1,50 @@
+"""Run folders of earlier versions: what their files lack is added when they are read. Other modules know one format.
+
+A setting that is newer than a run gets the value that was fixed when the run was made. Most defaults are these values;
+the exceptions are here.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
+SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
+EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
+    "evoprompt": {"query": "normed"},
+    "slca": {"rebalancing": {"steps_for": "old"}},
+    "hide-prompt": {
+        "rebalancing": {"variance": "sample", "centroid_weights": "size"},
+        "identity_rebalancing": {"variance": "sample", "centroid_weights": "size"},
+    },
+}
+
+
+def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of a checkpoint.json of version 1."""
+    warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=5)
+    upgraded = {"weights": "", **info}  # of the backbone; only those after resizing were noted
+    if isinstance(open_task := info.get("unfinished"), dict):
+        upgraded["unfinished"] = {"images_seen": 0, "seconds": 0.0, **open_task}
+    return _with_earlier_options(upgraded)
+
+
+def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run's config.json. A file that a person wrote is returned as it is."""
+    if not settings.keys() >= SAVED_SETTINGS:
+        return settings
+    return _with_earlier_options({"train_choice": "first", **settings})
+
+
+def _with_earlier_options(fields: dict[str, Any]) -> dict[str, Any]:
+    earlier, saved = EARLIER_OPTIONS.get(str(fields.get("method"))), fields.get("options")
+    if earlier is None or not isinstance(saved, dict):  # what is not a group of options is refused by validation
+        return fields
+    options = copy.deepcopy(earlier)
+    for name, value in saved.items():
+        both = isinstance(value, dict) and isinstance(options.get(name), dict)
+        options[name] = options[name] | value if both else value
+    return {**fields, "options": options}

@@ -1,0 +1,161 @@
+"""The runs of a grid as jobs of a SLURM cluster, submitted through submitit.
+
+SLURM's machines share a disk, so a run works in its own folder there, and reports its progress in a small file. A job
+that SLURM stops (preemption, time limit) is queued again and continues from its last checkpoint; so does one whose
+machine is lost.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import write_atomically
+from vqprompt.research.cluster.requirements import Requirements, host_name
+from vqprompt.research.paper.execution import (
+    CORES_PER_RUN,
+    Event,
+    Failed,
+    Finished,
+    Listener,
+    RemoteGrid,
+    RemoteRun,
+    Started,
+    refuse_local_tracking,
+    requirements_of,
+)
+from vqprompt.research.paper.grids import Run
+
+FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
+HOURS = 24  # SBATCH_TIMELIMIT sets another limit
+SECONDS_BETWEEN_MESSAGES = 2.0
+SECONDS_BETWEEN_LOOKS = 1.0
+REQUEUES = 100  # after a time limit; each time the run gets further
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """Does a run when it is called, on another machine. Paths are absolute. news: the file with its last event."""
+
+    run: RemoteRun
+    folder: Path
+    news: Path
+
+    def __call__(self) -> Finished | Failed:
+        refusal = self.run.refusal()
+        if refusal is not None:
+            return refusal
+        self._report(Started(host_name()))
+        return self.run.do(self.folder, self._report)
+
+    def _report(self, event: Event) -> None:
+        write_atomically(self.news, pickle.dumps(event))
+
+    def checkpoint(self) -> Any:
+        """submitit calls this when SLURM is about to stop the job: the same again, from the last checkpoint."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self)
+
+
+class SlurmExecutor:
+    """partition: None for SLURM's default. cpus, gpus: per run. at_once: the most jobs at a time. cluster: "slurm"; or
+    "local", with which submitit starts processes on this machine instead, for tests."""
+
+    def __init__(
+        self, partition: str | None = None, cpus: int | None = None, gpus: float | None = None,
+        at_once: int | None = None, cluster: str = "slurm",
+    ) -> None:  # fmt: skip
+        if gpus is not None and gpus not in (0, 1):
+            raise UserError(f"--gpus {gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
+        self.partition, self.cpus, self.gpus, self.at_once = partition, cpus or CORES_PER_RUN, int(gpus or 0), at_once
+        self.cluster = cluster
+
+    def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
+        if not todo:
+            return {}
+        refuse_local_tracking(track)
+        requirements = requirements_of(todo)
+        folder = out.resolve() / FOLDER
+        return _Queue(self._open(folder), folder, out.resolve(), listener, tuple(track), requirements, self).run(todo)
+
+    def _open(self, folder: Path) -> Any:
+        """submitit's executor, with the resources that every job asks for."""
+        try:
+            import submitit
+        except ImportError:
+            raise UserError("--on slurm needs submitit: pip install 'vqprompt[slurm]'") from None
+        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
+        executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
+        executor.update_parameters(
+            name="vqprompt", timeout_min=60 * HOURS, cpus_per_task=self.cpus,
+            **({"gpus_per_node": self.gpus} if self.gpus else {}),
+            **({"slurm_partition": self.partition} if self.partition else {}),
+        )  # fmt: skip
+        return executor
+
+
+class _Queue(RemoteGrid):
+    """The runs as jobs of SLURM, and the events that they report."""
+
+    def __init__(
+        self, executor: Any, folder: Path, out: Path, listener: Listener, track: tuple[str, ...],
+        requirements: Requirements, settings: SlurmExecutor,
+    ) -> None:  # fmt: skip
+        super().__init__(out, listener, settings.at_once or sys.maxsize)
+        self.executor, self.folder, self.cpus = executor, folder, settings.cpus
+        self.track, self.requirements = track, requirements
+        self.heard: dict[str, bytes] = {}  # by run name: its last event
+
+    def _news(self, run: Run) -> Path:
+        return self.folder / "news" / run.name.replace("/", "+")
+
+    def start(self, run: Run) -> Any:
+        self._news(run).unlink(missing_ok=True)
+        remote = RemoteRun(run.config, self.track, self.requirements, self.cpus, SECONDS_BETWEEN_MESSAGES)
+        return self.executor.submit(SlurmJob(remote, self.out / run.name, self._news(run)))
+
+    def events(self, jobs: dict[Any, Run]) -> Iterator[tuple[Any, Event]]:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        for job, run in list(jobs.items()):
+            news = b""
+            with suppress(OSError):
+                news = self._news(run).read_bytes()
+            event: Event | None = None
+            if news and news != self.heard.get(run.name):
+                event = pickle.loads(news)  # our own file
+            done = job.done()
+            if run.name not in self.heard and (done or event is not None) and not isinstance(event, Started):
+                yield job, Started()
+            if event is not None:
+                self.heard[run.name] = news
+                yield job, event
+            if done:
+                self.heard.pop(run.name, None)
+                yield job, self._end(run, job)
+
+    def _end(self, run: Run, job: Any) -> Event:
+        """The last event of a job that has ended."""
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        try:
+            event: Event = job.result()
+        except UncompletedJobError as error:  # killed, or its machine was lost: there is no result
+            return self.lost(run, str(error).strip().partition("\n")[0])
+        except FailedJobError as error:
+            return Failed(str(error).strip().rpartition("\n")[2])
+        return event
+
+    def stop(self, jobs: dict[Any, Run]) -> None:
+        for job in jobs:
+            job.cancel()
+        shutil.rmtree(self.folder / "news", ignore_errors=True)

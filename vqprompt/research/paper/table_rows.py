@@ -1,0 +1,230 @@
+"""Finished runs, gathered into the rows of a table beside the paper's numbers.
+
+What is notable about this implementation:
+- a run finds its row by its settings, not by its folder, so results that were saved in a file make the same tables
+- a run that differs from the declared grid (backbone, data, any setting) is marked, and never averaged with others
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, Literal
+
+from vqprompt.core.errors import UserError
+from vqprompt.core.files import read_json, write_atomically
+from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.recipes import in_use
+from vqprompt.research.paper.grids import Grid, backbone_name, combine, data_name, described
+from vqprompt.research.paper.numbers import NUMBERS, Quoted
+from vqprompt.research.results import config as run_config
+from vqprompt.research.results import result as run_result
+from vqprompt.research.results.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
+from vqprompt.research.results.result import RunResult
+
+NONE = "–"
+OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class", "train_choice"}
+Accuracy = Literal["faa", "caa"]
+Measure = Literal["faa", "caa", "forgetting", "trainable", "images_per_second"]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run on disk: its result, its settings, and its folder (None if the run comes from a file of results)."""
+
+    result: RunResult
+    config: dict[str, Any]
+    folder: Path | None = None
+
+
+@dataclass
+class Row:
+    """A method with one set of settings, and its runs: one per seed. Without runs, the row shows only the paper's."""
+
+    method: str
+    variant: dict[str, Any]
+    changed: dict[str, tuple[str, str]]  # settings that differ from the grid's: (the run's, the grid's)
+    quoted: Quoted | None
+    backbone: str
+    paper_backbones: tuple[str, ...]
+    runs: dict[int, SavedRun] = field(default_factory=dict)  # by seed
+
+    @property
+    def title(self) -> str:
+        return METHODS[self.method].title
+
+    @property
+    def label(self) -> str:
+        return ", ".join([self.title, *described(self.variant)])
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(self.runs)
+
+    @property
+    def other_backbone(self) -> bool:
+        return bool(self.runs) and self.backbone not in self.paper_backbones
+
+    @property
+    def hardware(self) -> list[str]:
+        return list(dict.fromkeys(run.result.hardware for run in self.runs.values()))
+
+    @property
+    def results(self) -> list[RunResult]:
+        return [self.runs[seed].result for seed in self.seeds]
+
+    def values(self, measure: Measure) -> list[float | None]:
+        return [getattr(result, measure) for result in self.results]
+
+    def mean(self, measure: Measure) -> float | None:
+        """Mean over the seeds; None if a run lacks the number."""
+        return self.ours(measure)[0]
+
+    def ours(self, measure: Measure) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std)."""
+        values = [value for value in self.values(measure) if value is not None]
+        if not values or len(values) < len(self.runs):
+            return None, None
+        return mean(values), pstdev(values) if len(values) > 1 else None
+
+    def paper(self, key: Accuracy) -> tuple[float | None, float | None]:
+        return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
+
+    def difference(self, key: Accuracy) -> float | None:
+        """Ours minus the paper's; None if images or tasks differ, because then the difference means nothing."""
+        ours, theirs = self.ours(key)[0], self.paper(key)[0]
+        return None if ours is None or theirs is None or OTHER_IMAGES & self.changed.keys() else ours - theirs
+
+    def curve(self) -> list[float]:
+        """Average accuracy after each task, mean over the seeds."""
+        return [mean(values) for values in zip(*(result.average_accuracy for result in self.results), strict=True)]
+
+
+def read_runs(source: Path) -> list[SavedRun]:
+    """All runs below a folder, or all runs in a file that `save_runs` wrote."""
+    if source.is_file():
+        return _read_saved(source)
+    return [
+        SavedRun(RunResult.read(path.parent), read_saved_config(path.parent), path.parent)
+        for path in sorted(source.rglob(run_result.FILE))
+        if (path.parent / run_config.FILE).exists()
+        # MLflow keeps copies of runs in mlruns; folders with a dot are copies that were interrupted
+        and not any(part == "mlruns" or part.startswith(".") for part in path.relative_to(source).parts)
+    ]
+
+
+def _read_saved(file: Path) -> list[SavedRun]:
+    content = read_json(file)
+    if not isinstance(content, list) or not all(_is_saved_run(entry) for entry in content):
+        raise UserError(f"{file}: holds no results; give a file that `vqprompt bench table NAME --save FILE` wrote")
+    return [SavedRun(RunResult.parse(entry, f"{file}, run {n}"), entry["config"]) for n, entry in enumerate(content, 1)]
+
+
+def _is_saved_run(entry: Any) -> bool:
+    config = entry.get("config") if isinstance(entry, dict) else None
+    return isinstance(config, dict) and {"method", "data", "backbone", "seed", "options"} <= config.keys()
+
+
+SAVED_FIELDS = {
+    "done", "faa", "caa", "forgetting", "average_accuracy", "accuracy", "seconds", "images_per_second", "parameters",
+    "bytes_per_class", "exemplars", "prompt_use", "hardware",
+}  # fmt: skip
+
+
+def save_runs(rows: Iterable[Row], path: Path) -> None:
+    """Save a table's runs in one small file, one line per run, to make the table from it again.
+
+    Losses and the paths of data and weights are left out.
+    """
+    lines = []
+    for run in (row.runs[seed] for row in rows for seed in row.seeds):
+        accuracy = [[None if value is None else round(value, 3) for value in line] for line in run.result.accuracy]
+        rounded = run.result.model_copy(update={"accuracy": accuracy})
+        kept = rounded.model_dump(mode="json", include=SAVED_FIELDS & run.result.model_fields_set)
+        lines.append(json.dumps({**kept, "config": _named(run.config)}, separators=(",", ":")))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def differences(config: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Settings in which two runs differ, except the seed and the machine.
+
+    Settings that do nothing in one of the two (numbers of a schedule that it does not have, rebalancing where nothing
+    is rebalanced) are not compared.
+    """
+    ours, theirs = (in_use(flatten(_named(settings))) for settings in (config, other))
+    return {
+        key.removeprefix("options."): (_short(ours[key]), _short(theirs[key]))
+        for key in sorted(ours.keys() & theirs.keys())
+        if key not in (*MACHINE_SETTINGS, "seed") and ours[key] != theirs[key]
+    }
+
+
+def _short(value: str) -> str:
+    """A number with at most six digits."""
+    try:
+        return f"{float(value):.6g}" if len(value) > 8 else value
+    except ValueError:
+        return value
+
+
+def _named(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings with names instead of paths: where the data and the weights are kept makes no difference."""
+    return {**config, "data": data_name(config["data"]), "backbone": backbone_name(config["backbone"])}
+
+
+def _setting(config: dict[str, Any], key: str) -> Any:
+    return config[key] if key in config else config["options"].get(key)
+
+
+def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> list[Row]:
+    """The rows of the table: the grid's in their order, then runs with other settings.
+
+    out: the folder of all tables' runs. A run of another table counts only if it has exactly this grid's settings.
+    None: all runs are meant for this table.
+    """
+    rows: dict[Any, Row] = {}
+
+    def row_of(method: str, variant: dict[str, Any], changed: dict[str, tuple[str, str]], backbone: str) -> Row:
+        key = (method, repr(variant), repr(changed))
+        place = "/".join([grid.name, *described(variant)])
+        new = Row(method, variant, changed, NUMBERS.get((place, method)), backbone, grid.backbones)
+        return rows.setdefault(key, new)
+
+    declared = [(m, variant) for sweep in grid.sweeps for m in sweep.methods for variant in combine(grid.axes(sweep))]
+    comparison = not any(variant for _, variant in declared)
+    for method, variant in declared:
+        row_of(method, variant, {}, backbone_name(grid.declared(method, variant)["backbone"]))
+    for run in runs:
+        method = run.config["method"]
+        if not run.result.done:
+            continue
+        variant = {key: _setting(run.config, key) for key in grid.axes(grid.sweep_of(method))}
+        if None in variant.values():
+            continue
+        data = data_name(run.config["data"])
+        # the recipe for the run's own data set and backbone: what suits these is no further change of settings
+        declared_here = grid.declared(method, variant)
+        with_own = {**declared_here, "data": data, "backbone": backbone_name(run.config["backbone"])}
+        expected = resolve(with_own, recipe=True).model_dump(mode="json")
+        here = {"data": grid.settings["data"], "backbone": declared_here["backbone"]}
+        changed = differences(completed(run.config), {**expected, **here})
+        if out is None:
+            fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
+        else:
+            own = run.folder is not None and run.folder.is_relative_to(out / grid.name)
+            fits = own or (not changed and (method, variant) in declared)
+        if fits:
+            row = row_of(method, variant, changed, backbone_name(run.config["backbone"]))
+            row.runs.setdefault(run.config["seed"], run)
+    order = {key: n for n, key in enumerate(dict.fromkeys((r.method, repr(r.variant)) for r in rows.values()))}
+    kept = [row for row in rows.values() if row.runs or (row.quoted and not _others(row, rows.values()))]
+    return sorted(kept, key=lambda row: (order[row.method, repr(row.variant)], len(row.changed)))
+
+
+def _others(row: Row, rows: Iterable[Row]) -> bool:
+    """Whether another row, with runs of other settings, already shows the paper's numbers."""
+    return any(r.runs and (r.method, r.variant) == (row.method, row.variant) for r in rows)

@@ -1,0 +1,68 @@
+"""Refuses settings that cannot fit into memory, before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import torch
+
+from vqprompt.core.backbones.registry import BACKBONES
+from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.errors import UserError, shown
+from vqprompt.research.methods import find_method
+from vqprompt.research.results.config import RunConfig
+
+LARGEST_COUNT = 1_000_000  # no count among the settings of a run or a method makes sense beyond this
+LARGEST_POOL = 100_000  # some methods make one module per prompt
+BYTES_PER_PARAMETER = 16  # fp32: the value, its gradient, and AdamW's two moments
+
+
+def refuse_what_cannot_fit(config: RunConfig) -> None:
+    """Raise UserError if counts are absurd, or if the method's own parameters need more memory than the machine has.
+
+    Parameters are counted on torch's meta device, which has shapes but no memory. For a backbone that is given as a
+    weights file, the width of ViT-S is assumed.
+    """
+    tasks = config.tasks if isinstance(config.tasks, int) else len(config.tasks)
+    _check_counts({"tasks": tasks, "epochs": config.epochs, "batch_size": config.batch_size, **config.options})
+    method = find_method(config.method)
+    known = BACKBONES.get(config.backbone)
+    try:
+        with torch.device("meta"):
+            vit = ViT(known.config if known else ViTConfig(depth=_depth_for(config.options.get("blocks"))))
+            made = method(vit, method.Options(**config.options), tasks)
+            parameters = sum(p.numel() for p in made.prompting_parameters())
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"{config.method} cannot be built with these settings ({reason}); choose smaller ones"
+        ) from None
+    needed, available = parameters * BYTES_PER_PARAMETER, available_memory(config.device)
+    if needed > available:
+        large = ", ".join(f"{k}={v}" for k, v in config.options.items() if k in ("pool", "length") and v is not None)
+        raise UserError(
+            f"{config.method} would have {parameters:,} prompting parameters and need {needed / 2**30:,.0f} GiB to "
+            f"train them; {available / 2**30:,.0f} GiB are available. Choose a smaller pool or length ({large})"
+        )
+
+
+def _depth_for(blocks: list[int] | None) -> int:
+    """How many blocks a ViT needs so that all of `blocks` exist; the weights file may have more than ViT-S."""
+    return min(max([ViTConfig().depth, *(block + 1 for block in blocks or [])]), 1000)
+
+
+def available_memory(device: str) -> int:
+    """Bytes: of the GPU if the run uses one, else of the machine."""
+    if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(device if ":" in device else None)[1])
+    return int(psutil.virtual_memory().total)
+
+
+def _check_counts(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            _check_counts({f"{name}.{inner}": v for inner, v in value.items()})
+        largest = LARGEST_POOL if name == "pool" else LARGEST_COUNT
+        if isinstance(value, int) and value > largest:
+            raise UserError(f"{name}={shown(value, 30)}: too large; give at most {largest:,}")

@@ -1,0 +1,53 @@
+"""Training steps that are recorded once as a CUDA graph and replayed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from vqprompt.research.training.optim import Inputs, Losses
+
+
+class GraphedStep:
+    """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
+
+    The first step is not recorded, because compilers, allocators and the optimizer's state are set up in it. Batches of
+    another shape are not recorded either. If recording fails, or is not `enabled`, no step is recorded.
+    """
+
+    EAGER_STEPS = 1
+
+    def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, enabled: bool = True) -> None:
+        self.step, self.eager_left = step, self.EAGER_STEPS
+        self.enabled = device.type == "cuda" and enabled
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: Inputs = {}
+        self.losses: Losses = {}
+
+    def __call__(self, inputs: Inputs) -> Losses:
+        if not self.enabled or (self.graph and any(t.shape != self.inputs[n].shape for n, t in inputs.items())):
+            return self.step(inputs)
+        if self.eager_left:
+            self.eager_left -= 1
+            side = torch.cuda.Stream()  # the warm-up for a graph needs a separate stream
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                losses = self.step(inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            return losses
+        if self.graph is None:
+            self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may be reading images
+                    self.losses = self.step(self.inputs)
+            except RuntimeError as error:
+                self.enabled = False
+                warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
+                return self.step(inputs)
+            self.graph = graph
+        for name, tensor in inputs.items():
+            self.inputs[name].copy_(tensor)
+        self.graph.replay()
+        return self.losses
