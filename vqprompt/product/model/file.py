@@ -42,7 +42,8 @@ def pack(stored: Stored) -> bytes:
     records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
     trainings: dict[int, tuple[int, Trained]] = {}
     versions = []
-    for known in (*_within_limits(stored), stored.knowledge):  # the last one is the model
+    others = sorted(_within_limits(stored), key=lambda known: known.version)
+    for known in (*others, stored.knowledge):  # the last one is the model
         places = {name: records.setdefault(id(r), (len(records), r))[0] for name, r in known.classes.items()}
         version = {
             "number": known.version, "classes": places, "history": [_event_fields(event) for event in known.history],
