@@ -124,7 +124,7 @@ def _distances(features: Array, labels: Array, counts: Array) -> Array:
 
 
 def strangeness(features: Array, labels: Array) -> Array:
-    """How far from its class each image is in the first half of its features, the class token before the last block [n]:
+    """How far from its class each image is [n], in the first half of its features (the block before the last):
     1 is as far as the outer tenth of the images. This block is better than the last one at telling photographs from
     scans, screenshots and drawings; the last one sees what they show."""
     half = features[:, : features.shape[1] // 2].astype(np.float64)
