@@ -17,7 +17,7 @@ BLOCK = re.compile(r"(<!-- modules -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def first_sentence(path: Path) -> str:
     text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[.!?])\s", text)[0]
+    return re.split(r"(?<!al\.)(?<=[.!?])\s", text)[0]
 
 
 def listing() -> str:
