@@ -38,7 +38,7 @@ from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
     from vqprompt.product.model.features import Features
-    from vqprompt.product.model.ingest import NewPictures, Workplace
+    from vqprompt.product.model.ingest import NewPictures
 
 CROP = 0.875
 
@@ -201,7 +201,6 @@ class Model(Predicting, OnTheHub):
         on_disk: bool = True,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
-        where: Workplace | None = None,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
@@ -211,11 +210,10 @@ class Model(Predicting, OnTheHub):
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
         on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
-        announce: called with the plan before learning starts. where: a cluster that computes the features
-        (`on_ray.cluster`); None: this machine.
+        announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
-        from vqprompt.product.model.ingest import ThisMachine, check_streamed, fits, ingest, select
+        from vqprompt.product.model.ingest import check_streamed, fits, ingest, select
         from vqprompt.product.model.sources import open_pictures
 
         with self._changing:
@@ -226,12 +224,11 @@ class Model(Predicting, OnTheHub):
             pictures, notes = open_pictures(source, labels, exclude)
             check_spelling(before.classes, pictures.names)
             extractor, side = self.extractor_of(before), self.backbone.side
-            at_once = where is None and fits(pictures, side)
+            at_once = fits(pictures, side)
             if not at_once:
-                check_streamed(effort, where, before.trained)
+                check_streamed(effort)
             with closing(DecodedPictures(side, on_disk)) as decoded:
-                place = where or ThisMachine()
-                new = select(pictures, before.classes, place, decoded if at_once else None, skip_broken, progress)
+                new = select(pictures, before.classes, decoded if at_once else None, skip_broken, progress)
                 if not len(new):
                     return nothing_new(before, new, notes, started)
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
@@ -241,7 +238,7 @@ class Model(Predicting, OnTheHub):
                     announce(self._plan(new, effort, extractor))
                 trained, moved = before.trained, before.moved
                 if effort == "instant":
-                    changed = ingest(new, place, extractor, before.classes, skip_broken, progress)
+                    changed = ingest(new, extractor, before.classes, skip_broken, progress)
                     classes = {**before.classes, **changed}
                 else:
                     from vqprompt.product.model.trained import retrain

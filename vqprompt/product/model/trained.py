@@ -22,7 +22,7 @@ from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
-from vqprompt.core.statistics import Moving, fit_drift
+from vqprompt.core.statistics.drift import Moving, fit_drift
 from vqprompt.product.model.efforts import TRAINING, Trained, loop_settings
 from vqprompt.product.model.features import Features, joined_blocks, last_block_last
 from vqprompt.product.model.ingest import NewPictures, features_of

@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
             make_app(state, settings.token, own_names(host), frozenset(settings.allow_hosts)), ws="none",
             access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
-            limit_concurrency=int(limits.connections),
+            limit_concurrency=2 * int(limits.connections),  # connections.py closes idle ones before
         )  # fmt: skip
         super().__init__(config)
 
