@@ -1,5 +1,6 @@
 """What the documentation says is so: its tables are measured, its code is run."""
 
+import json
 import re
 import runpy
 import time
@@ -64,7 +65,7 @@ def mean_and_deviation(row, name: str) -> str:
 
 def test_the_results_of_moving_memories_are_as_measured():
     page = (ROOT / "docs" / "beyond.md").read_text(encoding="utf-8")
-    section = page.partition("## Results")[2].partition("\n### ")[0]
+    section = page.partition("## Results with ten tasks")[2].partition("\n### ")[0]
     shown = [tuple(cells[1:]) for cells in list(table_rows(section, 5).values())[2:]]
     measured = set()
     for row in make_table(find_grid("cub200"), ROOT / "results" / "cub200-beyond.json", from_bench=False).rows:
@@ -76,6 +77,19 @@ def test_the_results_of_moving_memories_are_as_measured():
     shown = {cell for cells in list(table_rows(section, 4).values())[2:] for cell in cells[1:]}
     rows = make_table(find_grid("cub200"), ROOT / "results" / "cub200-moved.json", from_bench=False).rows
     assert shown == {mean_and_deviation(row, "faa") for row in rows}
+
+
+def test_the_results_of_many_tasks_are_as_measured():
+    tool = runpy.run_path(str(ROOT / "tools" / "tasks_figure.py"))
+    page = (ROOT / "docs" / "beyond.md").read_text(encoding="utf-8")
+    assert tool["BLOCK"].findall(page) and tool["fill"](page) == page, "run tools/tasks_figure.py"
+    for data in tool["TASKS"]:
+        assert f"figures/tasks-{data}.svg" in page
+        assert (ROOT / "docs" / "figures" / f"tasks-{data}.svg").read_text(encoding="utf-8") == tool["draw"](data)
+    section = page.partition("### What was tried")[2].partition("\n## ")[0]
+    shown = set(map(float, re.findall(r"(?<=\| )\d\d\.\d\d(?= \|)", section)))
+    runs = json.loads((ROOT / "results" / "tasks-held-out.json").read_text(encoding="utf-8"))
+    assert len(shown) > 20 and shown <= {value for run in runs for value in run["readouts"].values()}
 
 
 def shown_commands() -> list[tuple[str, str]]:

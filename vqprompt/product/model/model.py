@@ -33,7 +33,7 @@ from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import check_spelling, clean_name, spelling
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, nothing_new, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, nothing_new, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
@@ -246,7 +246,8 @@ class Model(Predicting, OnTheHub):
                     plain = self._in_torch(None)
                     done = retrain(plain, trained, effort, new, before.classes, hold_out, seed, progress)
                     trained, classes, changed = done.trained, done.classes, done.changed
-                    moved |= before.classes.keys()
+                    notes += about_training(done.kept, done.expected)
+                    moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
             counts = {name: record.count - before.counts.get(name, 0) for name, record in changed.items()}
             event = Event.now("learned", effort=effort, classes=counts)
             self._add_version(
