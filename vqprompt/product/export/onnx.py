@@ -84,7 +84,7 @@ class Whole(nn.Module):
         x = self.encode(seen)
         scores = x @ self.weights.T + self.bias
         if self.several:
-            parts = scores.index_select(1, self.places).unflatten(1, (-1, self.most)) + self.hidden  # type: ignore[no-untyped-call]
+            parts = scores.index_select(1, self.places).unflatten(1, (-1, self.most)) + self.hidden
             scores = torch.logsumexp(parts, dim=2) - self.log_counts
         shares = torch.softmax(scores / self.temperature, dim=1)
         if not self.knows_unknown:
