@@ -50,7 +50,7 @@ def saved(method: str, half: bool) -> tuple[Path, dict[str, torch.Tensor], dict[
 
         def stopping(self: runner.Run) -> None:
             plain(self)
-            if self.learner.history and self.state.seconds_in_task:
+            if self.learner.history and self.learner.open_task is not None:
                 raise Stop
 
         runner.Run._save = stopping  # type: ignore[method-assign]
@@ -151,7 +151,7 @@ def try_checkpoint(rng: random.Random, folder: Path) -> str:
     if not same:
         return "bad: other tensors"
     if state.record != LearnerRecord(**info):
-        return "bad: the record has changed in silence"
+        return "bad: something in the JSON changed in silence"
     if use == 0 and not torch.equal(found, answer):
         return "bad: another answer"
     return "handled"

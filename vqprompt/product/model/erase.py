@@ -1,17 +1,16 @@
 """Everything that is kept of a class, and how to delete it: what `forget --for-good` promises.
 
-- The model's file: the class, its past in older versions, its name in the history (`Model.forget`).
-- `.NAME.vqp.versions/` beside it, where servers before kept whole older models.
+- The model's file: the class, other versions that know it, its name in the history (`Model.forget`).
+- `.NAME.vqp.versions/` beside it, where servers kept whole older models before these were part of the file.
 - A running server, which notices that the file has changed: thumbnails, exported files, finished jobs, uploads
-  (`serve/state.py`).
+  (`State.refresh` in serve/state.py).
 
-The cache has no names, and teaching keeps nothing there.
+The cache knows no names of files or classes, and nothing of images that were taught.
 """
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from vqprompt.product.model.model import Model
 
@@ -20,12 +19,7 @@ def erase_class(model: Model, name: str) -> list[str]:
     """Forget a class for good, and delete what is kept of it beside the file. To be saved by the caller, who holds the
     file's lock. Returns notes for people."""
     model.forget(name, for_good=True)
-    notes = []
-    if model.path is not None and (folder := _older_versions(model.path)).is_dir():
-        shutil.rmtree(folder)
-        notes.append(f"deleted {folder.name}, where older versions were kept")
-    return notes
-
-
-def _older_versions(path: Path) -> Path:
-    return path.with_name(f".{path.name}.versions")
+    if model.path is None or not (folder := model.path.with_name(f".{model.path.name}.versions")).is_dir():
+        return []
+    shutil.rmtree(folder)
+    return [f"deleted {folder.name}, where older versions were kept"]

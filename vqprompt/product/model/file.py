@@ -103,7 +103,7 @@ def _solution_fields(solution: Solution) -> dict[str, Any]:
 
 
 def _within_limits(stored: Stored) -> list[Knowledge]:
-    """The most important of the other versions, as many as the limit allows."""
+    """The most important of the other versions, as many as the limit allows, by number."""
     kept: list[Knowledge] = []
     counted, total = {id(part) for part in _parts(stored.knowledge)}, 0
     for known in stored.by_importance():
@@ -113,7 +113,7 @@ def _within_limits(stored: Stored) -> list[Knowledge]:
             break
         counted |= own.keys()
         kept.append(known)
-    return kept
+    return sorted(kept, key=lambda known: known.version)
 
 
 def _parts(known: Knowledge) -> list[ClassRecord | Trained]:
