@@ -266,16 +266,16 @@ def test_the_file_says_what_was_trained(taught):
 
 
 def test_training_that_does_not_fit_its_method_is_refused(taught):
-    from vqprompt.product.model.features import open_features
-    from vqprompt.product.model.trained import with_trained
+    from vqprompt.core.backbones.weights import read_weights
+    from vqprompt.product.model.onnx_features import OnnxFeatures
 
     model = Model.load(taught)
-    plain = open_features(model.weights, None, 0.875, "cpu")
+    weights = read_weights(model.weights)
     with_more = {**tensors(model), "nothing": np.zeros(3, np.float32)}
     with_less = dict(list(tensors(model).items())[1:])
     for kept, words in ((with_more, "an unknown part, 'nothing'"), (with_less, "lacks")):
         with pytest.raises(UserError, match=words):
-            with_trained(plain, replace(model.knowledge.trained, tensors=kept))
+            OnnxFeatures(weights, None, 0.875, replace(model.knowledge.trained, tensors=kept))
 
 
 # ---------------------------------------------------------------------------------------------- parts

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vqprompt import Learner
 from vqprompt.core.data.views import change_colors, random_boxes, random_colors, render, window_boxes
-from vqprompt.core.statistics import make_statistics
+from vqprompt.core.statistics.gaussians import make_statistics
 from vqprompt.research.datasets import open_dataset
 from vqprompt.research.learner.predictor import Predictor
 from vqprompt.research.methods import METHODS

@@ -23,6 +23,7 @@ from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.product.model.decoded import DecodedPictures
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.ingest import Identified, NewPictures, ThisMachine
+from vqprompt.product.model.network import open_extractor
 from vqprompt.product.model.records import RecordBuilder, Sums
 from vqprompt.product.model.sources import PictureSet, open_pictures
 from vqprompt.research.cluster import parse_on
@@ -168,9 +169,7 @@ class Worker:
         if len(self.pictures) != assignment.count or tuple(self.pictures.names) != assignment.classes:
             return f"the images at {assignment.source} are different on a worker; copy those of this machine there"
         if assignment.backbone is not None:
-            from vqprompt.product.model.features import open_features
-
-            self.extractor = open_features(*assignment.backbone, assignment.device)  # its weights were compared above
+            self.extractor = open_extractor(*assignment.backbone, assignment.device)  # its weights were compared above
         return None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ move too. How far is estimated from the new images, whose features are computed 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
-from vqprompt.core.statistics import Moving, fit_drift
-from vqprompt.product.model.efforts import TRAINING, Trained, loop_settings
-from vqprompt.product.model.features import Features, joined_blocks, last_block_last
+from vqprompt.core.statistics.drift import Moving, fit_drift
+from vqprompt.product.model.efforts import TRAINING, Trained, check_trained, loop_settings
+from vqprompt.product.model.extractor import Extractor, joined_blocks
+from vqprompt.product.model.features import Features, last_block_last
 from vqprompt.product.model.ingest import NewPictures, features_of
 from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.research.learner.learner import Learner
@@ -48,6 +49,7 @@ class Retrained:
 
 def retrain(
     plain: Features,
+    extractor: Callable[[Trained | None], Extractor],
     before: Trained | None,
     effort: str,
     new: NewPictures,
@@ -56,8 +58,8 @@ def retrain(
     seed: int,
     progress: Report,
 ) -> Retrained:
-    """Train on new pictures, and add them to the records. plain: features of the backbone itself. before: what was
-    trained so far."""
+    """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what computes
+    features, also when the model is asked. before: what was trained so far."""
     assert new.decoded is not None and new.rows is not None
     names, labels = np.unique(new.labels, return_inverse=True)
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
@@ -69,10 +71,10 @@ def retrain(
         TRAINING[effort].training["epochs"] * len(shown) * (TRAINING[effort].passes + bool(known)),
         len(new) * LOOKS,
     )
-    old = _features(plain if before is None else with_trained(plain, before), new, reports[0]) if known else None
+    old = _features(extractor(before), new, reports[0]) if known else None
     images = new.decoded.store(new.rows[shown])
     trained = train(plain, before, effort, images, labels[shown], remembers=bool(known), seed=seed, progress=reports[1])
-    now = _features(with_trained(plain, trained), new, reports[2])
+    now = _features(extractor(trained), new, reports[2])
     if old is not None:
         drift = fit_drift(torch.from_numpy(old), torch.from_numpy(now), MOVING)
         known = {
@@ -87,7 +89,7 @@ def retrain(
     return Retrained(trained, {**known, **changed}, changed)
 
 
-def _features(extractor: Features, new: NewPictures, progress: Report) -> np.ndarray:
+def _features(extractor: Extractor, new: NewPictures, progress: Report) -> np.ndarray:
     """Of all new pictures [n, D]."""
     features = []
     for _, feature in features_of(new, extractor, progress):
@@ -115,7 +117,7 @@ def train(
     """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features must stay close
     to where they were."""
     settings, config = TRAINING[effort], plain.vit.config
-    tokens = joined_blocks(plain.vit)
+    tokens = joined_blocks(config)
     options = {**MovingMemory.before, "statistics": False, "class_tokens": tokens, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
@@ -129,17 +131,10 @@ def train(
     shown = Images(images, np.arange(len(images)), labels)
     learner.learn(Task(0, [str(c) for c in range(int(labels.max()) + 1)], shown, shown), progress)
     state = method.state_dict()
-    tensors = {name: state[name].cpu().numpy() for name in _kept_names(method)}
+    unneeded = ("head.", "pool.keys")  # the classifier is solved for, and a single prompt needs no key
+    kept = [name for name in state if method.saved(name) and not name.startswith(unneeded)]
+    tensors = {name: state[name].cpu().numpy() for name in kept}
     return Trained(effort, settings.method, method.options.model_dump(mode="json"), tensors)
-
-
-def _kept_names(method: Any) -> list[str]:
-    """Of the tensors in a method's state that a model keeps."""
-    return [
-        name
-        for name in method.state_dict()
-        if method.saved(name) and not name.startswith(("head.", "pool.keys"))  # a single prompt needs no key
-    ]
 
 
 def with_trained(plain: Features, trained: Trained) -> Features:
@@ -162,22 +157,14 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     except ValidationError as error:
         raise UserError(explain(error, "what was trained has options that are not possible")) from None
     method: Any = kind(vit, options, 1).to(vit.cls_token.device)
-    if method.feature_width != vit.config.width * joined_blocks(vit):
-        raise UserError("what was trained has features of another width than the model's backbone")
     _fill(method, trained)
     return method.eval().requires_grad_(False), vit
 
 
 def _fill(method: Any, trained: Trained) -> None:
-    expected = set(_kept_names(method))
-    if different := sorted(trained.tensors.keys() ^ expected):
-        what = "lacks" if different[0] in expected else "has an unknown part,"
-        raise UserError(f"what was trained {what} {different[0]!r}; restore the file, or install a newer vqprompt")
+    check_trained(trained, method.vit.config)
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in trained.tensors.items()}
-    try:
-        method.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise UserError(f"what was trained does not fit the model's backbone ({error}); restore the file") from None
+    method.load_state_dict(state, strict=False)
     method.loaded()
 
 

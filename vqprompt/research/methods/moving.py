@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics import Drift, Moving
 from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research.methods.base import (
     STATISTICS,
