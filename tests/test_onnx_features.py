@@ -21,16 +21,12 @@ from vqprompt.core.backbones.load import fingerprint, load_backbone, save_backbo
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.backbones.weights import Weights, read_weights
 from vqprompt.core.onnx.graph import COLUMNS, Session
-from vqprompt.core.statistics.discriminant import probabilities
-from vqprompt.product.export.graph import add_answers
-from vqprompt.product.model.calibration import familiarity, solve
 from vqprompt.product.model.efforts import TRAINING, Trained
 from vqprompt.product.model.extractor import load
 from vqprompt.product.model.features import Features
 from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph
 from vqprompt.product.model.parsing import ModelError
 from vqprompt.product.model.pictures import Picture, find_pictures
-from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 from vqprompt.product.model.trained import with_trained
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.moving import MovingMemory
@@ -122,30 +118,6 @@ def test_an_image_that_cannot_be_read_gives_its_error_in_its_place(file: Path) -
     first, second, third = OnnxFeatures(read_weights(file), None, 0.875).of([SEEN[0], damaged, SEEN[1]])
     assert "damaged.jpg" in str(second)
     assert isinstance(first, np.ndarray) and isinstance(third, np.ndarray)
-
-
-@pytest.mark.parametrize("modes", [1, 2])
-def test_a_graph_of_the_whole_model_answers_as_the_model_does(file: Path, modes: int) -> None:
-    weights = read_weights(file)
-    graph, named, width = features_graph(weights, 0.875, None)
-    records = []
-    for number in range(5):
-        centers = RNG.normal(size=(modes, width)) * 6
-        points = np.concatenate([center + RNG.normal(size=(20, width)) for center in centers])
-        records.append(ClassRecord.of(np.arange(len(points), dtype=np.uint64) + 1000 * number, to_fixed_point(points)))
-    solved = solve(records, sum(gram_of(record) for record in records))
-    assert len(solved.discriminant.owners) == 5 * modes
-    add_answers(graph, named, solved.discriminant, solved.calibration, solved.background)
-    x = features(OnnxFeatures(weights, None, 0.875))
-    scores = solved.discriminant.scores(x)
-    shares = probabilities(scores, solved.calibration.temperature)
-    nearness = solved.background.scores(x) + 2 * scores.max(1)
-    expected = familiarity(shares, nearness, solved.calibration) - solved.calibration.threshold
-    loaded = [load(picture, 73) for picture in SEEN]
-    pixels = np.stack([image.transpose(1, 2, 0) for image, _ in loaded])
-    found = Session(graph).run(pixels=pixels, aspect=np.array([aspect for _, aspect in loaded], np.float32))
-    np.testing.assert_allclose(found[0], shares, atol=1e-4)
-    np.testing.assert_allclose(found[1], expected, rtol=1e-3, atol=1e-3)
 
 
 ALONE = """

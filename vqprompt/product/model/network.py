@@ -47,12 +47,12 @@ def open_extractor(backbone: str, size: int | None, crop: float, device: str) ->
     if on_gpu(device):
         return open_in_torch(backbone, size, crop, device)
     with _opening:
-        return _open_onnx(_weights(backbone), size, crop)
+        return _open_onnx(open_weights(backbone), size, crop)
 
 
 def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> Features:
     with _opening:
-        return _open_torch(_weights(backbone), size, crop, device)
+        return _open_torch(open_weights(backbone), size, crop, device)
 
 
 @lru_cache(maxsize=2)
@@ -67,7 +67,8 @@ def _open_torch(weights: Weights, size: int | None, crop: float, device: str) ->
     return Features.open(weights, size, crop, device)
 
 
-def _weights(backbone: str) -> Weights:
+def open_weights(backbone: str) -> Weights:
+    """Models of one process share them."""
     path = Path(backbone).expanduser()
     status = path.stat() if path.is_file() else None
     return _read_weights(backbone, None if status is None else (status.st_size, status.st_mtime_ns))
@@ -112,7 +113,7 @@ class Network:
                 if on_gpu(self.device):
                     self._trained = trained, self.in_torch(wanted, trained)
                 else:
-                    self._trained = trained, OnnxFeatures(_weights(self.weights), self.size, self.crop, trained)
+                    self._trained = trained, OnnxFeatures(open_weights(self.weights), self.size, self.crop, trained)
             return self._trained[1]
 
     def _check(self, given: Extractor, wanted: Backbone) -> None:
@@ -126,7 +127,7 @@ class Network:
 
     def _resized_fingerprint(self) -> str | None:
         """As older models state it: of the weights after PyTorch had resampled their positions to the model's size."""
-        weights = _weights(self.weights)
+        weights = open_weights(self.weights)
         if self.size in (None, weights.config.image_size):
             return None
         from vqprompt.core.backbones.load import fingerprint, make_vit
