@@ -23,8 +23,7 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.decoded import DecodedPictures
-from vqprompt.product.model.extractor import Extractor
-from vqprompt.product.model.features import load, parallel
+from vqprompt.product.model.extractor import Extractor, load, parallel
 from vqprompt.product.model.pictures import Picture, content_id
 from vqprompt.product.model.records import ClassRecord, RecordBuilder, Sums, to_fixed_point
 from vqprompt.product.model.sources import PictureSet

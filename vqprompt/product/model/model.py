@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -47,7 +47,8 @@ class Model(Predicting, OnTheHub):
     """Any number of threads may use a model: changes happen one after another, and questions are answered meanwhile.
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
-    device: "auto", "cpu", "cuda" … opener: opens what computes features, if not PyTorch as usual.
+    device: "auto", "cpu", "cuda" … opener: opens what computes features; by default ONNX
+    Runtime on CPUs and PyTorch on GPUs.
     """
 
     def __init__(
@@ -244,7 +245,9 @@ class Model(Predicting, OnTheHub):
                     from vqprompt.product.model.trained import retrain
 
                     plain = self._in_torch(None)
-                    done = retrain(plain, trained, effort, new, before.classes, hold_out, seed, progress)
+                    done = retrain(
+                        plain, self._extractor, trained, effort, new, before.classes, hold_out, seed, progress
+                    )
                     trained, classes, changed = done.trained, done.classes, done.changed
                     notes += about_training(done.kept, done.expected)
                     moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
@@ -336,11 +339,20 @@ class Model(Predicting, OnTheHub):
         return self._in_torch(self.knowledge.trained)
 
     def extractor_of(self, known: Knowledge) -> Extractor:
-        return self._network.open(self._opened().backbone) if known.trained is None else self._in_torch(known.trained)
+        return self._extractor(known.trained)
+
+    def _extractor(self, trained: Trained | None) -> Extractor:
+        with self._naming_the_file():
+            return self._network.open(self._opened().backbone, trained)
 
     def _in_torch(self, trained: Trained | None) -> Features:
-        try:
+        with self._naming_the_file():
             return self._network.in_torch(self._opened().backbone, trained)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
         except ModelError:
             raise
         except UserError as error:

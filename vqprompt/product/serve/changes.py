@@ -217,8 +217,6 @@ def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
 class Export(Body):
     """Make the model's ONNX file; `GET /models/{name}/onnx` downloads it when the job is done."""
 
-    int8: bool = Field(default=False, description="Weights in 8 bits: a quarter of the size.")
-
     def check(self, served: ServedModel) -> None:
         check_taught(served)
 
@@ -226,7 +224,7 @@ class Export(Body):
 def export(change: Change, body: Export, tell: Tell) -> JobUpdate:
     from vqprompt.product.export.onnx import export_onnx  # slow to import
 
-    export_onnx(open_model(change), change.target, int8=body.int8)
+    export_onnx(open_model(change), change.target)
     return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
 
