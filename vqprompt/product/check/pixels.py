@@ -16,12 +16,13 @@ import numpy as np
 from PIL import Image
 
 from vqprompt.core.statistics.discriminant import Array
+from vqprompt.product.check.findings import Kind
 
 SIDE = 128  # px of the small version
 USUAL = 0.05  # beyond a limit that more than this share of the images exceed, nothing is doubtful
 BLANK = 5.0  # standard deviation of grey values, of 255
 DARK = 40.0  # brightest grey value, without the brightest twentieth
-BRIGHT, WHITE, NOTHING_DARK = 215.0, 0.3, 130.0  # average; share that is white; darkest, without the darkest twentieth
+BRIGHT, WHITE, NOTHING_DARK = 218.0, 0.3, 145.0  # average; share that is white; darkest, without the darkest twentieth
 SHARP = 0.08  # contrast between neighbouring pixels, divided by that of the whole image
 # Usual spreads of brightness, contrast, log(sharpness), flat share and log(colour); a folder's own may be larger
 SPREADS = np.array([60.0, 30.0, 0.6, 0.2, 0.8])
@@ -58,21 +59,21 @@ def look_at(image: Image.Image) -> Look:
     )  # fmt: skip
 
 
-def faults(looks: list[Look]) -> Iterator[tuple[int, str]]:
-    """Images with a fault, and the fault in words."""
+def faults(looks: list[Look]) -> Iterator[tuple[int, Kind, str]]:
+    """Images with a fault: its kind, and in words how it shows."""
     blank = np.array([v.contrast < BLANK for v in looks])
     dark = np.array([v.brightest < DARK for v in looks]) & ~blank
     white = np.array([v.white > WHITE for v in looks]) & ~blank
     bright = white & [v.brightness > BRIGHT and v.darkest > NOTHING_DARK for v in looks]
     blurred = np.array([v.sharpness < SHARP for v in looks]) & ~blank & ~dark
-    for found, usual, says in (
-        (blank, blank, "it shows nothing: all of it has about the same colour"),
-        (dark, dark, "it is too dark"),
-        (bright, white, "it is over-exposed"),
-        (blurred, blurred, "it is blurred"),
+    for found, usual, kind, says in (
+        (blank, blank, Kind.BLANK, "all of it has about the same colour"),
+        (dark, dark, Kind.DARK, "almost all of it is nearly black"),
+        (bright, white, Kind.BRIGHT, "much of it is white, and nothing is dark"),
+        (blurred, blurred, Kind.BLURRED, "it has no sharp edges"),
     ):
-        if usual.mean() <= USUAL or len(looks) * USUAL < 1:
-            yield from ((int(row), says) for row in np.flatnonzero(found))
+        if usual.sum() <= max(USUAL * len(looks), 1):
+            yield from ((int(row), kind, says) for row in np.flatnonzero(found))
 
 
 def unusual(looks: list[Look]) -> Array:

@@ -130,15 +130,10 @@ def check(change: Change, body: Check, tell: Tell) -> JobUpdate:
     known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
     found = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
     number = {image.name: place for place, image in enumerate(change.images)}
-    findings = [
-        {
-            "image": number[f.where], "kind": f.kind.name.lower(), "title": str(f.kind), "says": f.says,
-            "doubt": f.doubt, "leave_out": f.leave_out, "likelier": f.likelier,
-            "other": None if f.other is None else number.get(f.other),
-        }
-        for f in found.findings
-    ]  # fmt: skip
-    return JobUpdate("done", result={"images": found.images, "findings": findings, "notes": list(found.notes)})
+    told = found.to_json()
+    for finding in told["findings"]:  # a page knows images by their place in the upload
+        finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
+    return JobUpdate("done", result=told)
 
 
 class Undo(Body):
