@@ -44,7 +44,8 @@ def _headline(found: Evaluation) -> str:
         and found.accuracy.value is not None
         and found.accuracy.value - found.balanced_accuracy > 0.02
     ):
-        text += f" Large classes make this look better: if every class counts the same, it is {found.balanced_accuracy:.1%}."
+        balanced = f"{found.balanced_accuracy:.1%}"
+        text += f" Large classes make this look better: if every class counts the same, it is {balanced}."
     if weak:
         worst = min(weak, key=lambda c: (c.recall.value, c.name))
         text += (
