@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drawings import write_drawings
-from PIL import Image, ImageOps
+from drawings import drawings, write_drawings
+from PIL import Image, ImageFilter, ImageOps
 
 from vqprompt import Model
-from vqprompt.product.check.check import Kind, check, near_pairs
+from vqprompt.product.check.check import check, near_pairs
 from vqprompt.product.check.copies import ALIKE, likeness, small_grey
 from vqprompt.product.check.doubts import find_doubts
+from vqprompt.product.check.findings import Kind
 from vqprompt.product.check.neighbours import nearest
+from vqprompt.product.check.pixels import faults, look_at, unusual
 from vqprompt.product.check.quick import noticed
 
 NAMES = ["apple", "bicycle", "cactus"]
@@ -139,6 +141,51 @@ def test_one_image_per_class_and_one_class_are_no_trouble():
     assert not find_doubts(np.ones((6, 4)), np.array([0, 0, 0, 1, 1, 1]), 2).strange.any()
 
 
+# ---------------------------------------------------------------------------------------------- pixels
+
+
+def test_blank_dark_over_exposed_and_blurred_images_are_found_among_good_ones():
+    def detailed(seed: int) -> Image.Image:
+        noise = np.random.default_rng(seed).normal(0, 8, (160, 160, 1))
+        return Image.fromarray(np.clip(np.asarray(photograph(seed)) + noise, 0, 255).astype(np.uint8))
+
+    good = [detailed(seed) for seed in range(100)]
+    pixels = [np.asarray(detailed(200 + seed), float) for seed in range(2)]
+    bad = {
+        Kind.BLANK: [Image.new("RGB", (90, 60), colour) for colour in ("black", "white")],
+        Kind.DARK: [Image.fromarray((0.15 * pixels[0]).astype(np.uint8))],
+        Kind.BRIGHT: [Image.fromarray(np.clip(pixels[1] * 2 + 140, 0, 255).astype(np.uint8))],
+        Kind.BLURRED: [detailed(202).filter(ImageFilter.GaussianBlur(14))],
+    }
+    wanted = [kind for kind, images in bad.items() for _ in images]
+    looks = [look_at(image) for image in (*good, *(image for images in bad.values() for image in images))]
+    assert {(row - 100, kind) for row, kind, _ in faults(looks)} == set(enumerate(wanted))
+    assert not list(faults(looks[:100]))
+
+
+def test_what_is_usual_in_a_folder_is_no_fault():
+    paper = [look_at(Image.fromarray(image)) for image in drawings()[0][:, 0]]
+    assert not list(faults(paper)) and unusual(paper).max() < 3
+    blank = [look_at(Image.new("RGB", (30, 30), (shade, shade, shade))) for shade in range(0, 200, 10)]
+    assert not list(faults([*blank, *paper]))
+
+
+def test_screenshots_and_drawings_among_photographs_are_of_another_kind(tmp_path):
+    for c in range(3):
+        for seed in range(20):
+            (tmp_path / str(c)).mkdir(exist_ok=True)
+            photograph(100 * c + seed).save(tmp_path / str(c) / f"{seed}.png")
+    assert not any(f.kind is Kind.FOREIGN for f in check(tmp_path, **TINY).findings)
+    screen = Image.new("RGB", (160, 120), (244, 244, 246))
+    screen.paste((40, 90, 170), (0, 0, 160, 12))
+    for line in range(20, 110, 8):
+        screen.paste((60, 60, 60), (40, line, 60 + line, line + 3))
+    screen.save(tmp_path / "0" / "screenshot.png")
+    Image.fromarray(drawings()[0][3, 0]).resize((160, 160)).save(tmp_path / "1" / "drawing.png")
+    found = {Path(f.where).name for f in check(tmp_path, **TINY).findings if f.kind is Kind.FOREIGN}
+    assert found == {"screenshot.png", "drawing.png"}
+
+
 # ---------------------------------------------------------------------------------------------- folders
 
 
@@ -211,7 +258,8 @@ def test_json(folder, tmp_path, command):
     assert (
         status == 0
         and told["images"] == 33
-        and {"cannot be read", "an exact copy"} <= {f["kind"] for f in told["findings"]}
+        and {"unreadable", "same"} <= {f["kind"] for f in told["findings"]}
+        and told["few"] == [{"class": "lone & <b>odd", "images": 1}]
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,19 @@ class TestWorkedExample:
             prompts.append(learner.method.prompt.detach().clone())
         assert not torch.equal(prompts[0], prompts[1])
         assert torch.equal(prompts[1], prompts[2])
+
+
+@pytest.mark.slow
+def test_the_readme_teaches_a_model_without_images_of_ones_own(tmp_path, monkeypatch, command):
+    """The first commands that a newcomer types, as they are printed."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"^```\n(.*?)^```", page, re.M | re.S) if "vqprompt example" in b)
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    for line in block.splitlines():
+        status, out, err = command(*line.partition("#")[0].split()[1:])
+        assert status == 0, err
+    assert re.search(r"house\.png: house", out) and re.search(r"umbrella\.png: umbrella", out), out
+    print(f"the README's first commands took {time.monotonic() - started:.0f} s")
+    (python,) = [b for b in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "Model" in b]
+    exec(compile(python, "README.md", "exec"), {})

@@ -285,21 +285,6 @@ def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
     assert found == pytest.approx(float(torch.stack(by_hand).mean()), abs=1e-5)
 
 
-def test_the_exported_graph_has_what_was_trained(fresh, folders, taught, tmp_path):
-    pytest.importorskip("onnxruntime")
-    from vqprompt.product.export.onnx import export_onnx, open_session, prepared
-
-    model = Model.load(taught, device="cpu")
-    session = open_session(export_onnx(model, tmp_path / "model.onnx"))
-    shares, familiar = session.run(None, prepared(asked(folders), model.network.side))
-    expected, margin = model.judge(model.embed(asked(folders)))
-    np.testing.assert_allclose(shares, expected, atol=2e-3)
-    np.testing.assert_allclose(familiar, margin, atol=2e-2, rtol=2e-3)
-    plain = fresh()
-    plain.learn(folders["first"])
-    assert np.abs(plain.predict_proba(asked(folders)) - shares).max() > 0.01
-
-
 def test_the_file_says_what_was_trained(taught):
     with safe_open(taught, "np") as file:
         metadata, names = file.metadata(), set(file.keys())
@@ -318,16 +303,16 @@ def test_the_file_says_what_was_trained(taught):
 
 
 def test_training_that_does_not_fit_its_method_is_refused(taught):
-    from vqprompt.product.model.features import open_features
-    from vqprompt.product.model.trained import with_trained
+    from vqprompt.core.backbones.weights import read_weights
+    from vqprompt.product.model.onnx_features import OnnxFeatures
 
     model = Model.load(taught)
-    plain = open_features(model.weights, None, 0.875, "cpu")
+    weights = read_weights(model.weights)
     with_more = {**tensors(model), "nothing": np.zeros(3, np.float32)}
     with_less = dict(list(tensors(model).items())[1:])
     for kept, words in ((with_more, "an unknown part, 'nothing'"), (with_less, "lacks")):
         with pytest.raises(UserError, match=words):
-            with_trained(plain, replace(model.knowledge.trained, tensors=kept))
+            OnnxFeatures(weights, None, 0.875, replace(model.knowledge.trained, tensors=kept))
 
 
 # ---------------------------------------------------------------------------------------------- parts

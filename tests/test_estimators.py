@@ -22,8 +22,8 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vqprompt import ClosedFormClassifier, Model, VQPromptClassifier
+from vqprompt.core.onnx.graph import Session
 from vqprompt.product.estimators import images as on_images
-from vqprompt.product.model.features import Features
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 28, "device": "cpu"}
@@ -208,14 +208,14 @@ def test_model_selection_shows_each_image_to_the_network_once(files, monkeypatch
     paths, labels = files
     on_images.open_remembering.cache_clear()
     seen = 0
-    forward = Features._forward
+    run = Session.run
 
-    def counted(self, pixels, aspects):
+    def counted(self, **inputs):
         nonlocal seen
-        seen += len(pixels)
-        return forward(self, pixels, aspects)
+        seen += len(inputs["pixels"])
+        return run(self, **inputs)
 
-    monkeypatch.setattr(Features, "_forward", counted)
+    monkeypatch.setattr(Session, "run", counted)
     assert cross_val_score(VQPromptClassifier(**TINY), paths, labels, cv=3, error_score="raise").shape == (3,)
     assert seen == len(paths)
 

@@ -23,11 +23,12 @@ from vqprompt.core.data.decode import (
     decode_pixels,
     load_pixels,
     open_image,
+    stored_side,
     to_pixels,
     to_rgb,
 )
 from vqprompt.core.data.source import Source
-from vqprompt.core.data.store import build_store, stored_side
+from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import printable
 from vqprompt.research.datasets import open_dataset

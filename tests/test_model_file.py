@@ -230,9 +230,9 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_model(path, moment, even
 def test_a_kill_in_the_middle_of_teaching_leaves_the_old_model(path, drawn, home):
     before = path.read_bytes()
     slow = (
-        "import sys, time; from vqprompt.product.model.features import Features\n"
-        "old = Features._forward\n"
-        "Features._forward = lambda self, *a: (old(self, *a), print('at work', flush=True), time.sleep(600))[0]\n"
+        "import sys, time; from vqprompt.core.onnx.graph import Session\n"
+        "old = Session.run\n"
+        "Session.run = lambda self, **a: (old(self, **a), print('at work', flush=True), time.sleep(600))[0]\n"
         "sys.argv = ['vqprompt', 'learn', *sys.argv[1:]]\n"
         "from vqprompt.commands.app import main; main()"
     )

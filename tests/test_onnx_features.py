@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import command_environment
+from drawings import write_drawings
 
+from vqprompt import Model
 from vqprompt.core.backbones.load import fingerprint, load_backbone, save_backbone
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.backbones.weights import Weights, read_weights
-from vqprompt.core.onnx.graph import Session
-from vqprompt.core.statistics.discriminant import probabilities
-from vqprompt.product.export.graph import add_answers
-from vqprompt.product.model.calibration import familiarity, solve
+from vqprompt.core.onnx.graph import COLUMNS, Session
 from vqprompt.product.model.efforts import TRAINING, Trained
+from vqprompt.product.model.extractor import load
 from vqprompt.product.model.features import Features
-from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph, load
-from vqprompt.product.model.pictures import Picture
-from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
-from vqprompt.product.model.trained import build, with_trained
+from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph
+from vqprompt.product.model.parsing import ModelError
+from vqprompt.product.model.pictures import Picture, find_pictures
+from vqprompt.product.model.trained import with_trained
 from vqprompt.research.methods import find_method
+from vqprompt.research.methods.moving import MovingMemory
 
-pytest.importorskip("onnxruntime")
 RNG = np.random.default_rng(0)
 SMALL = ViTConfig(width=48, depth=3, heads=4, patch=8, image_size=64, std=(0.3, 0.2, 0.1))
 
@@ -57,9 +61,10 @@ def features(extractor: Any) -> np.ndarray:
 def training(effort: str, vit: ViT) -> Trained:
     """As after a teaching, with random values."""
     settings = TRAINING[effort]
-    options = find_method(settings.method).Options(statistics=False, **settings.options)
+    kind = find_method(settings.method)
+    options = kind.Options(**{**MovingMemory.before, "statistics": False, **settings.options})
     torch.manual_seed(1)
-    method, _ = build(vit, Trained(effort, settings.method, options.model_dump(mode="json"), {}))
+    method: Any = kind(copy.deepcopy(vit), options, 1)
     kept = {
         name: (tensor + 0.1 * torch.randn(tensor.shape)).numpy()
         for name, tensor in method.state_dict().items()
@@ -71,7 +76,7 @@ def training(effort: str, vit: ViT) -> Trained:
 @pytest.mark.parametrize(("size", "crop"), [(64, 0.875), (64, 0.0), (40, 1.0), (104, 0.875)])
 def test_without_pytorch_features_are_the_same_at_every_size_and_crop(file: Path, size: int, crop: float) -> None:
     expected = features(Features(load_backbone(file, size), crop))
-    found = features(OnnxFeatures(read_weights(file).resized(size), crop))
+    found = features(OnnxFeatures(read_weights(file), size, crop))
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -81,74 +86,92 @@ def test_without_pytorch_features_of_a_trained_network_are_the_same(file: Path, 
     trained = training(effort, plain.vit)
     expected = features(with_trained(plain, trained))
     assert np.abs(expected - features(plain)).max() > 0.1, "training changed nothing, so nothing is compared"
-    found = features(OnnxFeatures(read_weights(file), 0.875, "fp32", trained))
+    found = features(OnnxFeatures(read_weights(file), None, 0.875, trained))
     np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
 def test_a_backbone_has_the_same_fingerprint_without_pytorch(file: Path) -> None:
     for backbone in (file, "vit-s14"):
-        assert read_weights(backbone).fingerprint() == fingerprint(load_backbone(backbone))
+        assert read_weights(backbone).fingerprint == fingerprint(load_backbone(backbone))
 
 
-def test_activations_of_16_bits_are_as_good_as_floats_and_do_not_depend_on_company() -> None:
-    """With weights that are int8 in their file, as those of the package."""
-    weights = read_weights("vit-s14").resized(112)
-    floats, whole = (OnnxFeatures(weights, 0.875, precision) for precision in ("fp32", "int16"))
-    expected, found = features(floats), features(whole)
-    assert 0 < np.linalg.norm(found - expected, axis=1).max() < 1e-3 * np.linalg.norm(expected, axis=1).min()
-    assert np.array_equal(np.stack([whole.of_one(picture) for picture in SEEN]), found)
+def test_features_do_not_depend_on_company_nor_on_the_number_of_cores() -> None:
+    extractor = OnnxFeatures(read_weights("vit-s14"), 112, 0.875)
+    together, picture = features(extractor), SEEN[1]
+    assert np.array_equal(np.stack([extractor.of_one(seen) for seen in SEEN]), together)
+    for threads in range(2, extractor.weights.config.width // COLUMNS + 1):
+        assert np.array_equal(extractor._features(Session(extractor._graph, threads), picture), together[1])
 
 
-def test_other_weights_are_not_rounded_for_activations_of_16_bits(file: Path) -> None:
-    weights = read_weights(file)
-    floats, whole = (features(OnnxFeatures(weights, 0.875, precision)) for precision in ("fp32", "int16"))
-    np.testing.assert_allclose(whole, floats, atol=1e-5)
+def test_weights_that_are_int8_in_their_file_can_stay_so_in_the_graph() -> None:
+    weights = read_weights("vit-s14").resized(42)
+    (packed, name, width), (plain, _, _) = (features_graph(weights, 0.875, None, packed) for packed in (True, False))
+    packed.output(name, "features", "n", width)
+    assert len(packed.file()) < 0.3 * len(plain.file())
+    pixels, aspect = load(SEEN[0], 48)
+    found = Session(packed).run(pixels=pixels.transpose(1, 2, 0)[None].copy(), aspect=np.array([aspect], np.float32))
+    np.testing.assert_allclose(found[0][0], OnnxFeatures(weights, None, 0.875).of_one(SEEN[0]), atol=1e-4)
 
 
 def test_an_image_that_cannot_be_read_gives_its_error_in_its_place(file: Path) -> None:
     damaged = Picture("damaged.jpg", "x", lambda: b"not an image")
-    first, second, third = OnnxFeatures(read_weights(file), 0.875).of([SEEN[0], damaged, SEEN[1]])
+    first, second, third = OnnxFeatures(read_weights(file), None, 0.875).of([SEEN[0], damaged, SEEN[1]])
     assert "damaged.jpg" in str(second)
     assert isinstance(first, np.ndarray) and isinstance(third, np.ndarray)
 
 
-@pytest.mark.parametrize("modes", [1, 2])
-def test_a_graph_of_the_whole_model_answers_as_the_model_does(file: Path, modes: int) -> None:
-    weights = read_weights(file)
-    graph, named, width = features_graph(weights, 0.875, "fp32", None)
-    records = []
-    for number in range(5):
-        centers = RNG.normal(size=(modes, width)) * 6
-        points = np.concatenate([center + RNG.normal(size=(20, width)) for center in centers])
-        records.append(ClassRecord.of(np.arange(len(points), dtype=np.uint64) + 1000 * number, to_fixed_point(points)))
-    solved = solve(records, sum(gram_of(record) for record in records))
-    assert len(solved.discriminant.owners) == 5 * modes
-    add_answers(graph, named, solved.discriminant, solved.calibration, solved.background)
-    x = features(OnnxFeatures(weights, 0.875))
-    scores = solved.discriminant.scores(x)
-    shares = probabilities(scores, solved.calibration.temperature)
-    nearness = solved.background.scores(x) + 2 * scores.max(1)
-    expected = familiarity(shares, nearness, solved.calibration) - solved.calibration.threshold
-    loaded = [load(picture, 73) for picture in SEEN]
-    pixels = np.stack([image.transpose(1, 2, 0) for image, _ in loaded])
-    found = Session(graph).run(pixels=pixels, aspect=np.array([aspect for _, aspect in loaded], np.float32))
-    np.testing.assert_allclose(found[0], shares, atol=1e-4)
-    np.testing.assert_allclose(found[1], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_asking_imports_neither_pytorch_nor_scipy() -> None:
-    program = """
-import sys
-from vqprompt.core.backbones.weights import read_weights
-from vqprompt.product.model.onnx_features import OnnxFeatures
-from vqprompt.product.model.pictures import find_pictures
-import numpy as np
-picture = find_pictures([np.zeros((50, 60, 3), np.uint8)], "picture")[0][0]
-assert OnnxFeatures(read_weights("vit-s14"), 0.875).of_one(picture).shape == (768,)
-print(sorted({"torch", "scipy", "sklearn", "onnx", "matplotlib", "huggingface_hub"} & sys.modules.keys()))
+ALONE = """
+import json, sys
+from vqprompt.__main__ import main
+sys.argv = ["vqprompt", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+slow = {"torch", "scipy", "sklearn", "onnx", "matplotlib", "huggingface_hub"}
+print(json.dumps(sorted(slow & sys.modules.keys())))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def alone(home: Path, *arguments: object) -> list[str]:
+    """What a command prints in a process of its own, and the slow modules that it imported."""
+    words = [sys.executable, "-c", ALONE, *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=command_environment(home))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("effort", ["instant", "good"])
+def test_asking_on_a_cpu_imports_nothing_slow_and_answers_as_pytorch_does(
+    effort: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = {**TRAINING["good"].training, "epochs": 1}
+    monkeypatch.setitem(TRAINING, "good", replace(TRAINING["good"], training=brief))
+    folder = write_drawings(tmp_path / "drawn", ["apple", "bicycle", "cactus"], range(8))
+    model = Model(size=42, device="cpu")
+    model.learn(folder, effort=effort)
+    path, images = model.save(tmp_path / "m.vqp"), sorted(folder.rglob("*.png"))
+    *answers, imported = map(json.loads, alone(home, "predict", path, *images, "--json", "--no-unknown", "--top", 3))
+    assert model.effort == effort and imported == []
+    shares, _ = model.judge(np.stack(list(model.network.of(find_pictures(images, "any")[0]))))
+    found = np.array([[answer["classes"][name] for name in model.classes] for answer in answers])
+    assert np.array_equal(found.argmax(1), shares.argmax(1))
+    np.testing.assert_allclose(found, shares, atol=1e-4)
+
+
+def test_a_model_of_another_size_that_was_taught_with_pytorch_still_opens(file: Path, tmp_path: Path) -> None:
+    """Its fingerprint was taken after PyTorch had resized the network."""
+    model = Model(file, size=40, device="cpu")
+    model.learn(write_drawings(tmp_path / "drawn", ["apple", "bicycle"], range(4)))
+    assert model.backbone.fingerprint == read_weights(file).fingerprint
+    for size in (40, 48):
+        backbone = replace(model.backbone, fingerprint=fingerprint(load_backbone(file, size)))
+        older = Model.from_records(backbone, model.knowledge.classes, device="cpu")
+        if size == 40:
+            assert older.predict_proba(SEEN[0].open()).shape == (2,)
+        else:
+            with pytest.raises(ModelError, match="has other weights"):
+                older.predict(SEEN[0].open())
 
 
 def test_resized_positions_are_those_of_pytorch(file: Path) -> None:

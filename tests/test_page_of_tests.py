@@ -17,9 +17,9 @@ from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, precision_score
 
 from vqprompt import Model
-from vqprompt.product.evaluation.measure import Asked, Share, Tested, _count, _reliability, test_model
+from vqprompt.product.evaluation.measure import Evaluation, ImageAnswer, Share, _count, _reliability, evaluate
 from vqprompt.product.evaluation.page import _headline, _matrix, write_page
-from vqprompt.product.evaluation.tables import as_dict, classes_csv, images_csv
+from vqprompt.product.evaluation.tables import classes_csv, images_csv
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 56, "device": "cpu"}
@@ -42,14 +42,14 @@ def images(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(taught, images) -> Tested:
-    return test_model(Model.load(taught, device="cpu"), images)
+def found(taught, images) -> Evaluation:
+    return evaluate(Model.load(taught, device="cpu"), images)
 
 
-def made_up(labels: list[str], answers: list[str], classes: tuple[str, ...], sure: float = 0.9) -> Tested:
-    asked = [Asked(f"{i}.png", a, b, b, sure, 1.0) for i, (a, b) in enumerate(zip(labels, answers, strict=True))]
+def made_up(labels: list[str], answers: list[str], classes: tuple[str, ...], sure: float = 0.9) -> Evaluation:
+    asked = [ImageAnswer(f"{i}.png", a, b, b, sure, 1.0) for i, (a, b) in enumerate(zip(labels, answers, strict=True))]
     per_class, confusion = _count(classes, asked, {})
-    return Tested(classes, tuple(asked), (), (), confusion, per_class, _reliability(asked))
+    return Evaluation(classes, tuple(asked), (), (), confusion, per_class, _reliability(asked))
 
 
 @given(st.integers(0, 60), st.integers(1, 60))
@@ -60,19 +60,19 @@ def test_intervals_are_wilsons(hits, total):
 
 
 def test_counts_agree_with_scikit_learn(found):
-    labels, answers = [a.label for a in found.asked], [a.answer for a in found.asked]
+    labels, answers = [a.label for a in found.images], [a.answer for a in found.images]
     with pytest.warns(UserWarning, match="classes not in y_true"):  # "unknown" is an answer, but no label
-        assert found.balanced == pytest.approx(balanced_accuracy_score(labels, answers))
+        assert found.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, answers))
     judge = confusion_matrix(labels, answers, labels=[*found.classes, "unknown"])[:-1]
     assert np.array_equal(found.confusion, judge)
     precision = precision_score(labels, answers, labels=list(found.classes), average=None, zero_division=0)
     np.testing.assert_allclose([c.precision.value or 0 for c in found.per_class], precision)
-    assert len(found.asked) == 24 and len(found.broken) == 1 and "broken.png" in found.broken[0]
+    assert len(found.images) == 24 and len(found.unreadable) == 1 and "broken.png" in found.unreadable[0]
 
 
 def test_many_dogs_do_not_hide_the_horses():
     found = made_up(["dog"] * 5000 + ["horse"] * 30, ["dog"] * 5000 + ["horse"] * 16 + ["dog"] * 14, ("dog", "horse"))
-    assert found.right.value > 0.995 and found.balanced == pytest.approx((1 + 16 / 30) / 2)
+    assert found.accuracy.value > 0.995 and found.balanced_accuracy == pytest.approx((1 + 16 / 30) / 2)
     assert "of horse, 14 of 30 were missed" in _headline(found) and "if every class counts the same" in _headline(found)
     assert found.confused_pairs() == [("horse", "dog", 14)]
 
@@ -86,30 +86,30 @@ def test_reliability_and_its_error():
 def test_mistakes_come_surest_first(found):
     wrong = [m.probability for m in found.mistakes() if m.answer != "unknown"]
     assert wrong == sorted(wrong, reverse=True)
-    assert len(found.mistakes()) == found.right.total - found.right.hits
+    assert len(found.mistakes()) == found.accuracy.total - found.accuracy.hits
 
 
 def test_classes_that_are_not_known(taught, tmp_path):
     folder = write_drawings(tmp_path / "test", ["apple", "fish"], range(80, 84))
     model = Model.load(taught, device="cpu")
-    found = test_model(model, folder)
-    assert len(found.asked) == 4 and found.strangers_found.total == 4
+    found = evaluate(model, folder)
+    assert len(found.images) == 4 and found.others_refused.total == 4
     assert any("not known" in note for note in found.notes)
     with pytest.raises(ValueError, match="--known-only"):
-        test_model(model, folder, refuse_unknown_classes=True)
+        evaluate(model, folder, refuse_unknown_classes=True)
 
 
 def test_another_spelling_is_the_same_class(taught, tmp_path):
     folder = write_drawings(tmp_path / "test", ["apple"], range(80, 82))
     (folder / "apple").rename(folder / "APPLE")
-    assert len(test_model(Model.load(taught, device="cpu"), folder).asked) == 2
+    assert len(evaluate(Model.load(taught, device="cpu"), folder).images) == 2
 
 
 def test_before_and_after_the_last_teaching(taught, images):
     before = Model.load(taught, device="cpu")
     before.undo()
-    found = test_model(Model.load(taught, device="cpu"), images, before=before)
-    assert found.balanced_before is not None
+    found = evaluate(Model.load(taught, device="cpu"), images, before=before)
+    assert found.balanced_accuracy_before is not None
     assert {c.name for c in found.per_class if c.recall_before is None} == {"car"}
 
 
@@ -167,7 +167,7 @@ def test_two_hundred_classes_and_evil_names(tmp_path):
 def test_tables_survive_odd_names():
     found = made_up(["=cmd()", "a,b"], ["a,b", "a,b"], ("=cmd()", "a,b"))
     assert "'=cmd()" in classes_csv(found) and '"a,b"' in images_csv(found)
-    assert json.loads(json.dumps(as_dict(found)))["images"] == 2
+    assert json.loads(json.dumps(found.to_json()))["images"] == 2
 
 
 def test_bad_input_in_words(taught, tmp_path, command):

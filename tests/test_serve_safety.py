@@ -259,8 +259,9 @@ def test_uploads_are_gone_when_the_server_ends(model, tmp_path, monkeypatch):
 def closed(connection: socket.socket) -> bool:
     """Whether the server hangs up."""
     try:
-        while connection.recv(65536):
-            pass
+        with connection:
+            while connection.recv(65536):
+                pass
     except ConnectionResetError:
         pass
     return True
@@ -275,8 +276,8 @@ def test_slow_clients_are_given_up_in_every_phase(impatient):
     later.sendall(b"GET / HTTP/1.1\r\nHost: ")
     assert closed(later), "half a header after a good request"
     for path, rest in (("predict", "Content-Length: 1000\r\n\r\nabc"), ("uploads", upload), ("teach", f"{upload}--x")):
-        slow = impatient.connect(f"POST /models/m/{path} {head}{rest}".encode())
-        assert b"408" in slow.recv(65536).split(b"\r\n")[0]
+        with impatient.connect(f"POST /models/m/{path} {head}{rest}".encode()) as slow:
+            assert b"408" in slow.recv(65536).split(b"\r\n")[0]
     unread = impatient.connect(f"GET /models/m/file {head}\r\n".encode() * 200, receive_buffer=4096)
     until(lambda: not impatient.server.server_state.connections)
     unread.close()
@@ -294,6 +295,20 @@ def test_half_requests_do_not_take_the_place_of_whole_ones(model):
             assert Client(client.url).get("/models/m").status_code == 200
         for connection in half:
             connection.close()
+
+
+def test_clients_that_have_left_take_no_place(model, tmp_path, monkeypatch):
+    path = tmp_path / "m.vqp"
+    shutil.copy(model, path)
+    with serving(path, connections=10) as client:
+        with held(monkeypatch, Jobs, "_hand_over"):
+            job = client.post("/models/m/undo", json={"steps": 1}).json()["id"]
+            waiting = [client.connect(f"GET /jobs/{job}?wait=60 {client.head}\r\n".encode()) for _ in range(7)]
+            until(lambda: len(client.server.server_state.tasks) == 7)
+            for connection in waiting:
+                connection.close()
+            until(lambda: not client.server.server_state.tasks)
+        client.get(f"/jobs/{job}?wait=60")
 
 
 def test_uploads_that_only_announce_their_size_take_no_place(client):

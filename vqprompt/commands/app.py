@@ -16,6 +16,7 @@ import typer
 from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import accept_all_characters, print_error
+from vqprompt.commands.example import example
 from vqprompt.commands.interrupted import explains_interruption, report_interruption
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
+    example, check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
     export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))

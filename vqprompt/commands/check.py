@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -55,12 +54,7 @@ def check(
     listed = write_list(found, place / "exclude.txt")
     page = write_page(found, place / "check.html", str(folder), listed)
     if as_json:
-        summary = {
-            "images": found.images, "classes": found.classes, "findings": [asdict(f) for f in found.findings],
-            "alike": found.alike, "few": found.few, "notes": found.notes, "seconds": round(found.seconds, 2),
-            "page": str(page), "list": str(listed),
-        }  # fmt: skip
-        print_json(summary, indent=2)
+        print_json({**found.to_json(), "page": str(page), "list": str(listed)}, indent=2)
         return
     for note in found.notes:
         print_plain(f"note: {note}")

@@ -1,4 +1,4 @@
-"""`vqprompt export`: a model for other runtimes, or for the Hugging Face hub."""
+"""`vqprompt export`: a model for other runtimes, for browsers, or for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,29 +17,42 @@ def export(
     onnx: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it as ONNX, for onnxruntime and others.")
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="ONNX weights in 8 bits: a quarter of the size.")] = False,
+    web: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a page that predicts in any browser; needs --ort.")
+    ] = None,
+    ort: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="For --web: what `npm pack onnxruntime-web` wrote, or its unpacked folder."),
+    ] = None,
     hub_folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write model and card as the Hugging Face hub has them.")
     ] = None,
     backbone: Annotated[str | None, typer.Option(help="Where the model's weights file is now.")] = None,
 ) -> None:
-    """Write a model for other programs: as ONNX, or as a folder for the Hugging Face hub.
+    """Write a model for other programs: as ONNX, as a web page, or as a folder for the Hugging Face hub.
 
     [bold]vqprompt export garden.vqp --onnx garden.onnx[/bold]
     """
+    if onnx is None and web is None and hub_folder is None:
+        raise UserError("what to write? Give --onnx FILE, --web FOLDER or --hub-folder FOLDER")
+    if (web is None) != (ort is None):
+        raise UserError("--web FOLDER and --ort PATH belong together; fetch the latter with `npm pack onnxruntime-web`")
+    from vqprompt.product.export.onnx import check_target, export_onnx
+    from vqprompt.product.export.web_page import check_folder, export_page, read_runtime
     from vqprompt.product.model.model import Model
 
-    if onnx is None and hub_folder is None:
-        raise UserError("what to write? Give --onnx FILE or --hub-folder FOLDER")
-    if int8 and onnx is None:
-        raise UserError("--int8 is for ONNX; give --onnx FILE as well")
+    if onnx is not None:
+        check_target(onnx)
+    if web is not None and ort is not None:
+        check_folder(web)
+        read_runtime(ort)
     taken = Model.load(model, device="cpu", backbone=backbone)
     if onnx is not None:
-        from vqprompt.product.export.onnx import export_onnx
-
-        print_plain(f"writing {onnx}: the network is traced, which takes some seconds …")
-        written = export_onnx(taken, onnx, int8=int8)
-        print_plain(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")
+        print_plain(f"wrote {export_onnx(taken, onnx)} ({onnx.stat().st_size / 1e6:.1f} MB)")
+    if web is not None and ort is not None:
+        export_page(taken, web, ort)
+        size = sum(file.stat().st_size for file in web.iterdir())
+        print_plain(f"wrote {web} ({size / 1e6:.1f} MB): open its index.html, or put it on any web server")
     if hub_folder is not None:
         from vqprompt.product.model.hub import save_pretrained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -77,10 +78,13 @@ def _predict_with_model(
             if isinstance(found, Exception):
                 bad.append(str(found))
             elif as_json:
-                print_json({"image": str(file), "class": found.name, "classes": dict(found.classes)})
+                familiarity = found.familiarity if math.isfinite(found.familiarity) else None
+                answer = {"class": found.name, "classes": dict(found.classes), "familiarity": familiarity}
+                print_json({"image": str(file), **answer})
+            elif found.name == "unknown":  # percentages are shares among known classes: they would contradict it
+                print_plain(f"{file}: unknown (most like {', '.join(name for name, _ in found.classes)})")
             else:
-                named = ", ".join(f"{name} {share:.0%}" for name, share in found.classes)
-                print_plain(f"{file}: unknown (nearest: {named})" if found.name == "unknown" else f"{file}: {named}")
+                print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in found.classes))
     _refuse(bad, len(files))
 
 

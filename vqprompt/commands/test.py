@@ -37,9 +37,9 @@ def test(
     [bold]vqprompt test garden.vqp new-photos/[/bold]
     """
     from vqprompt.core.files import write_atomically
-    from vqprompt.product.evaluation.measure import test_model
+    from vqprompt.product.evaluation.measure import evaluate
     from vqprompt.product.evaluation.page import write_page
-    from vqprompt.product.evaluation.tables import as_dict, classes_csv, images_csv
+    from vqprompt.product.evaluation.tables import classes_csv, images_csv
     from vqprompt.product.model.model import Model
 
     asked = Model.load(model, device=device, backbone=backbone)
@@ -50,13 +50,13 @@ def test(
         if not earlier.classes:
             raise UserError(f"{model}: before its last teaching this model knew nothing; leave out --before")
     with progress_shown() as progress:
-        found = test_model(
+        found = evaluate(
             asked, folder, before=earlier, refuse_unknown_classes=known_only, unknown=unknown, strictness=strictness,
             progress=progress,
         )  # fmt: skip
     place = out or Path()
     page = write_page(found, place / "test.html", model.name, str(folder), asked.accuracy)
-    summary = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **as_dict(found)}
+    summary = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **found.to_json()}
     write_atomically(place / "test.json", json.dumps(summary, ensure_ascii=False, indent=2) + "\n")
     write_atomically(place / "images.csv", images_csv(found))
     write_atomically(place / "classes.csv", classes_csv(found))
@@ -65,19 +65,21 @@ def test(
         return
     for note in found.notes:
         print_plain(f"note: {note}")
-    for message in found.broken[:10]:
+    for message in found.unreadable[:10]:
         print_plain(f"left out: {message}")
-    low, high = found.balanced_interval
-    was = f"; before the last teaching {percent(found.balanced_before)}" if found.balanced_before is not None else ""
-    if found.asked:
+    low, high = found.balanced_accuracy_interval
+    before_that = found.balanced_accuracy_before
+    was = "" if before_that is None else f"; before the last teaching {percent(before_that)}"
+    if found.images:
         print_plain(
-            f"right, every class weighted equally: {percent(found.balanced)} ({percent(low)} to {percent(high)}){was}"
+            f"right, every class weighted equally: {percent(found.balanced_accuracy)} "
+            f"({percent(low)} to {percent(high)}){was}"
         )
-        right = found.right
+        right = found.accuracy
         print_plain(f"right, every image weighted equally: {percent(right.value)} ({right.hits} of {right.total})")
-        print_plain(f"called unknown: {found.unknown.hits} of {found.unknown.total}")
-    if found.strangers:
-        s = found.strangers_found
+        print_plain(f"called unknown: {found.called_unknown.hits} of {found.called_unknown.total}")
+    if found.others:
+        s = found.others_refused
         print_plain(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
     for c in sorted((c for c in found.per_class if c.recall.total), key=lambda c: c.recall.value or 0)[:5]:
         if c.recall.hits < c.recall.total:

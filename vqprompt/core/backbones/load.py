@@ -13,7 +13,7 @@ from vqprompt.core.backbones.layouts import name_keys
 from vqprompt.core.backbones.registry import WeightsError
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.backbones.weights import Weights, read_weights
-from vqprompt.core.files import is_file, save_tensors
+from vqprompt.core.files import save_tensors
 from vqprompt.core.progress import Report, ignore
 
 
@@ -28,7 +28,11 @@ def load_backbone(
     config_overrides: ViTConfig fields that a file does not say (heads, eps, mean, std). progress: gets the progress of
     a download.
     """
-    weights = read_weights(name_or_path, config_overrides, progress)
+    return make_vit(read_weights(name_or_path, config_overrides, progress), size)
+
+
+def make_vit(weights: Weights, size: int | None = None) -> ViT:
+    """A frozen ViT that shares the memory of its weights."""
     with torch.device("meta"):  # initial values would be thrown away
         vit = ViT(weights.config)
     vit.load_state_dict({key: torch.from_numpy(array) for key, array in weights.arrays.items()}, assign=True)
@@ -51,9 +55,4 @@ def fingerprint(vit: ViT) -> str:
     """16 hex digits that change with the config or with any weight."""
     return Weights(
         vit.config, {key: value.detach().cpu().numpy() for key, value in vit.state_dict().items()}
-    ).fingerprint()
-
-
-def backbone_path(backbone: str | Path) -> str:
-    """The absolute path of a weights file, so that it is found from any folder; a name as it is."""
-    return str(Path(backbone).expanduser().resolve()) if is_file(backbone) else str(backbone)
+    ).fingerprint

@@ -8,6 +8,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Weights:
     config: ViTConfig
     arrays: Mapping[str, Array]
 
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with the config or with any weight."""
         digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
@@ -90,3 +92,8 @@ def read_weights(
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from error
     return Weights(config, {key: np.ascontiguousarray(array, np.float32) for key, array in state.items()})
+
+
+def backbone_path(backbone: str | Path) -> str:
+    """The absolute path of a weights file, so that it is found from any folder; a name as it is."""
+    return str(Path(backbone).expanduser().resolve()) if is_file(backbone) else str(backbone)

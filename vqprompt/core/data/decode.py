@@ -36,6 +36,7 @@ LARGE = 8_000_000  # pixels from which an image is worked on in strips
 LONG = 8192  # px of a side from which it shrinks alone, if the other one is short
 AT_A_TIME = 100_000_000  # pixels that all threads together decode at a time
 STRIP = 2_000_000  # pixels per strip
+STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
 
 ImageLike = str | Path | Image.Image | np.ndarray
 
@@ -81,6 +82,11 @@ def decode(data: bytes, name: str, side: int | None = None) -> Image.Image:
     """
     with _refusing(data, name):
         return _shrunk(_identify(data), name, side)[0]
+
+
+def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
+    """The side in px of the stored squares for a ViT that takes images of `size` px."""
+    return round(size * margin)
 
 
 def decode_pixels(data: bytes, name: str, side: int) -> tuple[np.ndarray, float]:

@@ -27,13 +27,7 @@ from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import cache_folder, delete_abandoned, load_array, replacing_cached, save_array, warn_no_cache
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 
-STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
 DIGESTED = 4096  # images whose pixels are read together for a digest
-
-
-def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
-    """The side in px of the stored squares for a ViT that takes images of `size` px."""
-    return round(size * margin)
 
 
 class Store:

@@ -6,7 +6,6 @@ An ONNX file is a protobuf message. The few kinds of message that a graph needs 
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Attribute = int | float | str | Sequence[int]
 OPSET, IR_VERSION = 20, 9
-MICROSOFT = "com.microsoft"  # operators that ONNX Runtime adds to the standard ones
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7}
+COLUMNS = 80
 LARGE = 1024  # bytes from which a weight is passed in memory
 
 
@@ -51,13 +50,13 @@ class Graph:
     def integers(self, *values: int) -> str:
         return self.constant(values, "int64")
 
-    def op(self, kind: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:
-        return self.split(kind, *inputs, parts=1, domain=domain, **attributes)[0]
+    def op(self, kind: str, *inputs: str, **attributes: Attribute) -> str:
+        return self.split(kind, *inputs, parts=1, **attributes)[0]
 
-    def split(self, kind: str, *inputs: str, parts: int, domain: str = "", **attributes: Attribute) -> list[str]:
+    def split(self, kind: str, *inputs: str, parts: int, **attributes: Attribute) -> list[str]:
         """An operator with several outputs."""
         names = [f"{kind}{len(self._nodes)}.{i}" for i in range(parts)]
-        self._nodes.append(_node(kind, inputs, names, attributes, domain))
+        self._nodes.append(_node(kind, inputs, names, attributes))
         return names
 
     def file(self, metadata: Mapping[str, str] | None = None, *, large_weights: bool = True) -> bytes:
@@ -65,28 +64,27 @@ class Graph:
         tensors = [_tensor(n, a, large_weights or a.nbytes < LARGE) for n, a in self.weights.items()]
         fields = ((1, self._nodes), (2, [b"vqprompt"]), (5, tensors), (11, self._inputs), (12, self._outputs))
         graph = b"".join(_bytes(number, content) for number, contents in fields for content in contents)
-        sets = [_bytes(1, name.encode()) + _int(2, version) for name, version in (("", OPSET), (MICROSOFT, 1))]
         entries = [_entry(key, value) for key, value in (metadata or {}).items()]
-        parts = [_int(1, IR_VERSION), _bytes(2, b"vqprompt"), _bytes(7, graph), *(_bytes(8, s) for s in sets)]
+        parts = [_int(1, IR_VERSION), _bytes(2, b"vqprompt"), _bytes(7, graph), _bytes(8, _int(2, OPSET))]
         return b"".join([*parts, *(_bytes(14, entry) for entry in entries)])
 
 
 class Session:
     """A graph that can be run, by many threads at once.
 
-    threads: that one run takes; 0: all cores. Results do not depend on it, to the last bit: products are divided among
-    threads by rows and columns, not along sums. repack: copy the weights into the order in which the processor reads
-    them. It takes time and as much memory again, a run is then 5 to 8 % faster, and the last bits differ.
+    threads: that one run takes. The columns of a product are divided among threads, and a thread with few columns adds
+    in another order. So results do not depend on it, to the last bit, as long as each thread has `COLUMNS` of them.
     """
 
-    def __init__(self, graph: Graph, threads: int = 0, repack: bool = False) -> None:
+    def __init__(self, graph: Graph, threads: int = 1) -> None:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or os.cpu_count() or 1
+        options.intra_op_num_threads = threads
         # our graphs are written as they should run: to rewrite them takes time and gains none
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.add_session_config_entry("session.disable_prepacking", "0" if repack else "1")
+        # to copy the weights into another order takes time and as much memory again; a run is then 5 to 8 % faster
+        options.add_session_config_entry("session.disable_prepacking", "1")
         # idle threads sleep: they would take time from other images that are computed at the same moment
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         large = {name: array for name, array in graph.weights.items() if array.nbytes >= LARGE}
@@ -128,12 +126,9 @@ def _entry(key: str, value: str) -> bytes:
     return _bytes(1, key.encode()) + _bytes(2, value.encode())
 
 
-def _node(
-    kind: str, inputs: Iterable[str], outputs: Iterable[str], attributes: Mapping[str, Attribute], domain: str = ""
-) -> bytes:
+def _node(kind: str, inputs: Iterable[str], outputs: Iterable[str], attributes: Mapping[str, Attribute]) -> bytes:
     parts = [_bytes(1, name.encode()) for name in inputs] + [_bytes(2, name.encode()) for name in outputs]
-    parts += [_bytes(4, kind.encode()), *(_bytes(5, _attribute(*pair)) for pair in attributes.items())]
-    return b"".join([*parts, _bytes(7, domain.encode())])
+    return b"".join([*parts, _bytes(4, kind.encode()), *(_bytes(5, _attribute(*pair)) for pair in attributes.items())])
 
 
 def _attribute(name: str, value: Attribute) -> bytes:

@@ -129,6 +129,17 @@ class Means:
     counts: Array
     ratio: float
 
+    @classmethod
+    def of(cls, means: Array, counts: Array, variances: Array, distance: float) -> Means:
+        """means: [M, D], in a basis where the covariance within groups is diagonal. counts: [M], of their images.
+        variances: [D]. distance: see `LeftOut`; 0 if it is not known, then nothing is shrunk."""
+        present = counts > 0
+        center, ratio = means[present].mean(0), np.inf
+        if distance > 0 and present.sum() > 1:
+            between = float(((means[present] - center) ** 2).sum(0) @ (1 / variances)) / (present.sum() - 1)
+            ratio = max(between / distance - (1 / counts[present]).mean(), LEAST_RATIO)
+        return cls(means, center, counts, ratio)
+
     def reliance(self, counts: Array) -> Array:
         """The share of its offset that the mean of so many images keeps."""
         return 1 / (1 + 1 / (np.maximum(counts, 1) * self.ratio))
@@ -172,19 +183,11 @@ class Basis:
         """A matrix [D, D]. Features multiplied by it have variance 1 within a group, in every direction."""
         return self.vectors / np.sqrt(np.maximum(self.shrunk(shrinkage), 1e-12))
 
-    def means(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Means:
-        """The means of groups in this basis. distance: see `LeftOut`; 0 if it is not known."""
-        means, present = groups.means @ self.vectors, groups.counts > 0
-        center, ratio = means[present].mean(0), np.inf
-        if distance > 0 and present.sum() > 1:
-            between = ((means[present] - center) ** 2 / self.shrunk(shrinkage)).sum() / (present.sum() - 1)
-            ratio = max(between / distance - (1 / groups.counts[present]).mean(), LEAST_RATIO)
-        return Means(means, center, groups.counts, ratio)
-
     def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
         """distance: see `LeftOut`."""
-        means = self.means(groups, shrinkage, distance).shrunk
-        scaled = means / self.shrunk(shrinkage)
+        variances = self.shrunk(shrinkage)
+        means = Means.of(groups.means @ self.vectors, groups.counts, variances, distance).shrunk
+        scaled = means / variances
         bias = -0.5 * (scaled * means).sum(1)
         return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), groups.owners)
 
@@ -232,13 +235,15 @@ class LeaveOneOut:
         self.compared = np.arange(len(groups.owners)) if compared is None else compared
         self.column = np.full(len(groups.owners), -1)
         self.column[self.compared] = np.arange(len(self.compared))
-        kept = groups.kept_counts[own]
-        self.raw_offsets = features - groups.kept_sums[own] / kept[:, None]
-        self.offsets = (self.raw_offsets @ basis.vectors).astype(precision)
-        self.x = (features @ basis.vectors).astype(precision)
-        self.several, self.longer = kept > 1, kept / np.maximum(kept - 1, 1)
-        self.others = groups.counts[own] - 1
-        self.mean = (groups.sums[own] - features) @ basis.vectors / np.maximum(self.others, 1)[:, None]
+        self.several, self.others = groups.kept_counts[own] > 1, groups.counts[own] - 1
+        self.longer = groups.kept_counts[own] / np.maximum(groups.kept_counts[own] - 1, 1)
+        used, place = np.unique(own, return_inverse=True)
+        kept_means = groups.kept_sums[used] / groups.kept_counts[used][:, None]
+        x, self.rotated = features @ basis.vectors, groups.means @ basis.vectors
+        mean = (self.rotated[own] * groups.counts[own][:, None] - x) / np.maximum(self.others, 1)[:, None]
+        offsets = x - (kept_means @ basis.vectors)[place]
+        self.x, self.mean, self.offsets = (a.astype(precision, copy=False) for a in (x, mean, offsets))
+        self.features, self.kept_means = features, kept_means[place]
 
     def at(self, shrinkage: float) -> LeftOut:
         x, own, counts = self.x, self.own, self.groups.counts
@@ -246,7 +251,7 @@ class LeaveOneOut:
         # the distance of images from the mean of their group without them, less the error of that mean
         outside = ((far + growth * far**2) * self.longer)[self.several]
         distance = float(outside.mean()) if len(outside) else 0.0
-        means = self.basis.means(self.groups, shrinkage, distance)
+        means = Means.of(self.rotated, counts, self.basis.shrunk(shrinkage), distance)
         mu = means.shrunk[self.compared].astype(self.precision)
         along, scaled = (q * x).sum(1), mu / variances
         # the two large products, [n, M], in single precision; what they decide does not need more
@@ -275,7 +280,7 @@ class LeaveOneOut:
         basis, freedom = self.basis, max(self.basis.freedom - 1, 1)
         _, q, far, growth = self._without(shrinkage)
         diagonal = 1 / (basis.vectors**2).sum(1)
-        added = self.longer[:, None] * self.raw_offsets**2
+        added = self.longer[:, None] * (self.features - self.kept_means) ** 2
         without = (diagonal * (basis.freedom + PRIOR) - added) / (freedom + PRIOR)
         less = shrinkage * (diagonal * (basis.freedom / freedom) - without)
         share = (less * (q @ basis.vectors.T) ** 2).sum(1) * (1 + growth * far) / np.maximum(far, 1e-12)

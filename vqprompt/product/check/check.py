@@ -1,8 +1,8 @@
 """Finds what is doubtful in a folder of images, before it is taught. Nothing is moved, changed or deleted.
 
 What is notable about this implementation:
-- Each file is read once: named by its content, decoded for a small grey version, and shown to the frozen backbone.
-  Only 2 kB of pixels and its features are kept, so memory grows by 6 kB per image.
+- Each file is read once: named by its content, decoded for a small grey version and for what it looks like, and shown
+  to the frozen backbone. Only 2 kB of pixels and its features are kept, so memory grows by 6 kB per image.
 - Neighbours come from random trees; everything else takes one pass over the images. Time grows as n·log n.
 - With a model, the images that it remembers of its classes vote too, so that even three new images can be judged.
 """
@@ -12,9 +12,8 @@ from __future__ import annotations
 import io
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,9 @@ from PIL import Image
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress, Report, Stage, ignore
-from vqprompt.product.check import copies, doubts
+from vqprompt.core.statistics.discriminant import Array
+from vqprompt.product.check import copies, doubts, pixels
+from vqprompt.product.check.findings import CheckResult, Finding, Kind
 from vqprompt.product.check.neighbours import nearest
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import (
@@ -39,66 +40,7 @@ from vqprompt.product.model.pictures import (
 
 TINY = 32  # px of the shorter side
 FEW = 5  # classes with fewer images are named
-MOST_FAR = 10.0  # an image this many standard deviations away is certainly an outlier
-
-
-class Kind(StrEnum):
-    """What is wrong with an image; the value is what people read."""
-
-    UNREADABLE = "cannot be read"
-    SAME_TWO_CLASSES = "the same picture in two classes"
-    SAME_TEST = "also in the test folder"
-    SAME = "an exact copy"
-    NEAR_TWO_CLASSES = "nearly the same picture in two classes"
-    NEAR_TEST = "nearly the same picture in the test folder"
-    NEAR = "nearly the same picture"
-    LABEL = "looks like another class"
-    UNLIKE = "unlike its class"
-    TINY = "tiny"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One doubtful image. doubt: from 0 to 1. says: the reason in words. other: the image it is compared with.
-    likelier: a class that fits better. leave_out: whether the list for `learn --exclude` names it; of several copies,
-    it names all except one."""
-
-    where: str
-    label: str
-    kind: Kind
-    doubt: float
-    says: str
-    other: str | None = None
-    likelier: str | None = None
-    leave_out: bool = True
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The result of a check. alike: pairs of classes, with the share of their images that are taken for the other. few:
-    classes with few images, and how many they have. opened: functions that read an image, by its path."""
-
-    images: int
-    classes: dict[str, int]
-    findings: tuple[Finding, ...]
-    alike: tuple[tuple[str, str, float], ...]
-    few: tuple[tuple[str, int], ...]
-    notes: tuple[str, ...]
-    seconds: float
-    opened: dict[str, Callable[[], Any]] = field(default_factory=dict, repr=False)
-
-    @property
-    def left_out(self) -> list[str]:
-        """Images that `learn --exclude` should leave out, most doubtful first, each once."""
-        return list(dict.fromkeys(f.where for f in self.findings if f.leave_out))
-
-    @property
-    def doubtful(self) -> int:
-        """The number of doubtful images."""
-        return len({f.where for f in self.findings})
-
-    def counts(self) -> dict[Kind, int]:
-        return dict(Counter(f.kind for f in self.findings))
+MOST_FAR, MOST_FOREIGN = 10.0, 20.0  # an image this far away is certainly an outlier
 
 
 @dataclass(eq=False)
@@ -106,11 +48,12 @@ class _Rows:
     """What is kept of the images that could be read."""
 
     pictures: list[Picture]
-    is_test: np.ndarray
-    names: np.ndarray
-    grey: np.ndarray
-    features: np.ndarray
-    sides: np.ndarray
+    is_test: Array
+    names: Array
+    grey: Array
+    looks: list[pixels.Look]
+    features: Array
+    sides: Array
 
 
 def check(
@@ -123,7 +66,7 @@ def check(
     size: int | None = None,
     device: str = "auto",
     progress: Report = ignore,
-) -> Checked:
+) -> CheckResult:
     """Check images, given as for `Model.learn`. test: a second source, whose images must not be in the first; by
     default, the test/ of a folder or archive. model: what it remembers votes too, and its backbone is used."""
     started = time.monotonic()
@@ -138,12 +81,13 @@ def check(
     alike: list[tuple[str, str, float]] = []
     if len(rows.pictures):
         exact, repeated = _exact(rows, model)
-        found += [*exact, *_tiny(rows), *_near(rows, repeated)]
-        judged, alike = _judge(rows, repeated, model)
+        bad = _bad_pictures(rows)
+        found += [*exact, *_tiny(rows), *bad, *_near(rows, repeated)]
+        judged, alike = _judge(rows, repeated, model, {f.where for f in bad})
         found += judged
     learned = Counter(p.label for p in everything[: len(pictures)])
     few = sorted(((name, n + _known_images(model, name)) for name, n in learned.items()), key=lambda pair: pair[1])
-    return Checked(
+    return CheckResult(
         len(everything), dict(learned), tuple(sorted(found, key=lambda f: (-f.doubt, f.where))), tuple(alike),
         tuple(pair for pair in few if pair[1] < FEW), tuple(notes), time.monotonic() - started,
         {p.where: p.open for p in everything},
@@ -171,7 +115,7 @@ def _known_images(model: Model | None, name: str) -> int:
 def _look(pictures: list[Picture], training: int, model: Model, progress: Report) -> tuple[_Rows, list[Finding]]:
     """Read every image once: its name, its small grey version and its features."""
     extractor = model.extractor
-    broken, seen = [], dict[int, tuple[int, np.ndarray, int]]()
+    broken, seen = [], dict[int, tuple[int, Array, int, pixels.Look]]()
 
     def remembering(number: int, picture: Picture) -> Picture:
         def read() -> Any:
@@ -179,7 +123,8 @@ def _look(pictures: list[Picture], training: int, model: Model, progress: Report
             image = (
                 decoding.decode(content, picture.where) if isinstance(content, bytes) else decoding.open_image(content)
             )
-            seen[number] = (content_id(content), copies.small_grey(image), min(_size(content, image)))
+            side = min(_size(content, image))
+            seen[number] = (content_id(content), copies.small_grey(image), side, pixels.look_at(image))
             return image
 
         return replace(picture, open=read)
@@ -201,8 +146,8 @@ def _look(pictures: list[Picture], training: int, model: Model, progress: Report
     chosen = [seen[number] for number in kept]
     rows = _Rows(
         [pictures[number] for number in kept], np.array([number >= training for number in kept], bool),
-        np.array([name for name, _, _ in chosen], np.uint64), np.array([grey for _, grey, _ in chosen], np.uint8),
-        np.array(features, np.float32), np.array([side for _, _, side in chosen]),
+        np.array([c[0] for c in chosen], np.uint64), np.array([c[1] for c in chosen], np.uint8),
+        [c[3] for c in chosen], np.array(features, np.float32), np.array([c[2] for c in chosen]),
     )  # fmt: skip
     return rows, broken
 
@@ -232,7 +177,7 @@ def _spelled_twice(pictures: list[Picture]) -> list[Finding]:
     return found
 
 
-def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], np.ndarray]:
+def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], Array]:
     """Exact copies; and which rows [n] repeat another row, so that they need no further check."""
     repeated = np.zeros(len(rows.pictures), bool)
     found = []
@@ -285,7 +230,14 @@ def _tiny(rows: _Rows) -> list[Finding]:
     ]  # fmt: skip
 
 
-def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALIKE) -> list[tuple[int, int, float]]:
+def _bad_pictures(rows: _Rows) -> list[Finding]:
+    return [
+        Finding(rows.pictures[row].where, rows.pictures[row].label, kind, 0.8, says)
+        for row, kind, says in pixels.faults(rows.looks)
+    ]
+
+
+def near_pairs(features: Array, grey: Array, least: float = copies.ALIKE) -> list[tuple[int, int, float]]:
     """Pairs of rows that show the same picture (the lower row first), and how similar they are. features: [n, D]. grey:
     their small versions. least: how similar the pictures of a pair must be."""
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
@@ -296,7 +248,7 @@ def near_pairs(features: np.ndarray, grey: np.ndarray, least: float = copies.ALI
     return [pair for pair in scored if pair[2] >= least]
 
 
-def _near(rows: _Rows, repeated: np.ndarray) -> list[Finding]:
+def _near(rows: _Rows, repeated: Array) -> list[Finding]:
     left = np.flatnonzero(~repeated)
     found = []
     for a, b, alike in near_pairs(rows.features[left], rows.grey[left]):
@@ -310,9 +262,9 @@ def _near(rows: _Rows, repeated: np.ndarray) -> list[Finding]:
 
 
 def _judge(
-    rows: _Rows, repeated: np.ndarray, model: Model | None
+    rows: _Rows, repeated: Array, model: Model | None, bad: set[str]
 ) -> tuple[list[Finding], list[tuple[str, str, float]]]:
-    """Labels and images that do not fit, and classes that look alike."""
+    """Labels and images that do not fit, and classes that look alike. bad: images whose pixels are known to be bad."""
     left = np.flatnonzero(~repeated)
     features, labels = [rows.features[left]], [rows.pictures[r].label for r in left]
     if model is not None:
@@ -326,8 +278,10 @@ def _judge(
     codes = np.array([place[label] for label in labels])
     if len(names) == 1 and len(codes) < 3:
         return [], []
-    seen = doubts.find_doubts(np.concatenate(features), codes, len(names))
+    every = np.concatenate(features)
+    seen = doubts.find_doubts(every, codes, len(names))
     wrong, strange = seen.mislabelled, seen.strange
+    odd = pixels.unusual([rows.looks[r] for r in left]) * np.maximum(doubts.strangeness(every, codes)[: len(left)], 0)
     found = []
     for row, picture in enumerate(rows.pictures[r] for r in left):
         likelier = names[seen.likelier[row]]
@@ -335,7 +289,13 @@ def _judge(
             doubt = 0.7 + 0.25 * (1 - seen.probability[row]) * seen.rival[row]
             says = f"most similar images are {likelier!r}, almost none are {picture.label!r}"
             found.append(Finding(picture.where, picture.label, Kind.LABEL, float(doubt), says, likelier=likelier))
-        if strange[row]:
+        if odd[row] > pixels.FOREIGN and picture.where not in bad:
+            doubt, says = (
+                0.65 + 0.3 * min(odd[row] / MOST_FOREIGN, 1),
+                "its pixels and its features are unlike all others",
+            )
+            found.append(Finding(picture.where, picture.label, Kind.FOREIGN, float(doubt), says))
+        elif strange[row] and picture.where not in bad:
             doubt = 0.65 + 0.3 * min(seen.distance[row] / MOST_FAR, 1)
             says = f"unlike the other images of {picture.label!r}: {seen.distance[row]:.1f} times the usual spread away"
             found.append(Finding(picture.where, picture.label, Kind.UNLIKE, float(doubt), says))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from vqprompt.core.files import write_atomically
-from vqprompt.product.check.check import Checked
+from vqprompt.product.check.findings import CheckResult
 from vqprompt.research.report.render import render, thumbnail
 
 MOST = 300  # findings with pictures
 
 
-def write_page(found: Checked, target: Path, source: str, listed: Path) -> Path:
+def write_page(found: CheckResult, target: Path, source: str, listed: Path) -> Path:
     """listed: where the list for `learn --exclude` is."""
     items = [
         {"f": f, "picture": thumbnail(found.opened.get(f.where), f.where),
@@ -27,7 +27,7 @@ def write_page(found: Checked, target: Path, source: str, listed: Path) -> Path:
     return target
 
 
-def write_list(found: Checked, target: Path) -> Path:
+def write_list(found: CheckResult, target: Path) -> Path:
     """The list that `vqprompt learn --exclude` takes."""
     reasons = {f.where: f"{f.kind}: {f.says}" for f in reversed(found.findings) if f.leave_out}
     lines = [

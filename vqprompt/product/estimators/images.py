@@ -23,8 +23,8 @@ from sklearn.utils.multiclass import unique_labels
 from sklearn.utils.validation import check_is_fitted
 
 from vqprompt.product.model.extractor import Extractor
-from vqprompt.product.model.features import open_features
 from vqprompt.product.model.model import CROP, Model
+from vqprompt.product.model.network import open_extractor
 from vqprompt.product.model.pictures import Picture, content_id
 
 REMEMBERED = 20_000  # features per backbone; at 768 numbers each, 60 MB
@@ -190,4 +190,4 @@ class RememberingExtractor:
 
 @lru_cache(maxsize=4)
 def open_remembering(backbone: str, size: int | None, crop: float, device: str) -> RememberingExtractor:
-    return RememberingExtractor(open_features(backbone, size, crop, device))
+    return RememberingExtractor(open_extractor(backbone, size, crop, device))

@@ -49,7 +49,7 @@ class Share:
         half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
         return max(0.0, center - half), min(1.0, center + half)
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         low, high = self.interval
         return {"hits": self.hits, "total": self.total, "share": self.value, "low": low, "high": high}
 
@@ -73,7 +73,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImageAnswer:
     """One image and what the model says. probability: of the most likely class, `best`."""
 
     where: str
@@ -89,73 +89,104 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Evaluation:
     """The result of a test.
 
-    asked: images of classes that the model knows. strangers: images of other classes. confusion: counts
+    images: of classes that the model knows. others: images of other classes. confusion: counts
     [classes, classes + 1], the last column is "unknown". reliability: per bin of certainty, the images, their average
     certainty and the share that was right (without the threshold for unknown).
     """
 
-    __test__ = False  # pytest takes classes called Test… for tests
-
     classes: tuple[str, ...]
-    asked: tuple[Asked, ...]
-    strangers: tuple[Asked, ...]
-    broken: tuple[str, ...]
+    images: tuple[ImageAnswer, ...]
+    others: tuple[ImageAnswer, ...]
+    unreadable: tuple[str, ...]
     confusion: np.ndarray
     per_class: tuple[PerClass, ...]
     reliability: tuple[ReliabilityBin, ...]
-    balanced_before: float | None = None
+    balanced_accuracy_before: float | None = None
     notes: tuple[str, ...] = ()
     opened: dict[str, Callable[[], Any]] = field(default_factory=dict, repr=False)
 
     @property
-    def right(self) -> Share:
-        return Share(sum(a.right for a in self.asked), len(self.asked))
+    def accuracy(self) -> Share:
+        """Of all images, each weighted equally."""
+        return Share(sum(a.right for a in self.images), len(self.images))
 
     @property
-    def balanced(self) -> float | None:
+    def balanced_accuracy(self) -> float | None:
         """The average over classes of the share that was recognized."""
         return _balanced(self.per_class)
 
     @property
-    def balanced_interval(self) -> tuple[float, float]:
+    def balanced_accuracy_interval(self) -> tuple[float, float]:
         """95 %, from the spread of each class's share (with one more hit and one more miss)."""
         tested = [c.recall for c in self.per_class if c.recall.total]
-        if not tested or self.balanced is None:
+        if not tested or self.balanced_accuracy is None:
             return 0.0, 1.0
         spread = [(s.hits + 1) / (s.total + 2) * (1 - (s.hits + 1) / (s.total + 2)) / s.total for s in tested]
         half = CONFIDENCE * float(np.sqrt(sum(spread))) / len(tested)
-        return max(0.0, self.balanced - half), min(1.0, self.balanced + half)
+        return max(0.0, self.balanced_accuracy - half), min(1.0, self.balanced_accuracy + half)
 
     @property
-    def unknown(self) -> Share:
+    def called_unknown(self) -> Share:
         """Images of known classes that were called unknown."""
-        return Share(sum(a.answer == UNKNOWN for a in self.asked), len(self.asked))
+        return Share(sum(a.answer == UNKNOWN for a in self.images), len(self.images))
 
     @property
-    def strangers_found(self) -> Share:
+    def others_refused(self) -> Share:
         """Images of other classes that were called unknown."""
-        return Share(sum(a.answer == UNKNOWN for a in self.strangers), len(self.strangers))
+        return Share(sum(a.answer == UNKNOWN for a in self.others), len(self.others))
 
     @property
     def calibration_error(self) -> float | None:
-        return calibration_error(self.reliability) if self.asked else None
+        return calibration_error(self.reliability) if self.images else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for the command line and for programs."""
+        low, high = self.balanced_accuracy_interval
+        return {
+            "images": len(self.images),
+            "balanced_accuracy": {
+                "share": self.balanced_accuracy,
+                "low": low,
+                "high": high,
+                "before": self.balanced_accuracy_before,
+            },
+            "accuracy": self.accuracy.to_json(),
+            "unknown": self.called_unknown.to_json(),
+            "images_of_other_classes": self.others_refused.to_json(),
+            "calibration_error": self.calibration_error,
+            "classes": [
+                {
+                    "name": c.name,
+                    "recall": c.recall.to_json(),
+                    "precision": c.precision.to_json(),
+                    "recall_before": None if c.recall_before is None else c.recall_before.to_json(),
+                }
+                for c in self.per_class
+            ],
+            "confusion": {"columns": [*self.classes, "unknown"], "rows": self.confusion.tolist()},
+            "confused_pairs": [{"class": a, "taken_for": b, "times": n} for a, b, n in self.confused_pairs()],
+            "reliability": [{"images": n, "certainty": s, "right": r} for n, s, r in self.reliability],
+            "mistakes": [vars(m) for m in self.mistakes()],
+            "unreadable": list(self.unreadable),
+            "notes": list(self.notes),
+        }
 
     def mistakes(self) -> list[Mistake]:
         """Wrong answers, the most certain first."""
-        wrong = [Mistake(a.where, a.label, a.answer, a.probability) for a in self.asked if not a.right]
+        wrong = [Mistake(a.where, a.label, a.answer, a.probability) for a in self.images if not a.right]
         return sorted(wrong, key=lambda m: (m.answer == UNKNOWN, -m.probability, m.where))
 
     def confused_pairs(self) -> list[tuple[str, str, int]]:
         """A class, the class it was taken for, and how often; most often first, then by share of the class's images."""
-        found = Counter((a.label, a.answer) for a in self.asked if not a.right and a.answer != UNKNOWN)
-        totals = Counter(a.label for a in self.asked)
+        found = Counter((a.label, a.answer) for a in self.images if not a.right and a.answer != UNKNOWN)
+        totals = Counter(a.label for a in self.images)
         return [(*pair, n) for pair, n in sorted(found.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
 
 
-def test_model(
+def evaluate(
     model: Model,
     source: Any,
     labels: Sequence[str] | str | None = None,
@@ -165,7 +196,7 @@ def test_model(
     unknown: bool = True,
     strictness: float = 0.0,
     progress: Report = ignore,
-) -> Tested:
+) -> Evaluation:
     """Test with a folder of one folder per class, a table, or a list of images with labels.
 
     before: the same model before its last teaching, to compare with. refuse_unknown_classes: raise an error instead of
@@ -197,20 +228,19 @@ def test_model(
         known = model.classes[best]
         answer = UNKNOWN if unknown and margin[row] < strictness else known
         asked.append(
-            Asked(pictures[number].where, names[number], answer, known, float(shares[row, best]), float(margin[row]))
+            ImageAnswer(
+                pictures[number].where, names[number], answer, known, float(shares[row, best]), float(margin[row])
+            )
         )
     known_ones = [a for a in asked if a.label in model.classes]
     earlier = _recalls(before, features, [names[n] for n in kept], unknown, strictness) if before is not None else {}
     per_class, confusion = _count(model.classes, known_ones, earlier)
     old = [s.hits / s.total for s in earlier.values() if s.total]
-    return Tested(
+    return Evaluation(
         model.classes, tuple(known_ones), tuple(a for a in asked if a.label not in model.classes), tuple(broken),
         confusion, per_class, _reliability(known_ones), float(np.mean(old)) if old else None, tuple(notes),
         {p.where: p.open for p in pictures},
     )  # fmt: skip
-
-
-test_model.__test__ = False  # type: ignore[attr-defined]
 
 
 def _match(name: str, classes: Sequence[str]) -> str:
@@ -247,7 +277,7 @@ def _recalls(
 
 
 def _count(
-    classes: tuple[str, ...], asked: list[Asked], earlier: dict[str, Share]
+    classes: tuple[str, ...], asked: list[ImageAnswer], earlier: dict[str, Share]
 ) -> tuple[tuple[PerClass, ...], np.ndarray]:
     place = {name: number for number, name in enumerate((*classes, UNKNOWN))}
     confusion = np.zeros((len(classes), len(classes) + 1), int)
@@ -263,7 +293,7 @@ def _count(
     return found, confusion
 
 
-def _reliability(asked: list[Asked]) -> tuple[ReliabilityBin, ...]:
+def _reliability(asked: list[ImageAnswer]) -> tuple[ReliabilityBin, ...]:
     right = np.array([a.best == a.label for a in asked], float)
     return reliability(np.array([a.probability for a in asked]), right, BINS)
 

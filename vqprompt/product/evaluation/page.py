@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from vqprompt.core.files import write_atomically
 from vqprompt.core.words import counted
-from vqprompt.product.evaluation.measure import Share, Tested
+from vqprompt.product.evaluation.measure import Evaluation, Share
 from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.research.report.render import render, thumbnail
 
@@ -23,7 +23,7 @@ PAIRS, EXAMPLES, WORST = 12, 3, 24
 LONGEST = 28  # characters of a class name beside the matrix
 
 
-def write_page(found: Tested, target: Path, model: str, source: str, held_out: float | None) -> Path:
+def write_page(found: Evaluation, target: Path, model: str, source: str, held_out: float | None) -> Path:
     """held_out: the accuracy that the model measured when it was taught; None if it did not."""
     page = render(
         "test.html", found=found, model=model, source=source, held_out=held_out, headline=_headline(found),
@@ -35,12 +35,17 @@ def write_page(found: Tested, target: Path, model: str, source: str, held_out: f
     return target
 
 
-def _headline(found: Tested) -> str:
+def _headline(found: Evaluation) -> str:
     """The result in a few sentences."""
     weak = [c for c in found.per_class if c.recall.value is not None and c.recall.value < 0.7]
-    text = f"The answer was right for {found.right.hits} of {counted(found.right.total, 'image')}."
-    if found.balanced is not None and found.right.value is not None and found.right.value - found.balanced > 0.02:
-        text += f" Large classes make this look better: if every class counts the same, it is {found.balanced:.1%}."
+    text = f"The answer was right for {found.accuracy.hits} of {counted(found.accuracy.total, 'image')}."
+    if (
+        found.balanced_accuracy is not None
+        and found.accuracy.value is not None
+        and found.accuracy.value - found.balanced_accuracy > 0.02
+    ):
+        balanced = f"{found.balanced_accuracy:.1%}"
+        text += f" Large classes make this look better: if every class counts the same, it is {balanced}."
     if weak:
         worst = min(weak, key=lambda c: (c.recall.value, c.name))
         text += (
@@ -63,11 +68,11 @@ def _interval(share: Share) -> str:
     return f"{100 * low:.0f}–{100 * high:.0f}" if share.total else "–"
 
 
-def _pairs(found: Tested) -> list[dict[str, Any]]:
+def _pairs(found: Evaluation) -> list[dict[str, Any]]:
     pairs = []
     for label, answer, times in found.confused_pairs()[:PAIRS]:
-        wrong = [a for a in found.asked if a.label == label and a.answer == answer][:EXAMPLES]
-        right = [a for a in found.asked if a.label == answer and a.right][:EXAMPLES]
+        wrong = [a for a in found.images if a.label == label and a.answer == answer][:EXAMPLES]
+        right = [a for a in found.images if a.label == answer and a.right][:EXAMPLES]
         pictures = [[(a.where, thumbnail(found.opened.get(a.where), a.where)) for a in part] for part in (wrong, right)]
         total = next(c.recall.total for c in found.per_class if c.name == label)
         pairs.append({"label": label, "answer": answer, "times": times, "total": total, "wrong": pictures[0],
@@ -75,11 +80,11 @@ def _pairs(found: Tested) -> list[dict[str, Any]]:
     return pairs
 
 
-def _worst(found: Tested) -> list[dict[str, Any]]:
+def _worst(found: Evaluation) -> list[dict[str, Any]]:
     return [{"m": m, "picture": thumbnail(found.opened.get(m.where), m.where)} for m in found.mistakes()[:WORST]]
 
 
-def _matrix(found: Tested) -> str:
+def _matrix(found: Evaluation) -> str:
     """Rows: the class of the images. Columns: what the model says; the last one is unknown."""
     tested = [c for c in range(len(found.classes)) if found.confusion[c].sum()]
     columns = [c for c in range(len(found.classes) + 1) if c in set(tested) or found.confusion[:, c].sum()]
@@ -116,7 +121,7 @@ def _label(x: float, y: float, name: str, anchor: str, turned: bool = False) -> 
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="8" text-anchor="{anchor}"{turn}>{escape(short)}</text>'
 
 
-def _diagram(found: Tested) -> str:
+def _diagram(found: Evaluation) -> str:
     """Reliability: how sure the model was, and how often it was right."""
     side, pad = 300, 36
     most = max((n for n, _, _ in found.reliability), default=1) or 1

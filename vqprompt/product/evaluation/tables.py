@@ -1,4 +1,4 @@
-"""A test's results for programs: JSON, and CSV by image and by class."""
+"""A test's results for spreadsheets: CSV by image and by class."""
 
 from __future__ import annotations
 
@@ -6,46 +6,19 @@ import csv
 import io
 from typing import Any
 
-from vqprompt.product.evaluation.measure import Tested
+from vqprompt.product.evaluation.measure import Evaluation
 
 
-def as_dict(found: Tested) -> dict[str, Any]:
-    low, high = found.balanced_interval
-    return {
-        "images": len(found.asked),
-        "balanced_accuracy": {"share": found.balanced, "low": low, "high": high, "before": found.balanced_before},
-        "accuracy": found.right.as_dict(),
-        "unknown": found.unknown.as_dict(),
-        "images_of_other_classes": found.strangers_found.as_dict(),
-        "calibration_error": found.calibration_error,
-        "classes": [
-            {
-                "name": c.name,
-                "recall": c.recall.as_dict(),
-                "precision": c.precision.as_dict(),
-                "recall_before": None if c.recall_before is None else c.recall_before.as_dict(),
-            }
-            for c in found.per_class
-        ],
-        "confusion": {"columns": [*found.classes, "unknown"], "rows": found.confusion.tolist()},
-        "confused_pairs": [{"class": a, "taken_for": b, "times": n} for a, b, n in found.confused_pairs()],
-        "reliability": [{"images": n, "certainty": s, "right": r} for n, s, r in found.reliability],
-        "mistakes": [vars(m) for m in found.mistakes()],
-        "unreadable": list(found.broken),
-        "notes": list(found.notes),
-    }
-
-
-def images_csv(found: Tested) -> str:
+def images_csv(found: Evaluation) -> str:
     """One line per image."""
     rows = [
         (a.where, a.label, a.answer, a.best, f"{a.probability:.6f}", f"{a.familiarity:.6f}", int(a.right))
-        for a in (*found.asked, *found.strangers)
+        for a in (*found.images, *found.others)
     ]
     return _csv(("image", "class", "answer", "most_likely", "probability", "familiarity", "right"), rows)
 
 
-def classes_csv(found: Tested) -> str:
+def classes_csv(found: Evaluation) -> str:
     """One line per class."""
     rows = []
     for c in found.per_class:

@@ -152,7 +152,8 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
     right, tested = np.zeros(len(records), int), np.zeros(len(records), int)
     if not len(trials):  # one image per class: nothing can be left out
         calibration = Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf)
-        background = Background.of(basis, shrinkage, basis.means(groups, shrinkage))
+        means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
+        background = Background.of(basis, shrinkage, means)
         discriminant = basis.discriminant(groups, shrinkage)
         return Solved(discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan))
     np.add.at(tested, trials.classes, 1)

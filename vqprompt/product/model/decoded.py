@@ -7,12 +7,14 @@ Pixels are read and written, not mapped: mapped pages would count as memory of t
 from __future__ import annotations
 
 import threading
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from vqprompt.core.data.store import Store
 from vqprompt.core.files import cache_folder, temporary_file, writing
+
+if TYPE_CHECKING:
+    from vqprompt.core.data.store import Store
 
 IN_MEMORY = 128 << 20  # bytes; 650 pictures at 224 px
 
@@ -67,6 +69,8 @@ class DecodedPictures:
 
     def store(self, rows: np.ndarray) -> Store:
         """Some rows, as training reads them."""
+        from vqprompt.core.data.store import Store  # imports PyTorch
+
         pixels: Any = _Rows(self, rows)
         return Store(pixels, np.array([self.aspects[row] for row in rows]), "")
 

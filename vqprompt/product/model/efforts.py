@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from vqprompt.core.backbones.config import ViTConfig, weight_shapes
 from vqprompt.core.errors import UserError
+from vqprompt.product.model.extractor import joined_blocks
 
 EFFORTS = {
     "instant": "closed form on frozen features: seconds, and exact",
@@ -40,6 +43,8 @@ TRAINING = {
         "moving-weights", "backbone_lr_scale", {"rank": 16, "symmetric": True}, {"epochs": 20, "lr": 0.0025}
     ),
 }
+LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in the order of a low-rank change's numbers
+REDUCED = re.compile(r"cls_token|pos_embed|patch_embed\..*|blocks\..*\.(qkv|proj|fc1|fc2)\.weight")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,41 @@ class Trained:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
+
+
+def check_trained(trained: Trained, config: ViTConfig) -> None:
+    """Refuse what was trained if it does not fit the backbone, or if features were made in another way than ours."""
+    options = trained.options
+    usual = {"class_tokens": joined_blocks(config), "scaled": True, "frozen_beside": False}
+    for name, value in usual.items():
+        if options.get(name, value) != value:
+            raise UserError(f"what was trained has the option {name}={options[name]!r} instead of {value}")
+    blocks = options.get("blocks")
+    expected: dict[str, tuple[int, ...]] = {}
+    if trained.method == "moving-prompts":
+        if not isinstance(blocks, list) or not all(block in range(config.depth) for block in blocks):
+            raise UserError(f"what was trained has prompts for blocks that the backbone does not have ({blocks!r})")
+        expected["pool.prompts"] = (len(blocks), 1, options.get("length", 0), config.width)
+    else:
+        rank, shapes = options.get("rank", 0), weight_shapes(config)
+        expected = {f"vit.{name}": shape for name, shape in shapes.items() if not REDUCED.fullmatch(name)}
+        for number in range(config.depth * len(LINEAR)):
+            rows, columns = shapes[linear_weight(number)]
+            expected |= {f"up{number}": (rows, rank), f"down{number}": (rank, columns)}
+    given = {name: tensor.shape for name, tensor in trained.tensors.items()}
+    if different := sorted(given.keys() ^ expected.keys()):
+        what = "lacks" if different[0] in expected else "has an unknown part,"
+        raise UserError(f"what was trained {what} {different[0]!r}; restore the file, or install a newer vqprompt")
+    if wrong := next((name for name, shape in expected.items() if given[name] != shape), None):
+        raise UserError(
+            f"what was trained does not fit the model's backbone ({wrong} is {given[wrong]} instead of "
+            f"{expected[wrong]}); restore the file"
+        )
+
+
+def linear_weight(number: int) -> str:
+    block, layer = divmod(number, len(LINEAR))
+    return f"blocks.{block}.{LINEAR[layer]}.weight"
 
 
 def check_effort(effort: str, trained: Trained | None = None) -> None:

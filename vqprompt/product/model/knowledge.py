@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vqprompt.core.data.decode import stored_side
 from vqprompt.core.statistics.discriminant import Discriminant, probabilities
 from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Background, Calibration, familiarity, solve
@@ -37,7 +38,7 @@ class Backbone:
     @property
     def side(self) -> int:
         """Side in px of the squares that images are squashed to before they are cropped."""
-        return round(self.size * 8 / 7)
+        return stored_side(self.size)
 
 
 @dataclass(frozen=True)

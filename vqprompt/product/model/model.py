@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
     from vqprompt.product.model.features import Features
-    from vqprompt.product.model.ingest import NewPictures, Workplace
+    from vqprompt.product.model.ingest import NewPictures
 
 CROP = 0.875
 
@@ -47,7 +47,8 @@ class Model(Predicting, OnTheHub):
     """Any number of threads may use a model: changes happen one after another, and questions are answered meanwhile.
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
-    device: "auto", "cpu", "cuda" … opener: opens what computes features, if not PyTorch as usual.
+    device: "auto", "cpu", "cuda" … opener: opens what computes features; by default ONNX
+    Runtime on CPUs and PyTorch on GPUs.
     """
 
     def __init__(
@@ -201,7 +202,6 @@ class Model(Predicting, OnTheHub):
         on_disk: bool = True,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
-        where: Workplace | None = None,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
@@ -211,11 +211,10 @@ class Model(Predicting, OnTheHub):
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
         on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
-        announce: called with the plan before learning starts. where: a cluster that computes the features
-        (`on_ray.cluster`); None: this machine.
+        announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
-        from vqprompt.product.model.ingest import ThisMachine, check_streamed, fits, ingest, select
+        from vqprompt.product.model.ingest import check_streamed, fits, ingest, select
         from vqprompt.product.model.sources import open_pictures
 
         with self._changing:
@@ -226,12 +225,11 @@ class Model(Predicting, OnTheHub):
             pictures, notes = open_pictures(source, labels, exclude)
             check_spelling(before.classes, pictures.names)
             extractor, side = self.extractor_of(before), self.backbone.side
-            at_once = where is None and fits(pictures, side)
+            at_once = fits(pictures, side)
             if not at_once:
-                check_streamed(effort, where, before.trained)
+                check_streamed(effort)
             with closing(DecodedPictures(side, on_disk)) as decoded:
-                place = where or ThisMachine()
-                new = select(pictures, before.classes, place, decoded if at_once else None, skip_broken, progress)
+                new = select(pictures, before.classes, decoded if at_once else None, skip_broken, progress)
                 if not len(new):
                     return nothing_new(before, new, notes, started)
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
@@ -241,13 +239,15 @@ class Model(Predicting, OnTheHub):
                     announce(self._plan(new, effort, extractor))
                 trained, moved = before.trained, before.moved
                 if effort == "instant":
-                    changed = ingest(new, place, extractor, before.classes, skip_broken, progress)
+                    changed = ingest(new, extractor, before.classes, skip_broken, progress)
                     classes = {**before.classes, **changed}
                 else:
                     from vqprompt.product.model.trained import retrain
 
                     plain = self._in_torch(None)
-                    done = retrain(plain, trained, effort, new, before.classes, hold_out, seed, progress)
+                    done = retrain(
+                        plain, self._extractor, trained, effort, new, before.classes, hold_out, seed, progress
+                    )
                     trained, classes, changed = done.trained, done.classes, done.changed
                     notes += about_training(done.kept, done.expected)
                     moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
@@ -339,11 +339,20 @@ class Model(Predicting, OnTheHub):
         return self._in_torch(self.knowledge.trained)
 
     def extractor_of(self, known: Knowledge) -> Extractor:
-        return self._network.open(self._opened().backbone) if known.trained is None else self._in_torch(known.trained)
+        return self._extractor(known.trained)
+
+    def _extractor(self, trained: Trained | None) -> Extractor:
+        with self._naming_the_file():
+            return self._network.open(self._opened().backbone, trained)
 
     def _in_torch(self, trained: Trained | None) -> Features:
-        try:
+        with self._naming_the_file():
             return self._network.in_torch(self._opened().backbone, trained)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
         except ModelError:
             raise
         except UserError as error:

@@ -1,25 +1,83 @@
-"""A model's network: opened when it is first needed, and checked against the one that the model was taught with."""
+"""A model's network: opened when it is first needed, and checked against the one that the model was taught with.
+
+ONNX Runtime computes features on CPUs, PyTorch on GPUs. PyTorch is slow to import, so it is imported only where it is
+needed.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vqprompt.core.backbones.weights import Weights, backbone_path, read_weights
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.extractor import Extractor, Opener
 from vqprompt.product.model.knowledge import LARGEST_SIZE, Backbone
+from vqprompt.product.model.onnx_features import OnnxFeatures
 from vqprompt.product.model.parsing import ModelError
 
 if TYPE_CHECKING:
     from vqprompt.product.model.features import Features
 
+DRIVERS = ("nvidiactl", "kfd", "dxg")  # files in /dev that Linux has with a GPU: Nvidia's, AMD's, that of Windows
+_opening = threading.Lock()
+
+
+def on_gpu(device: str) -> bool:
+    """Whether a device ("auto", "cpu", "cuda" …) is a GPU; for "auto", if there is one. Asks PyTorch only if there may
+    be one."""
+    if device == "cpu":
+        return False
+    if device == "auto":
+        there = sys.platform != "linux" or any(Path("/dev", name).exists() for name in DRIVERS)
+        if not there or find_spec("torch") is None:
+            return False
+    from vqprompt.core.runtime.device import pick_device
+
+    return pick_device(device).type != "cpu"
+
 
 def open_extractor(backbone: str, size: int | None, crop: float, device: str) -> Extractor:
-    """PyTorch's, which is slow to import."""
-    from vqprompt.product.model.features import open_features
+    """Models of one process share it."""
+    if on_gpu(device):
+        return open_in_torch(backbone, size, crop, device)
+    with _opening:
+        return _open_onnx(open_weights(backbone), size, crop)
 
-    return open_features(backbone, size, crop, device)
+
+def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> Features:
+    with _opening:
+        return _open_torch(open_weights(backbone), size, crop, device)
+
+
+@lru_cache(maxsize=2)
+def _open_onnx(weights: Weights, size: int | None, crop: float) -> OnnxFeatures:
+    return OnnxFeatures(weights, size, crop)
+
+
+@lru_cache(maxsize=2)
+def _open_torch(weights: Weights, size: int | None, crop: float, device: str) -> Features:
+    from vqprompt.product.model.features import Features
+
+    return Features.open(weights, size, crop, device)
+
+
+def open_weights(backbone: str) -> Weights:
+    """Models of one process share them."""
+    path = Path(backbone).expanduser()
+    status = path.stat() if path.is_file() else None
+    return _read_weights(backbone, None if status is None else (status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=2)
+def _read_weights(backbone: str, stamp: tuple[int, int] | None) -> Weights:
+    """stamp: of the file, which may have changed since it was read."""
+    return read_weights(backbone)
 
 
 class Network:
@@ -32,47 +90,65 @@ class Network:
         if not 0 <= crop <= 1:
             raise UserError(f"crop={crop} must be a share from 0 to 1")
         self.weights, self.size, self.crop, self.device, self.opener = weights, size, crop, device, opener
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._plain: Extractor | None = None
-        self._trained: tuple[Trained, Features] | None = None
+        self._checked: Backbone | None = None
+        self._trained: tuple[Trained, Extractor] | None = None
+        self._in_torch: tuple[Trained, Features] | None = None
 
     def __reduce__(self) -> Any:
         return Network, (self.weights, self.size, self.crop, self.device, self.opener)
 
-    def open(self, wanted: Backbone | None) -> Extractor:
-        """The bare backbone. wanted: the one that the model was taught with."""
+    def open(self, wanted: Backbone | None, trained: Trained | None = None) -> Extractor:
+        """wanted: the backbone that the model was taught with. trained: what changes it."""
         with self._lock:
             if self._plain is None:
                 self._plain = self.opener(self.weights, self.size, self.crop, self.device)
-        given = self._plain
-        if wanted is not None and given.fingerprint != wanted.fingerprint:
+            if wanted is not None and wanted is not self._checked:
+                self._check(self._plain, wanted)
+                self._checked = wanted
+            if trained is None:
+                return self._plain
+            if self._trained is None or self._trained[0] is not trained:
+                if on_gpu(self.device):
+                    self._trained = trained, self.in_torch(wanted, trained)
+                else:
+                    self._trained = trained, OnnxFeatures(open_weights(self.weights), self.size, self.crop, trained)
+            return self._trained[1]
+
+    def _check(self, given: Extractor, wanted: Backbone) -> None:
+        if given.fingerprint != wanted.fingerprint and self._resized_fingerprint() != wanted.fingerprint:
             raise ModelError(
                 f"the model was taught with the backbone {wanted.name} ({wanted.fingerprint[:12]}), and {self.weights} "
                 f"has other weights ({given.fingerprint[:12]}); give the right ones with --backbone"
             )
-        if wanted is not None and given.width != wanted.width:
+        if given.width != wanted.width:
             raise ModelError(f"the model has features of width {wanted.width}, and {self.weights} of {given.width}")
-        return given
+
+    def _resized_fingerprint(self) -> str | None:
+        """As older models state it: of the weights after PyTorch had resampled their positions to the model's size."""
+        weights = open_weights(self.weights)
+        if self.size in (None, weights.config.image_size):
+            return None
+        from vqprompt.core.backbones.load import fingerprint, make_vit
+
+        return fingerprint(make_vit(weights, self.size))
 
     @property
     def backbone(self) -> Backbone:
         """For a new model."""
-        from vqprompt.core.backbones.load import backbone_path
-
         plain = self.open(None)
         return Backbone(backbone_path(self.weights), plain.fingerprint, plain.size, self.crop, plain.width)
 
-    def in_torch(self, wanted: Backbone, trained: Trained | None) -> Features:
-        """In PyTorch, with what was trained."""
-        from vqprompt.product.model.features import open_features
-
+    def in_torch(self, wanted: Backbone | None, trained: Trained | None) -> Features:
+        """In PyTorch on any device, with the network inside."""
         self.open(wanted)
-        plain = open_features(self.weights, self.size, self.crop, self.device)
+        plain = open_in_torch(self.weights, self.size, self.crop, self.device)
         if trained is None:
             return plain
         from vqprompt.product.model.trained import with_trained
 
         with self._lock:
-            if self._trained is None or self._trained[0] is not trained:
-                self._trained = trained, with_trained(plain, trained)
-            return self._trained[1]
+            if self._in_torch is None or self._in_torch[0] is not trained:
+                self._in_torch = trained, with_trained(plain, trained)
+            return self._in_torch[1]

@@ -1,77 +1,59 @@
 """Computes features of images on CPUs with ONNX Runtime. PyTorch is not needed.
 
 What is notable about this implementation:
-- Each core computes one image at a time, as in features.py. The features of an image do not depend, to the last bit, on
-  the other images or on the number of cores.
-- In fp32, features are those of PyTorch up to rounding. With activations of 16 bits they differ from them by about
-  0.02 %, and are faster where the processor multiplies integers fast.
+- Each core computes one image at a time. That is as fast as batches and needs little memory.
+- Features are those of PyTorch up to rounding: a model may be taught with the one and asked with the other.
 - The graph crops and normalizes, so that an exported model does the same.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
-from itertools import islice
-from typing import Any, TypeVar
 
 import numpy as np
 
 from vqprompt.core.backbones.weights import Weights
-from vqprompt.core.data import decode as decoding
-from vqprompt.core.errors import UserError
-from vqprompt.core.onnx.graph import Array, Graph, Session
-from vqprompt.core.onnx.vit import Precision, class_tokens_graph
-from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.extractor import measure_seconds
+from vqprompt.core.data.decode import stored_side
+from vqprompt.core.onnx.graph import COLUMNS, Graph, Session
+from vqprompt.core.onnx.vit import class_tokens_graph
+from vqprompt.product.model.efforts import Trained, check_trained, linear_weight
+from vqprompt.product.model.extractor import Array, cores, joined_blocks, load, measure_seconds, parallel
 from vqprompt.product.model.pictures import Picture
 
-T = TypeVar("T")
-BLOCKS = 2  # whose class tokens make a feature
-AHEAD = 4  # images per worker that may wait
-TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/moving.py)
-LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in the order of a low-rank change's numbers
+TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/base.py)
 
 
 class OnnxFeatures:
-    """An `Extractor`. crop: side of the central crop, as a fraction of the short side; 0: the whole image, squashed.
-    trained: what changes the network, if anything was trained."""
+    """An `Extractor`. weights: of the backbone. size: of images; None: the backbone's own. crop: side of the central
+    crop, as a fraction of the short side; 0: the whole image, squashed. trained: what changes the network, if anything
+    was trained."""
 
-    def __init__(
-        self, weights: Weights, crop: float, precision: Precision = "fp32", trained: Trained | None = None
-    ) -> None:
-        self.crop, self.precision = crop, precision
-        self.size, self.side = weights.config.image_size, round(weights.config.image_size * 8 / 7)
-        self._weights = weights
-        self._graph, features, self.width = features_graph(weights, crop, precision, trained)
+    def __init__(self, weights: Weights, size: int | None, crop: float, trained: Trained | None = None) -> None:
+        self.weights, self.crop = weights, crop
+        resized = weights.resized(size)
+        self.size, self.side = resized.config.image_size, stored_side(resized.config.image_size)
+        self._graph, features, self.width = features_graph(resized, crop, trained)
         self._graph.output(features, "features", "n", self.width)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        return self._weights.fingerprint()
+        return self.weights.fingerprint
 
     @cached_property
-    def _on_all_cores(self) -> Session:
-        return self._session(threads=0)
+    def _on_several_cores(self) -> Session:
+        return Session(self._graph, max(1, min(cores(), self.weights.config.width // COLUMNS)))
 
     @cached_property
     def _on_one_core(self) -> Session:
-        return self._session(threads=1)
-
-    def _session(self, threads: int) -> Session:
-        return Session(self._graph, threads, repack=self.precision == "int16")  # there it takes little time and memory
+        return Session(self._graph)
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
-        """Features [D] of each image in order, or the exception that its `open` or its decoding raised."""
         return parallel(partial(self._features, self._on_one_core), pictures)
 
     def of_one(self, picture: Picture) -> Array | Exception:
-        """Features [D] of one image, on all cores, or the exception that opening it raised."""
-        return self._features(self._on_all_cores, picture)
+        return self._features(self._on_several_cores, picture)
 
     def seconds_per_image(self) -> float:
         return measure_seconds(self, self.side, cores())
@@ -87,17 +69,19 @@ class OnnxFeatures:
 
 
 def features_graph(
-    weights: Weights, crop: float, precision: Precision, trained: Trained | None
+    weights: Weights, crop: float, trained: Trained | None, packed: bool = False
 ) -> tuple[Graph, str, int]:
-    """A graph from squashed pixels and aspect ratios to features, the name of the features [n, D] in it, and D."""
-    config, side = weights.config, round(weights.config.image_size * 8 / 7)
-    blocks = min(BLOCKS, config.depth)
+    """A graph from squashed pixels and aspect ratios to features, the name of the features [n, D] in it, and D.
+    packed: see `class_tokens_graph`."""
+    config, side = weights.config, stored_side(weights.config.image_size)
+    blocks = joined_blocks(config)
     if trained is None:
-        graph, tokens = class_tokens_graph(weights.arrays, config, side, crop, blocks, precision)
+        graph, tokens = class_tokens_graph(weights.arrays, config, side, crop, blocks, packed=packed)
         return graph, graph.op("Concat", *tokens, axis=1), blocks * config.width
-    blocks, mirrored = trained.options["class_tokens"], trained.options["mirror"]
+    check_trained(trained, config)
+    mirrored = bool(trained.options.get("mirror", True))
     arrays, prompts = changed(weights, trained), prompts_of(trained)
-    graph, tokens = class_tokens_graph(arrays, config, side, crop, blocks, precision, prompts, mirrored)
+    graph, tokens = class_tokens_graph(arrays, config, side, crop, blocks, prompts, mirrored, packed)
     tokens = [graph.op("Mul", graph.op("LpNormalization", t, axis=1), graph.constant(TOKEN_LENGTH)) for t in tokens]
     features = graph.op("Concat", *tokens, axis=1)
     if mirrored:  # the average over an image and its mirror image
@@ -112,45 +96,11 @@ def changed(weights: Weights, trained: Trained) -> dict[str, Array]:
     arrays |= {name.removeprefix("vit."): tensor for name, tensor in tensors.items() if name.startswith("vit.")}
     for name in tensors:
         if found := re.fullmatch(r"up(\d+)", name):
-            block, layer = divmod(int(found[1]), len(LINEAR))
-            key = f"blocks.{block}.{LINEAR[layer]}.weight"
+            key = linear_weight(int(found[1]))
             arrays[key] = arrays[key] + tensors[name] @ tensors[f"down{found[1]}"]
     return arrays
 
 
 def prompts_of(trained: Trained) -> dict[int, Array]:
     pool = trained.tensors.get("pool.prompts")
-    if pool is None:
-        return {}
-    if pool.shape[1] != 1:
-        raise UserError("this model selects among several prompts per block, which needs PyTorch: pip install torch")
-    return dict(zip(trained.options["blocks"], pool[:, 0], strict=True))
-
-
-def load(picture: Picture, side: int) -> tuple[Array, float]:
-    """uint8 pixels [3, side, side], squashed, and the true width / height."""
-    if picture.decoded is not None:
-        return picture.decoded()
-    content = picture.open()
-    if isinstance(content, bytes):
-        return decoding.decode_pixels(content, picture.where, side)
-    return decoding.load_pixels(content, side)
-
-
-def parallel(work: Callable[[T], Any], items: Iterable[T]) -> Iterator[Any]:
-    """`map` over threads, in order, with few items in work at a time."""
-    waiting, todo, workers = deque[Future[Any]](), iter(items), min(cores(), 16)
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for item in islice(todo, workers * AHEAD):
-            waiting.append(pool.submit(work, item))
-        while waiting:
-            yield waiting.popleft().result()
-            for item in islice(todo, 1):
-                waiting.append(pool.submit(work, item))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def cores() -> int:
-    return os.cpu_count() or 1
+    return {} if pool is None else dict(zip(trained.options["blocks"], pool[:, 0], strict=True))

@@ -63,7 +63,7 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path)
-    images = (
+    images: list[Any] = (
         [source]
         if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
         else [*source]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -14,6 +14,10 @@ from vqprompt.product.model.answers import Answer, PromptUse
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.knowledge import Knowledge, Solution
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.efforts import Trained
+    from vqprompt.product.model.features import Features
 
 
 class Predicting:
@@ -26,6 +30,9 @@ class Predicting:
 
     def extractor_of(self, known: Knowledge) -> Extractor:
         """What computes the features that a version of the model knows its classes by."""
+        raise NotImplementedError
+
+    def _in_torch(self, trained: Trained | None) -> Features:
         raise NotImplementedError
 
     def predict(
@@ -76,12 +83,9 @@ class Predicting:
         known = self.knowledge
         if known.trained is None or "pool.prompts" not in known.trained.tensors:
             return [[] for _ in wrapped]
-        from vqprompt.product.model.features import Features
-        from vqprompt.product.model.prompt_use import prompts_used
+        from vqprompt.product.model.prompt_use import prompts_used  # PyTorch, which is slow to import
 
-        extractor = self.extractor_of(known)
-        assert isinstance(extractor, Features)  # trained networks run in PyTorch
-        return prompts_used(extractor, known.trained, wrapped)
+        return prompts_used(self._in_torch(known.trained), known.trained, wrapped)
 
     def check_taught(self) -> None:
         _solution(self.knowledge)

@@ -11,7 +11,8 @@ from torch import Tensor
 from vqprompt.core.data.views import central_boxes, render
 from vqprompt.product.model.answers import PromptUse
 from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.features import Features, load
+from vqprompt.product.model.extractor import load
+from vqprompt.product.model.features import Features
 from vqprompt.product.model.pictures import Picture
 
 

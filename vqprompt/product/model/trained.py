@@ -9,7 +9,7 @@ estimate may be off by goes into the memory as well (`move_records`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,15 +23,17 @@ from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
-from vqprompt.core.statistics import Moving, fit_drift
-from vqprompt.product.model.efforts import TRAINING, Trained, loop_settings
-from vqprompt.product.model.features import Features, joined_blocks, last_block_last
+from vqprompt.core.statistics.drift import Moving, fit_drift
+from vqprompt.product.model.efforts import TRAINING, Trained, check_trained, loop_settings
+from vqprompt.product.model.extractor import Extractor, joined_blocks
+from vqprompt.product.model.features import Features, last_block_last
 from vqprompt.product.model.ingest import NewPictures, features_of
 from vqprompt.product.model.knowledge import Knowledge, Measurements
 from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.moving import MovingMemory
+from vqprompt.research.migration import EARLIER_OPTIONS
 from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
@@ -55,6 +57,7 @@ class Retrained:
 
 def retrain(
     plain: Features,
+    extractor: Callable[[Trained | None], Extractor],
     before: Trained | None,
     effort: str,
     new: NewPictures,
@@ -63,8 +66,8 @@ def retrain(
     seed: int,
     progress: Report,
 ) -> Retrained:
-    """Train on new pictures, and add them to the records. plain: features of the backbone itself. before: what was
-    trained so far.
+    """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what
+    computes features, also when the model is asked. before: what was trained so far.
 
     Training is kept only as far as it pays: if held-out images of all classes are recognized worse than without it, by
     more than chance explains, half of it is kept, or nothing. Images of old classes count where the memory says they
@@ -82,7 +85,7 @@ def retrain(
         TRAINING[effort].training["epochs"] * len(shown) * (TRAINING[effort].passes + bool(known)),
         len(new) * LOOKS,
     )
-    old = _features(plain if before is None else with_trained(plain, before), new, reports[0])
+    old = _features(extractor(before), new, reports[0])
     images, targets = new.decoded.store(new.rows[shown]), np.searchsorted(names, labels[shown])
     share = len(names) / len(known.keys() | set(names))
     method = train(plain, before, effort, images, targets, share if known else None, seed=seed, progress=reports[1])
@@ -102,7 +105,7 @@ def retrain(
                 break  # there is no training before this one to go back to
             method.go_back(kept, build(plain.vit, before)[0])
         trained = _trained(effort, method)
-        now = _features(with_trained(plain, trained), new, reports[2])
+        now = _features(extractor(trained), new, reports[2])
         found = remembered(now, move_records(known, old, now, labels, seed), unseen)
         measured = _measured(found.classes)
         expected = None if without is None or measured is None else (without.accuracy, measured.accuracy)
@@ -149,7 +152,7 @@ def move_records(
     return {name: moved(record) for name, record in known.items()}
 
 
-def _features(extractor: Features, new: NewPictures, progress: Report) -> np.ndarray:
+def _features(extractor: Extractor, new: NewPictures, progress: Report) -> np.ndarray:
     """Of all new pictures [n, D]."""
     features = []
     for _, feature in features_of(new, extractor, progress):
@@ -177,11 +180,10 @@ def train(
     """One task of the learner. labels: [n], from 0. share: of these classes among all; the smaller it is, the slower
     the network learns, and its features must stay close to where they were. None: there are no other classes."""
     settings, config = TRAINING[effort], plain.vit.config
-    kind, tokens = find_method(settings.method), joined_blocks(plain.vit)
+    kind, tokens = find_method(settings.method), joined_blocks(config)
     rate = getattr(kind.Options(), settings.rate) * (share or 1.0)
-    options = {
-        **MovingMemory.before, "statistics": False, "class_tokens": tokens, settings.rate: rate, **settings.options,
-    }  # fmt: skip
+    own = {"statistics": False, "class_tokens": tokens, settings.rate: rate}
+    options = {**EARLIER_OPTIONS[settings.method], **own, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
         plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
@@ -201,17 +203,10 @@ def train(
 def _trained(effort: str, method: MovingMemory) -> Trained:
     """What a model keeps of it."""
     state = method.state_dict()
-    tensors = {name: state[name].cpu().numpy().copy() for name in _kept_names(method)}
+    unneeded = ("head.", "pool.keys")  # the classifier is solved for, and a single prompt needs no key
+    kept = [name for name in state if method.saved(name) and not name.startswith(unneeded)]
+    tensors = {name: state[name].cpu().numpy().copy() for name in kept}
     return Trained(effort, TRAINING[effort].method, method.options.model_dump(mode="json"), tensors)
-
-
-def _kept_names(method: Any) -> list[str]:
-    """Of the tensors in a method's state that a model keeps."""
-    return [
-        name
-        for name in method.state_dict()
-        if method.saved(name) and not name.startswith(("head.", "pool.keys"))  # a single prompt needs no key
-    ]
 
 
 def with_trained(plain: Features, trained: Trained) -> Features:
@@ -230,26 +225,18 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
     try:
-        options = kind.Options(**{**MovingMemory.before, **trained.options})
+        options = kind.Options(**{**EARLIER_OPTIONS.get(trained.method, {}), **trained.options})
     except ValidationError as error:
         raise UserError(explain(error, "what was trained has options that are not possible")) from None
     method: Any = kind(vit, options, 1).to(vit.cls_token.device)
-    if method.feature_width != vit.config.width * joined_blocks(vit):
-        raise UserError("what was trained has features of another width than the model's backbone")
     _fill(method, trained)
     return method.eval().requires_grad_(False), vit
 
 
 def _fill(method: Any, trained: Trained) -> None:
-    expected = set(_kept_names(method))
-    if different := sorted(trained.tensors.keys() ^ expected):
-        what = "lacks" if different[0] in expected else "has an unknown part,"
-        raise UserError(f"what was trained {what} {different[0]!r}; restore the file, or install a newer vqprompt")
+    check_trained(trained, method.vit.config)
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in trained.tensors.items()}
-    try:
-        method.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise UserError(f"what was trained does not fit the model's backbone ({error}); restore the file") from None
+    method.load_state_dict(state, strict=False)
     method.loaded()
 
 

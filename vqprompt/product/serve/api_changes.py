@@ -114,6 +114,7 @@ async def receive(request: Request, served: ServedModel, held: ExitStack) -> tup
     most = int(limits.upload_images)
     parser = MultiPartParser(request.headers, request.stream(), max_files=most, max_fields=10)
     parser.spool_max_size = int(limits.upload_mb * 1e6) + 1  # in memory
+    held.callback(lambda: [file.close() for file in parser._files_to_close_on_error])  # all, also if the client leaves
     try:
         form = await parser.parse()
     except MultiPartException as error:  # it cannot be read, or has too much in it
@@ -192,7 +193,11 @@ async def job(
     """The state and progress of a job."""
     followed = state_of(request).jobs.get(job)
     until = asyncio.get_running_loop().time() + wait
-    while followed.state not in ENDED and asyncio.get_running_loop().time() < until:
+    while (
+        followed.state not in ENDED
+        and asyncio.get_running_loop().time() < until
+        and not await request.is_disconnected()
+    ):
         await asyncio.sleep(0.05)
     return followed.to_json()
 

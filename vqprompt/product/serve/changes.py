@@ -130,15 +130,10 @@ def check(change: Change, body: Check, tell: Tell) -> JobUpdate:
     known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
     found = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
     number = {image.name: place for place, image in enumerate(change.images)}
-    findings = [
-        {
-            "image": number[f.where], "kind": f.kind.name.lower(), "title": str(f.kind), "says": f.says,
-            "doubt": f.doubt, "leave_out": f.leave_out, "likelier": f.likelier,
-            "other": None if f.other is None else number.get(f.other),
-        }
-        for f in found.findings
-    ]  # fmt: skip
-    return JobUpdate("done", result={"images": found.images, "findings": findings, "notes": list(found.notes)})
+    told = found.to_json()
+    for finding in told["findings"]:  # a page knows images by their place in the upload
+        finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
+    return JobUpdate("done", result=told)
 
 
 class Undo(Body):
@@ -217,8 +212,6 @@ def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
 class Export(Body):
     """Make the model's ONNX file; `GET /models/{name}/onnx` downloads it when the job is done."""
 
-    int8: bool = Field(default=False, description="Weights in 8 bits: a quarter of the size.")
-
     def check(self, served: ServedModel) -> None:
         check_taught(served)
 
@@ -226,7 +219,7 @@ class Export(Body):
 def export(change: Change, body: Export, tell: Tell) -> JobUpdate:
     from vqprompt.product.export.onnx import export_onnx  # slow to import
 
-    export_onnx(open_model(change), change.target, int8=body.int8)
+    export_onnx(open_model(change), change.target)
     return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
 

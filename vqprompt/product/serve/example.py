@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from vqprompt.core.data.drawings import embedded_drawings
 from vqprompt.core.progress import Report, ignore
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import content_id
@@ -20,11 +20,8 @@ PER_CLASS = 12  # of 80 for training: few, so that it is ready in seconds
 
 def drawings(per_class: int = PER_CLASS) -> tuple[list[np.ndarray], list[str]]:
     """Embedded drawings and the class of each."""
-    with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
-        packed = np.load(file, allow_pickle=False)
-        images, names = packed["images"], [str(name) for name in packed["classes"]]
-    chosen = images.reshape(len(names), -1, 28, 28)[:, :per_class]
-    return list(chosen.reshape(-1, 28, 28)), [name for name in names for _ in range(per_class)]
+    images, names = embedded_drawings()
+    return list(images[:, :per_class].reshape(-1, 28, 28)), [name for name in names for _ in range(per_class)]
 
 
 def make_example(path: Path, device: str = "auto", per_class: int = PER_CLASS, progress: Report = ignore) -> None:

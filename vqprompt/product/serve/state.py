@@ -82,7 +82,7 @@ class State:
         erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
         self.refresh(served, erased)
         if done and update.file is not None:
-            title = f"{served.name}-{served.snapshot.version}{'-int8' if change.body.int8 else ''}.onnx"
+            title = f"{served.name}-{served.snapshot.version}.onnx"
             self._drop_export(served.name)
             self.exports[served.name] = ExportedFile(update.file, title)
 

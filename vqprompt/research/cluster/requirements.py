@@ -18,7 +18,7 @@ from pathlib import Path
 
 import vqprompt
 from vqprompt._version import __version__
-from vqprompt.core.backbones.load import fingerprint, load_backbone
+from vqprompt.core.backbones.weights import read_weights
 from vqprompt.core.errors import UserError
 from vqprompt.research.datasets import DATASETS, check_data, parse_data
 from vqprompt.research.methods import METHODS
@@ -36,7 +36,7 @@ def source_digest() -> str:
 @lru_cache(maxsize=16)
 def weights_digest(backbone: str, folder: str) -> str:
     """The fingerprint of a backbone's weights. folder: the base of a relative path."""
-    return fingerprint(load_backbone(backbone))
+    return read_weights(backbone).fingerprint
 
 
 @dataclass(frozen=True)

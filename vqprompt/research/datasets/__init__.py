@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vqprompt.core.data.decode import STORED_MARGIN, stored_side
 from vqprompt.core.data.shards import find_shards
-from vqprompt.core.data.store import STORED_MARGIN, stored_side
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import exists

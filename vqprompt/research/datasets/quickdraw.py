@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
 
 import numpy as np
 
+from vqprompt.core.data.drawings import embedded_drawings
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import UserError
@@ -18,9 +18,7 @@ TRAIN_PER_CLASS = 80
 def open_quickdraw(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     if source is not None:
         raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; give --data quickdraw50")
-    with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
-        packed = np.load(file, allow_pickle=False)
-        drawings, classes = packed["images"], [str(name) for name in packed["classes"]]
+    drawings, classes = embedded_drawings()
     count = drawings.shape[1]
     pixels = drawings.reshape(-1, 1, *drawings.shape[2:])
     labels = np.repeat(np.arange(len(classes)), count)

@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vqprompt.core.backbones.load import backbone_path, fingerprint, load_backbone
+from vqprompt.core.backbones.load import fingerprint, load_backbone
 from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.weights import backbone_path
 from vqprompt.core.errors import CheckpointError, UserError, explain
 from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
 from vqprompt.research.learner.state import SavedState

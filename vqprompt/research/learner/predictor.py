@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.data.decode import load_pixels
+from vqprompt.core.data.decode import STORED_MARGIN, load_pixels, stored_side
 from vqprompt.core.data.images import Images
-from vqprompt.core.data.store import STORED_MARGIN, Store, stored_side
+from vqprompt.core.data.store import Store
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.device import Runtime
 from vqprompt.research.learner.build import rebuild_method

@@ -15,7 +15,7 @@ Each task has its own classifier, which trains the features and is then thrown a
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics import Drift, Moving
 from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research.methods.base import (
     STATISTICS,
@@ -71,7 +71,6 @@ class MovingMemory(Method):
     of the frozen network in `encode_frozen`."""
 
     year = 2026
-    before: ClassVar = {"plasticity": 0.0, "frozen_beside": False, "most_doubt": 0.0}
     kept: Tensor  # [tasks], which share of its training each task kept
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:

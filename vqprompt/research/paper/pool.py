@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from vqprompt.core.backbones.load import backbone_path
-from vqprompt.core.runtime.device import cpu_cores
+from vqprompt.core.backbones.weights import backbone_path
+from vqprompt.core.runtime.cores import cpu_cores
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.paper.execution import CORES_PER_RUN, Advanced, Event, Failed, Listener, Started, do_run
 from vqprompt.research.paper.grids import Run

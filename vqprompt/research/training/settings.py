@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from vqprompt.core.data.store import STORED_MARGIN
+from vqprompt.core.data.decode import STORED_MARGIN
 
 Augment = Literal["crop", "crop-color", "window", "flip", "none"]
 Normalize = Literal["backbone", "none", "imagenet"]

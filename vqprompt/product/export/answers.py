@@ -1,4 +1,4 @@
-"""A whole model as one ONNX graph: from pixels to probabilities and familiarity. PyTorch is not needed."""
+"""The part of a model's ONNX graph that comes after the features: probabilities, and how familiar an image is."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import numpy as np
 
 from vqprompt.core.onnx.graph import Graph
 from vqprompt.core.statistics.discriminant import Discriminant
-from vqprompt.product.model.calibration import Background, Calibration
+from vqprompt.product.model.knowledge import Solution
 
 NEVER = -1e30  # a score that takes no part in a sum of exponentials
 
 
-def add_answers(
-    graph: Graph, features: str, discriminant: Discriminant, calibration: Calibration, background: Background | None
-) -> None:
-    """Add the outputs `probabilities` [n, classes] and `familiarity` [n]: below 0 is unknown.
-
-    features: [n, D] in the graph. background: None for a model that knows no unknown images.
-    """
+def add_answers(graph: Graph, features: str, solution: Solution) -> None:
+    """Add the outputs `probabilities` [n, classes] and `familiarity` [n]: below 0 is unknown. features: [n, D] in the
+    graph."""
     op, constant = graph.op, graph.constant
+    discriminant, calibration, background = solution.discriminant, solution.calibration, solution.background
     scores = _scores(graph, features, discriminant)
     tempered = op("Div", scores, constant(calibration.temperature))
     shares, logs = op("Softmax", tempered, axis=1), op("LogSoftmax", tempered, axis=1)
     classes = int(discriminant.owners.max()) + 1
-    if background is None or not np.isfinite(calibration.threshold):
+    if not solution.knows_unknown:
         familiar = op("ReduceMax", op("Ceil", shares), graph.integers(1), keepdims=0)  # 1 for every image
     else:
         spread, slope = graph.weight("spread", background.matrix), graph.weight("slope", background.vector)

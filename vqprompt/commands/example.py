@@ -1,0 +1,29 @@
+"""`vqprompt example`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vqprompt.commands.console import print_plain
+
+
+def example(
+    folder: Annotated[Path, typer.Argument(help="A new folder, such as drawings.")],
+) -> None:
+    """Write real drawings into a folder, to try everything without images of your own.
+
+    [bold]vqprompt example drawings[/bold]
+    """
+    from vqprompt.product.example import write_example
+
+    write_example(folder)
+    print_plain(f"wrote {folder}/first (five classes), {folder}/later (one more) and {folder}/ask. Now try:\n")
+    for command in (
+        f"learn my.vqp {folder}/first     # teach five classes",
+        f"learn my.vqp {folder}/later     # next month: one more",
+        f"predict my.vqp {folder}/ask     # a house, an umbrella, and something it was never taught",
+    ):
+        print_plain(f"  vqprompt {command}")
