@@ -1,7 +1,6 @@
-"""Does memory grow with the number of images? And how many images per second do one and two Ray workers learn?
+"""Does memory grow with the number of images?
 
     python benchmarks/memory.py --json results/memory-cpu.json
-    python benchmarks/memory.py --ray --json results/ray-cpu.json
 
 Small JPEGs in tar shards, a ViT of the width of ViT-S with two blocks: features are large, and computed quickly. Every
 measurement is a process of its own; its peak memory is what the system says. `learn` is closed-form learning of a
@@ -36,7 +35,7 @@ from vqprompt.core.runtime.device import hardware
 
 CLASSES, SIDE, PER_SHARD = 10, 32, 2_000
 CACHE_GB = "0.1"
-MEMORY, RAY = ("learn", "run", "prompts"), ("one worker", "two workers")
+MEMORY = ("learn", "run", "prompts")
 
 
 def write_shards(folder: Path, count: int) -> None:
@@ -75,22 +74,6 @@ def prompts(shards: str, weights: str, out: str) -> None:
     run(shards, weights, out, "vq-prompt", "closed-form", epochs=1, augment="flip", blocks=[0, 1], length=2)
 
 
-def on_ray(shards: str, weights: str, workers: str) -> None:
-    """Prints the seconds of the work alone, without the start of Ray and of its processes."""
-    import ray
-
-    from vqprompt.product.model.model import Model
-    from vqprompt.product.model.on_ray import Place, cluster
-
-    ray.init("local", num_cpus=int(workers), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    for name in ("warm", shards):
-        source = str(Path(shards).with_name("warm")) if name == "warm" else shards
-        with cluster(Place(workers=int(workers)), source, weights) as where:
-            started = time.perf_counter()
-            Model(weights, device="cpu").learn(source, where=where)
-    print(json.dumps({"seconds": time.perf_counter() - started}))
-
-
 def measured(what: str, *arguments: str) -> dict[str, float]:
     """A measurement in a process of its own."""
     environment = {**os.environ, "VQPROMPT_CACHE_GB": CACHE_GB, "OMP_NUM_THREADS": "1"}
@@ -111,18 +94,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="+", default=[10_000, 100_000], help="images")
     parser.add_argument("--only", nargs="+", choices=MEMORY, default=MEMORY, help="of the measurements of memory")
-    parser.add_argument("--ray", action="store_true", help="images per second on one and two Ray workers instead")
-    parser.add_argument("--width", type=int, default=384, help="of the ViT; the heavier it is, the more workers help")
+    parser.add_argument("--width", type=int, default=384, help="of the ViT")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--do", nargs=4, metavar="WHAT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.do:
         what, *arguments = args.do
         started = time.perf_counter()
-        {"learn": learn, "run": run, "prompts": prompts, "ray": on_ray}[what](*arguments)
+        {"learn": learn, "run": run, "prompts": prompts}[what](*arguments)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        if what != "ray":
-            print(json.dumps({"seconds": time.perf_counter() - started, "peak_mb": peak}))
+        print(json.dumps({"seconds": time.perf_counter() - started, "peak_mb": peak}))
         return
     settings = {"width": args.width, "blocks": 2, "classes": CLASSES, "cache_gb": float(CACHE_GB)}
     found: dict[str, Any] = {"hardware": hardware(torch.device("cpu")), **settings, "rows": []}
@@ -133,13 +114,15 @@ def main() -> None:
         weights = folder / "tiny.safetensors"
         torch.manual_seed(0)
         save_backbone(ViT(ViTConfig(width=args.width, depth=2, heads=2, patch=14, image_size=28)), weights)
-        write_shards(folder / "warm", 64)
         for count in args.counts:
             shards = folder / f"{count} images"
             write_shards(shards, count)
-            for what in RAY if args.ray else args.only:
-                case = ("ray", str(1 + RAY.index(what))) if args.ray else (what, str(folder / f"{count}"))
-                row = {"what": what, "images": count, **measured(case[0], str(shards), str(weights), case[1])}
+            for what in args.only:
+                row = {
+                    "what": what,
+                    "images": count,
+                    **measured(what, str(shards), str(weights), str(folder / f"{count}")),
+                }
                 row["images_per_s"] = count / row["seconds"]
                 found["rows"].append(row)
                 print(
@@ -147,9 +130,7 @@ def main() -> None:
                     flush=True,
                 )
                 write_json(args.json, found)  # after each measurement: the whole takes a while
-    print_table(
-        found["rows"], *(("images_per_s", "images per second") if args.ray else ("peak_mb", "peak memory (MB)"))
-    )
+    print_table(found["rows"], "peak_mb", "peak memory (MB)")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from vqprompt.core.data.stream import Dataset, Stream
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.training.settings import Training
 
+SPAWNING = multiprocessing.get_context
 TINY = ViTConfig(width=32, depth=6, heads=2, patch=14, image_size=28)
 QUICK = Training(epochs=2, batch_size=8, lr=0.01, augment="none", test_crop=0.0)
 
@@ -55,6 +56,13 @@ def whole_session(tmp_path_factory):
         patch.setenv("VQPROMPT_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr(multiprocessing, "get_context", warm_instead_of_spawned())
         yield
+
+
+@pytest.fixture(autouse=True)
+def spawned_as_in_production(request, monkeypatch):
+    """Tests that are about child processes get real ones."""
+    if request.node.get_closest_marker("spawns"):
+        monkeypatch.setattr(multiprocessing, "get_context", SPAWNING)
 
 
 @pytest.fixture(autouse=True)

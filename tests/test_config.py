@@ -10,7 +10,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.migration import upgrade_config
 from vqprompt.research.results.config import RunConfig, completed, parse_assignment, read_config_file, resolve
-from vqprompt.research.runs.memory import refuse_what_cannot_fit
+from vqprompt.research.runs.refusals import refuse_what_cannot_fit
 
 
 class TestPrecedence:

@@ -1,7 +1,9 @@
 """What the documentation says is so: its tables are measured, its code is run."""
 
+import json
 import re
 import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def mean_and_deviation(row, name: str) -> str:
 
 def test_the_results_of_moving_memories_are_as_measured():
     page = (ROOT / "docs" / "beyond.md").read_text(encoding="utf-8")
-    section = page.partition("## Results")[2].partition("\n### ")[0]
+    section = page.partition("## Results with ten tasks")[2].partition("\n### ")[0]
     shown = [tuple(cells[1:]) for cells in list(table_rows(section, 5).values())[2:]]
     measured = set()
     for row in make_table(find_grid("cub200"), ROOT / "results" / "cub200-beyond.json", from_bench=False).rows:
@@ -75,6 +77,19 @@ def test_the_results_of_moving_memories_are_as_measured():
     shown = {cell for cells in list(table_rows(section, 4).values())[2:] for cell in cells[1:]}
     rows = make_table(find_grid("cub200"), ROOT / "results" / "cub200-moved.json", from_bench=False).rows
     assert shown == {mean_and_deviation(row, "faa") for row in rows}
+
+
+def test_the_results_of_many_tasks_are_as_measured():
+    tool = runpy.run_path(str(ROOT / "tools" / "tasks_figure.py"))
+    page = (ROOT / "docs" / "beyond.md").read_text(encoding="utf-8")
+    assert tool["BLOCK"].findall(page) and tool["fill"](page) == page, "run tools/tasks_figure.py"
+    for data in tool["TASKS"]:
+        assert f"figures/tasks-{data}.svg" in page
+        assert (ROOT / "docs" / "figures" / f"tasks-{data}.svg").read_text(encoding="utf-8") == tool["draw"](data)
+    section = page.partition("### What was tried")[2].partition("\n## ")[0]
+    shown = set(map(float, re.findall(r"(?<=\| )\d\d\.\d\d(?= \|)", section)))
+    runs = json.loads((ROOT / "results" / "tasks-held-out.json").read_text(encoding="utf-8"))
+    assert len(shown) > 20 and shown <= {value for run in runs for value in run["readouts"].values()}
 
 
 def shown_commands() -> list[tuple[str, str]]:
@@ -138,3 +153,19 @@ class TestWorkedExample:
             prompts.append(learner.method.prompt.detach().clone())
         assert not torch.equal(prompts[0], prompts[1])
         assert torch.equal(prompts[1], prompts[2])
+
+
+@pytest.mark.slow
+def test_the_readme_teaches_a_model_without_images_of_ones_own(tmp_path, monkeypatch, command):
+    """The first commands that a newcomer types, as they are printed."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = next(b for b in re.findall(r"^```\n(.*?)^```", page, re.M | re.S) if "vqprompt example" in b)
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    for line in block.splitlines():
+        status, out, err = command(*line.partition("#")[0].split()[1:])
+        assert status == 0, err
+    assert re.search(r"house\.png: house", out) and re.search(r"umbrella\.png: umbrella", out), out
+    print(f"the README's first commands took {time.monotonic() - started:.0f} s")
+    (python,) = [b for b in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "Model" in b]
+    exec(compile(python, "README.md", "exec"), {})

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
-from vqprompt.product.model import decoded, efforts
+from vqprompt.product.model import decoded, efforts, trained
 from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
 FIRST, SECOND = ["apple", "bicycle"], ["cactus", "car"]
@@ -25,8 +25,9 @@ IMAGES = 8  # per class; a fifth of them is held out
 
 @pytest.fixture(scope="module", autouse=True)
 def briefly():
-    """Two epochs train enough for everything but accuracy."""
+    """Two epochs train enough for everything but accuracy. All training is kept, whatever it is worth."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained, "pays", lambda without, measured: True)
         for effort, settings in efforts.TRAINING.items():
             brief = replace(settings, training={**settings.training, "epochs": 2})
             patch.setitem(efforts.TRAINING, effort, brief)
@@ -254,12 +255,12 @@ def test_the_file_says_what_was_trained(taught):
         described = json.loads(metadata["model"])
         kept = sum(record["kept"] for record in described["records"])
         assert file.get_tensor("unseen").shape == (kept,) and file.get_tensor("unseen").dtype == np.uint8
-    (trained,) = described["trained"]
+    (training,) = described["trained"]
     assert metadata["version"] == "3" and described["versions"][-1]["trained"] == 0
-    assert trained["effort"] == taught.stem
+    assert training["effort"] == taught.stem
     own = {name for name in names if name.startswith("trained.0.")}
     if taught.stem == "good":
-        assert own == {"trained.0.pool.prompts"} and trained["method"] == "moving-prompts"
+        assert own == {"trained.0.pool.prompts"} and training["method"] == "moving-prompts"
     else:
         assert {"trained.0.up0", "trained.0.down23", "trained.0.vit.norm.weight"} <= own
         assert not any(name.endswith(("qkv.weight", "fc1.weight", "pos_embed")) for name in own)
@@ -281,14 +282,19 @@ def test_training_that_does_not_fit_its_method_is_refused(taught):
 # ---------------------------------------------------------------------------------------------- parts
 
 
-def test_a_record_moves_with_a_linear_map():
+def test_a_record_moves_with_a_linear_map_and_its_images_scatter_by_the_doubt():
     rng = np.random.default_rng(0)
     names, features = np.arange(300, dtype=np.uint64), rng.normal(size=(300, 6))
     record = ClassRecord.of(names, to_fixed_point(features), np.arange(300) % 3 == 0)
     matrix, shift = rng.normal(size=(6, 6)), rng.normal(size=6)
-    moved = record.moved(lambda x: x @ matrix + shift)
+    moved = record.moved(lambda x: x @ matrix + shift, np.zeros((256, 6)))
     np.testing.assert_allclose(moved.mean, record.mean @ matrix + shift, atol=STEP)
     np.testing.assert_allclose(moved.features, record.features @ matrix + shift, atol=STEP)
+    doubted = record.moved(lambda x: x @ matrix + shift, 3 + 2 * rng.normal(size=(256, 6)))
+    assert np.array_equal(doubted.total, moved.total)
+    added = doubted.features - moved.features
+    np.testing.assert_allclose(added.mean(0), 0, atol=STEP)
+    np.testing.assert_allclose(added.std(0), 2, rtol=0.15)
     assert moved.count == 300 and len(moved.kept) == 256 and np.array_equal(moved.unseen, record.unseen)
 
 

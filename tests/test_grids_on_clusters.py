@@ -280,11 +280,6 @@ def test_an_address_nobody_answers_is_refused_before_ray_tries(command, tmp_path
         address = f"127.0.0.1:{free.getsockname()[1]}"
     status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", "--on", f"ray={address}")
     assert status == 2 and f"--on ray={address}: nobody answers there" in err and "ray start --head" in err
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    learn = ("learn", tmp_path / "m.vqp", tmp_path / "a", "--on", f"ray={address}")
-    status, _, err = command(*learn)
-    assert status == 2 and "nobody answers there" in err
-    assert command(*learn, "--as", "kestrel")[0] == 2 and command(*learn[:-1], "moon")[0] == 2
 
 
 def test_a_parcel_arrives_whole_and_stays_in_its_folder(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,16 @@ def test_faults_are_told_in_one_sentence(command, drawn, tmp_path):
         status, _, err = command(*arguments)
         assert status == 2 and words in err and "Traceback" not in err, (arguments, err)
     assert model.read_bytes() == before
+
+
+def test_what_needs_no_network_does_not_wait_for_pytorch(tmp_path):
+    sample = Path(__file__).parent / "data" / "models-of-format-2" / "instant.vqp"
+    code = (
+        "import sys; from vqprompt import Model; model = Model.load(sys.argv[1]); model.rename('bed', 'cot')\n"
+        "model.forget('banana'); model.undo(); model.save(sys.argv[2]); model.show()\n"
+        "assert not any(name in sys.modules for name in ('torch', 'sklearn', 'matplotlib')), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, str(sample), str(tmp_path / "m.vqp")], check=True)
 
 
 def test_the_cache_is_shown_and_cleared(command, home):

@@ -261,6 +261,7 @@ class TestLooking:
         assert 'vqprompt_requests_total{method="GET",status="200"}' in text
 
 
+@pytest.mark.spawns
 def test_the_story_of_a_model(tmp_path, pictures):
     """From nothing: look through, teach, ask, correct, rename, forget, undo, return."""
     with serving(tmp_path / "m.vqp") as client:

@@ -296,6 +296,20 @@ def test_half_requests_do_not_take_the_place_of_whole_ones(model):
             connection.close()
 
 
+def test_clients_that_have_left_take_no_place(model, tmp_path, monkeypatch):
+    path = tmp_path / "m.vqp"
+    shutil.copy(model, path)
+    with serving(path, connections=10) as client:
+        with held(monkeypatch, Jobs, "_hand_over"):
+            job = client.post("/models/m/undo", json={"steps": 1}).json()["id"]
+            waiting = [client.connect(f"GET /jobs/{job}?wait=60 {client.head}\r\n".encode()) for _ in range(7)]
+            until(lambda: len(client.server.server_state.tasks) == 7)
+            for connection in waiting:
+                connection.close()
+            until(lambda: not client.server.server_state.tasks)
+        client.get(f"/jobs/{job}?wait=60")
+
+
 def test_uploads_that_only_announce_their_size_take_no_place(client):
     start = "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000000\r\n\r\n--x"
     idle = [client.connect(f"POST /models/m/{path} {client.head}{start}".encode()) for path in ["uploads", "teach"] * 8]

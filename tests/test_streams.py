@@ -1,10 +1,7 @@
 """More images than fit: shards and streamed stores give what folders and whole stores give, within bounds."""
 
 import io
-import pickle
-import shutil
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -199,51 +196,3 @@ def test_a_limit_that_is_no_number_is_refused(sources, monkeypatch):
     monkeypatch.setenv("VQPROMPT_CACHE_GB", "much")
     with pytest.raises(UserError, match="VQPROMPT_CACHE_GB='much': give a number above 0, such as 50"):
         open_dataset(str(sources / "folder"), 28, 1)
-
-
-def test_a_cluster_learns_what_one_process_learns(sources, weights):
-    """Ray Data on two workers: the same model to the bit, with images among them that are known."""
-    ray = pytest.importorskip("ray")
-    from vqprompt.product.model.on_ray import Place, cluster
-
-    here, there = Model(weights, device="cpu"), Model(weights, device="cpu")
-    part = sources / "tars" / "shard-{000000..000001}.tar"
-    for model in (here, there):
-        model.learn(part)
-    here.learn(sources / "folder")
-    # "local": a cluster of its own, also beside another test that has one
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        with cluster(Place(workers=2), sources / "folder", there.weights) as where:
-            assert where.workers == 2
-            found = there.learn(sources / "folder", where=where)
-    finally:
-        ray.shutdown()
-    assert found.known_images and content(here) == content(there)
-    weights_of = [model.knowledge.solution.discriminant.weights for model in (here, there)]
-    assert np.abs(weights_of[0] - weights_of[1]).max() <= 1e-10
-
-
-def test_a_worker_answers_with_what_is_wrong(sources, weights, tmp_path):
-    from vqprompt.product.model.on_ray import Assignment, Worker
-    from vqprompt.research.cluster.requirements import Requirements
-
-    shutil.copytree(sources / "folder", tmp_path / "folder")
-    (tmp_path / "folder" / "kind 0" / "000.png").write_bytes(b"no image")
-    source, classes = str(tmp_path / "folder"), tuple(f"kind {c}" for c in range(CLASSES))
-    assignment = Assignment(
-        source, CLASSES * EACH, classes, "cpu", Requirements.here([weights], [source]), (weights, 28, 0.875)
-    )
-
-    def answer(assignment, ids):
-        batch = {"piece": [pickle.dumps((np.arange(3), ids))]}
-        return pickle.loads(Worker(assignment)(batch)["answer"][0])[1]
-
-    assert "000.png: not an image" in answer(assignment, np.arange(3, dtype=np.uint64))
-    assert "are different on a worker" in answer(replace(assignment, count=7), None)
-    other = replace(assignment.wanted, weights=((weights, "0123456789abcdef"),))
-    assert "other weights" in answer(replace(assignment, wanted=other), None)
-    other = replace(assignment.wanted, sources="0123456789ab")
-    assert "other source files" in answer(replace(assignment, wanted=other), None)
-    other = replace(assignment.wanted, data=("/nowhere/else",))
-    assert "cannot see the images" in answer(replace(assignment, wanted=other), None)

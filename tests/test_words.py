@@ -26,7 +26,7 @@ def test_a_long_list_is_cut_and_counted():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "1 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (754, "12 min 34 s"), (90_061, "25 h 1 min")],
+    [(0, "0.0 s"), (9.97, "10 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (754, "12 min 34 s"), (90_061, "25 h 1 min")],
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words

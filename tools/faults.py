@@ -35,7 +35,8 @@ def main() -> int:
     for kind in KINDS if given.kind == "all" else [given.kind]:
         began, count = time.monotonic(), given.count or (LONG if given.long else SHORT)[kind]
         counts.append(run(kind, count, given.seed, given.start, given.workers))
-        print(f"{kind}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        done = counts[-1]
+        print(f"{kind}: {done.tried} tried, {len(done.bad)} bad, {time.monotonic() - began:.0f} s", file=sys.stderr)
         if counts[-1].stopped:
             break
     print(table(counts))

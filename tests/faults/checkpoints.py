@@ -24,7 +24,7 @@ from faults.tiny import METHODS, config, run, scene
 from vqprompt.research.learner.checkpoint import checksum, read_checkpoint
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.predictor import Predictor
-from vqprompt.research.learner.state import SavedState
+from vqprompt.research.learner.state import LearnerRecord, SavedState
 from vqprompt.research.runs import runner
 
 VALUES: tuple[Any, ...] = (
@@ -46,20 +46,20 @@ def saved(method: str, half: bool) -> tuple[Path, dict[str, torch.Tensor], dict[
     out, home = folder / "out", folder / "home"
     if half:
         os.environ["VQPROMPT_HOME"] = str(home)
-        plain = runner.Run._checkpoint
+        plain = runner.Run._save
 
         def stopping(self: runner.Run) -> None:
             plain(self)
-            if self.learner.history:
+            if self.learner.history and self.learner.open_task is not None:
                 raise Stop
 
-        runner.Run._checkpoint = stopping  # type: ignore[method-assign]
+        runner.Run._save = stopping  # type: ignore[method-assign]
         try:
             runner.run(config(method), out, checkpoint_seconds=0, report=False)
         except Stop:
             pass
         finally:
-            runner.Run._checkpoint = plain  # type: ignore[method-assign]
+            runner.Run._save = plain  # type: ignore[method-assign]
     else:
         run(method, out, home)
     tensors, info = read_checkpoint(out)
@@ -150,8 +150,8 @@ def try_checkpoint(rng: random.Random, folder: Path) -> str:
     same = state.tensors.keys() == tensors.keys() and all(torch.equal(t, tensors[n]) for n, t in state.tensors.items())
     if not same:
         return "bad: other tensors"
-    if changed := [key for key in info.keys() | state.info.keys() if state.info.get(key) != info.get(key)]:
-        return f"bad: {changed} changed in silence"
+    if state.record != LearnerRecord(**info):
+        return "bad: something in the JSON changed in silence"
     if use == 0 and not torch.equal(found, answer):
         return "bad: another answer"
     return "handled"

@@ -30,7 +30,7 @@ COMMANDS = (
     "learn MODEL IMAGES", "learn MODEL IMAGES --exclude FILE", "learn MODEL IMAGES --backbone FILE", "show MODEL",
     "learn MODEL IMAGES --as FILE", "show MODEL --json", "rename MODEL cat FILE", "forget MODEL FILE", "undo MODEL",
     "test MODEL IMAGES --out OUT", "check IMAGES --out OUT", "predict MODEL IMAGES", "predict MODEL IMAGES --json",
-    "export MODEL --hub OUT", "run --data FILE --out OUT", "run --config FILE --out OUT",
+    "export MODEL --hub OUT", "export MODEL --onnx OUT", "run --data FILE --out OUT", "run --config FILE --out OUT",
     "run --backbone FILE --out OUT", "methods FILE", "bench show FILE --out OUT",
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ from vqprompt.research.results.config import (
     resolve,
 )
 from vqprompt.research.runs import runner
-from vqprompt.research.runs.memory import refuse_what_cannot_fit
+from vqprompt.research.runs.refusals import refuse_what_cannot_fit
 
 HUGE = int("9" * 5000, 16)  # Python neither prints nor parses it in decimal digits
 NUMBERS = (0, 1, -1, 2, 3, 10, 127, 1000, 14_000, 10**6, 10**9, 2**31, 2**63, 2**64, 10**18, 10**30, HUGE, 0.5, -0.1,

@@ -171,8 +171,7 @@ def read_changes(
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     """Raise UserError now for what would otherwise fail in every run."""
     from vqprompt.research.datasets import check_data
-    from vqprompt.research.runs.memory import refuse_what_cannot_fit
-    from vqprompt.research.runs.runner import check_out
+    from vqprompt.research.runs.refusals import check_out, refuse_what_cannot_fit
     from vqprompt.research.runs.tracking import Tracking
 
     check_out(out)

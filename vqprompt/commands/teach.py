@@ -6,7 +6,7 @@ A model is one file. Every command reads it, changes it under a lock, and replac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,15 +57,6 @@ def learn(
     size: NewSize = None,
     backbone: NewBackbone = None,
     device: Device = "auto",
-    on: Annotated[
-        str,
-        typer.Option(
-            help="Where to look at the images: local, ray (the cluster that this machine is part of) or ray=HOST:PORT. "
-            "The model is the same, to the bit, on processors of the same kind."
-        ),
-    ] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="With --on ray: the most workers at a time.")] = None,
-    gpus: Annotated[float | None, typer.Option(help="With --on ray: GPUs per worker, such as 1 or 0.25.")] = None,
     seed: Annotated[int, typer.Option(help="Of the training at good and best; the same seed gives the same bits.")] = 0,
     no_cache: Annotated[
         bool,
@@ -86,23 +77,19 @@ def learn(
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
-    from vqprompt.product.model.on_ray import cluster, parse_place
 
     check_effort(effort)
-    place, source = parse_place(on, gpus, workers), images if len(images) > 1 else images[0]
-    if place is not None and label is not None:
-        raise UserError("--on ray takes the classes from folders or shards; leave out --as, or --on")
+    source = images if len(images) > 1 else images[0]
     with files.locked(model):
         if model.exists():
             changed = Model.load(model, device=device, backbone=backbone)
             _check_size(model, changed, size)
         else:
             changed = Model(backbone or "vit-s14", size=size, device=device)
-        computing = nullcontext() if place is None else cluster(place, source, changed.weights)
-        with computing as where, progress_shown() as progress:
+        with progress_shown() as progress:
             taught = changed.learn(
                 source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
-                seed=seed, on_disk=not no_cache, announce=announce, progress=progress, where=where,
+                seed=seed, on_disk=not no_cache, announce=announce, progress=progress,
             )  # fmt: skip
         if taught.images:
             changed.save(model, locked=True)

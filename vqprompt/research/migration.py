@@ -13,7 +13,10 @@ from typing import Any
 
 OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
 SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
+MOVING = {"plasticity": 0.0, "frozen_beside": False, "most_doubt": 0.0}
 EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
+    "moving-prompts": MOVING,
+    "moving-weights": MOVING,
     "evoprompt": {"query": "normed"},
     "slca": {"rebalancing": {"steps_for": "old"}},
     "hide-prompt": {
@@ -24,12 +27,13 @@ EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The fields of a checkpoint.json of version 1."""
-    warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=5)
-    upgraded = {"weights": "", **info}  # of the backbone; only those after resizing were noted
-    if isinstance(open_task := info.get("unfinished"), dict):
-        upgraded["unfinished"] = {"images_seen": 0, "seconds": 0.0, **open_task}
-    return _with_earlier_options(upgraded)
+    """The fields of a checkpoint.json."""
+    if info["version"] == OLD_CHECKPOINT:
+        warnings.warn(f"{path}: written by an older vqprompt, without a checksum of its settings", stacklevel=5)
+        info = {"weights": "", **info}  # of the backbone; only those after resizing were noted
+        if isinstance(open_task := info.get("unfinished"), dict):
+            info["unfinished"] = {"images_seen": 0, "seconds": 0.0, **open_task}
+    return _with_earlier_options(info)
 
 
 def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:

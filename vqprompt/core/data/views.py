@@ -138,7 +138,7 @@ def _draw(
     across = _resampling(x0, x1, source, size).to(dtype)
     down = _resampling(y0, y1, source, size).to(dtype)[:, None]
     rows = pixels.to(dtype).flatten(1, 2) @ across.mT
-    images: Tensor = down @ rows.unflatten(1, (-1, source))  # type: ignore[no-untyped-call]
+    images: Tensor = down @ rows.unflatten(1, (-1, source))
     if colors is not None:
         images = change_colors((images.expand(-1, 3, -1, -1).float() / 255).clamp(0, 1), colors) * 255
     return ((images - mean) / std).to(dtype)

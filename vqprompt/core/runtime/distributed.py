@@ -62,7 +62,7 @@ class Share(Part):
         return values * (self.own / self.size)
 
     def whole_batch(self, own: Tensor) -> Tensor:
-        return _WholeBatch.apply(own, self)  # type: ignore[no-any-return,no-untyped-call]
+        return _WholeBatch.apply(own, self)  # type: ignore[no-untyped-call]
 
 
 class Ranks:

@@ -21,11 +21,12 @@ ENOUGH = 4  # images per class, on average; with fewer, training would only memo
 
 @dataclass(frozen=True)
 class TrainingOf:
-    """How an effort trains. method: which method of the learner. options: its settings that differ from the defaults.
-    training: settings of the loop. passes: the work for one training image, in forward passes; one more if there are
-    other classes to remember."""
+    """How an effort trains. method: which method of the learner. rate: its option that says how fast the network
+    learns. options: its settings that differ from the defaults. training: settings of the loop. passes: the work for
+    one training image, in forward passes; one more if there are other classes to remember."""
 
     method: str
+    rate: str
     options: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     passes: float = 3.0
@@ -34,8 +35,10 @@ class TrainingOf:
 BATCH = 16  # small, so that few images still make many steps; the rates below are for it
 IN_MEMORY = 8 * 257 * 384  # images × tokens × width of a step: below 1.5 GB with the embedded backbone at 224 px
 TRAINING = {
-    "good": TrainingOf("moving-prompts", {}, {"epochs": 20, "lr": 0.01}),
-    "best": TrainingOf("moving-weights", {"rank": 16, "symmetric": True}, {"epochs": 20, "lr": 0.0025}),
+    "good": TrainingOf("moving-prompts", "prompt_lr_scale", {}, {"epochs": 20, "lr": 0.01}),
+    "best": TrainingOf(
+        "moving-weights", "backbone_lr_scale", {"rank": 16, "symmetric": True}, {"epochs": 20, "lr": 0.0025}
+    ),
 }
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,6 +30,7 @@ from vqprompt.core.data import decode as decoding
 from vqprompt.core.data.store import stored_side
 from vqprompt.core.data.views import central_boxes, render
 from vqprompt.core.runtime.device import pick_device
+from vqprompt.product.model.extractor import measure_seconds
 from vqprompt.product.model.pictures import Given, Picture
 
 T = TypeVar("T")
@@ -85,15 +85,7 @@ class Features:
         return feature
 
     def seconds_per_image(self) -> float:
-        """About how long an image takes, measured on blank ones."""
-        blank = np.zeros((1 if self.device.type == "cpu" else BATCH, 3, self.side, self.side), np.uint8)
-        started, tries = time.monotonic(), 0
-        while tries < 2 or (time.monotonic() - started < 0.1 and tries < 5):
-            self._forward(blank, [1.0] * len(blank))
-            tries += 1
-            if tries == 1:
-                started = time.monotonic()  # the first try only warms up
-        return 1.1 * (time.monotonic() - started) / (tries - 1) / len(blank)  # a tenth more, for opening the file
+        return measure_seconds(self, self.side, (os.cpu_count() or 1) if self.device.type == "cpu" else BATCH)
 
     @torch.inference_mode()
     def _forward(self, pixels: np.ndarray, aspects: list[float]) -> np.ndarray:

@@ -42,7 +42,8 @@ def pack(stored: Stored) -> bytes:
     records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
     trainings: dict[int, tuple[int, Trained]] = {}
     versions = []
-    for known in (*_within_limits(stored), stored.knowledge):  # the last one is the model
+    others = sorted(_within_limits(stored), key=lambda known: known.version)
+    for known in (*others, stored.knowledge):  # the last one is the model
         places = {name: records.setdefault(id(r), (len(records), r))[0] for name, r in known.classes.items()}
         version = {
             "number": known.version, "classes": places, "history": [_event_fields(event) for event in known.history],
@@ -102,7 +103,7 @@ def _solution_fields(solution: Solution) -> dict[str, Any]:
 
 
 def _within_limits(stored: Stored) -> list[Knowledge]:
-    """The most important of the other versions, as many as the limit allows."""
+    """The most important of the other versions, as many as the limit allows, by number."""
     kept: list[Knowledge] = []
     counted, total = {id(part) for part in _parts(stored.knowledge)}, 0
     for known in stored.by_importance():
@@ -112,7 +113,7 @@ def _within_limits(stored: Stored) -> list[Knowledge]:
             break
         counted |= own.keys()
         kept.append(known)
-    return kept
+    return sorted(kept, key=lambda known: known.version)
 
 
 def _parts(known: Knowledge) -> list[ClassRecord | Trained]:

@@ -1,4 +1,4 @@
-"""From pictures to records of classes: identify, refuse, compute features, add up. On this machine or on a cluster.
+"""From pictures to records of classes: identify, refuse, compute features, add up.
 
 What is notable about this implementation:
 - Every picture is identified by its content before anything is learned. So copies, contradictions and files that cannot
@@ -6,7 +6,7 @@ What is notable about this implementation:
 - Pictures that fit are read and decoded once, and what was decoded is kept until the end of the teaching. If there are
   more (shards, or beyond VQPROMPT_CACHE_GB), they are read twice: to identify them, and to learn them. Memory then
   holds a few bytes per picture, and the records.
-- Records are sums of whole numbers. So the result is the same, to the bit, in any order and on any number of machines.
+- Records are sums of whole numbers. So the result is the same, to the bit, in any order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.decoded import DecodedPictures
-from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.features import load, parallel
 from vqprompt.product.model.pictures import Picture, content_id
@@ -78,40 +76,23 @@ class NewPictures:
             yield picture
 
 
-class Workplace(Protocol):
-    """Where pictures are read and features computed."""
-
-    def identify(
-        self, pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
-    ) -> Identified:
-        """known: ids that need not be decoded, sorted. decoded: where to put pictures; None: only identify them."""
-
-    def add_up(
-        self, new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
-    ) -> tuple[dict[str, Sums], list[str]]:
-        """The sums of each class, and messages about pictures that cannot be decoded."""
-
-
 def fits(pictures: PictureSet, side: int) -> bool:
     """Whether pictures can all be decoded before they are learned."""
     return not pictures.streamed and 3 * side * side * len(pictures) <= CACHE_GB.value * 1e9
 
 
-def check_streamed(effort: str, where: Workplace | None, trained: Trained | None) -> None:
+def check_streamed(effort: str) -> None:
     """Refuse what needs all images at once."""
     if effort != "instant":
         raise UserError(
-            f"effort {effort} needs all images at once. It cannot be used with shards, with --on ray, or with more "
-            "images than VQPROMPT_CACHE_GB allows; use effort instant"
+            f"effort {effort} needs all images at once. It cannot be used with shards, or with more images than "
+            "VQPROMPT_CACHE_GB allows; use effort instant"
         )
-    if where is not None and trained is not None:
-        raise UserError("--on ray needs a model at effort instant; learn on this machine, or make a new model")
 
 
 def select(
     pictures: PictureSet,
     known: Mapping[str, ClassRecord],
-    where: Workplace,
     decoded: DecodedPictures | None,
     skip_broken: bool,
     progress: Report,
@@ -122,7 +103,7 @@ def select(
     order = np.argsort(learned, kind="stable")
     owners = np.repeat(np.arange(len(known)), [record.count for record in known.values()])[order]
     learned = learned[order]
-    found = where.identify(pictures, learned, decoded, progress)
+    found = identify(pictures, learned, decoded, progress)
     broken = [found.broken[place] for place in sorted(found.broken)]
     readable = np.ones(len(pictures), bool)
     readable[list(found.broken)] = False
@@ -167,7 +148,6 @@ def _refuse_other_class(pictures: PictureSet, places: np.ndarray, owners: list[s
 
 def ingest(
     new: NewPictures,
-    where: Workplace,
     extractor: Extractor,
     known: Mapping[str, ClassRecord],
     skip_broken: bool,
@@ -175,7 +155,7 @@ def ingest(
 ) -> dict[str, ClassRecord]:
     """The records of all classes that change, with the new pictures in them. What cannot be decoded is refused, or is
     added to `new.broken`."""
-    sums, broken = where.add_up(new, extractor, skip_broken, progress)
+    sums, broken = add_up(new, extractor, skip_broken, progress)
     new.broken.extend(broken)
     if not sums:
         raise nothing_readable(new.broken)
@@ -187,53 +167,49 @@ def ingest(
     return records
 
 
-class ThisMachine:
-    """Several threads, one picture at a time each."""
+def identify(pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report) -> Identified:
+    """known: ids that need not be decoded, sorted. decoded: where to put pictures; None: only identify them."""
+    found, seen = Identified.none_of(len(pictures)), set[int]()
 
-    def identify(
-        self, pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
-    ) -> Identified:
-        found, seen = Identified.none_of(len(pictures)), set[int]()
+    def read(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
+        try:
+            content = picture.open()
+            own = content_id(content)
+            if decoded is None or _is_in(own, known):
+                return own, None
+            return own, load(replace(picture, open=lambda: content), decoded.side)
+        except (UserError, OSError, ValueError) as error:
+            return error if isinstance(error, UserError) else ImageError(f"{picture.where}: cannot be read ({error})")
 
-        def read(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
-            try:
-                content = picture.open()
-                own = content_id(content)
-                if decoded is None or _is_in(own, known):
-                    return own, None
-                return own, load(replace(picture, open=lambda: content), decoded.side)
-            except (UserError, OSError, ValueError) as error:
-                return (
-                    error if isinstance(error, UserError) else ImageError(f"{picture.where}: cannot be read ({error})")
-                )
+    for place, result in enumerate(parallel(read, pictures)):
+        if isinstance(result, Exception):
+            found.broken[place] = str(result)
+        else:
+            found.ids[place], pixels = result
+            if decoded is not None and pixels is not None and result[0] not in seen:
+                seen.add(result[0])
+                found.rows[place] = decoded.add(*pixels)
+        progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
+    return found
 
-        for place, result in enumerate(parallel(read, pictures)):
-            if isinstance(result, Exception):
-                found.broken[place] = str(result)
-            else:
-                found.ids[place], pixels = result
-                if decoded is not None and pixels is not None and result[0] not in seen:
-                    seen.add(result[0])
-                    found.rows[place] = decoded.add(*pixels)
-            progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
-        return found
 
-    def add_up(
-        self, new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
-    ) -> tuple[dict[str, Sums], list[str]]:
-        builders: dict[str, RecordBuilder] = {}
-        broken: list[str] = []
-        for picture, feature in features_of(new, extractor, progress):
-            if isinstance(feature, UserError | OSError):
-                if not skip_broken:
-                    raise ImageError(f"{feature} (or leave out such images: --skip-broken)")
-                broken.append(str(feature))
-            elif isinstance(feature, Exception):
-                raise feature
-            else:
-                assert picture.content_id is not None
-                builders.setdefault(picture.label, RecordBuilder()).add(picture.content_id, to_fixed_point(feature))
-        return {name: builder.sums() for name, builder in builders.items()}, broken
+def add_up(
+    new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
+) -> tuple[dict[str, Sums], list[str]]:
+    """The sums of each class, and messages about pictures that cannot be decoded."""
+    builders: dict[str, RecordBuilder] = {}
+    broken: list[str] = []
+    for picture, feature in features_of(new, extractor, progress):
+        if isinstance(feature, UserError | OSError):
+            if not skip_broken:
+                raise ImageError(f"{feature} (or leave out such images: --skip-broken)")
+            broken.append(str(feature))
+        elif isinstance(feature, Exception):
+            raise feature
+        else:
+            assert picture.content_id is not None
+            builders.setdefault(picture.label, RecordBuilder()).add(picture.content_id, to_fixed_point(feature))
+    return {name: builder.sums() for name, builder in builders.items()}, broken
 
 
 def features_of(

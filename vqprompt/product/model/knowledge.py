@@ -96,6 +96,13 @@ class Measurements:
     per_class: Mapping[str, tuple[int, int]]
     calibration_error: tuple[float, float]
 
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy. As if one image more had been right and one more wrong: few images prove little."""
+        right, tested = (sum(counts) for counts in zip(*self.per_class.values(), strict=True))
+        share = (right + 1) / (tested + 2)
+        return float(np.sqrt(share * (1 - share) / (tested + 2)))
+
     def share(self, name: str) -> float | None:
         """Of right answers about a class."""
         right, tested = self.per_class.get(name, (0, 0))

@@ -33,12 +33,12 @@ from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import check_spelling, clean_name, spelling
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, nothing_new, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, nothing_new, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
     from vqprompt.product.model.features import Features
-    from vqprompt.product.model.ingest import NewPictures, Workplace
+    from vqprompt.product.model.ingest import NewPictures
 
 CROP = 0.875
 
@@ -201,7 +201,6 @@ class Model(Predicting, OnTheHub):
         on_disk: bool = True,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
-        where: Workplace | None = None,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
@@ -211,11 +210,10 @@ class Model(Predicting, OnTheHub):
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
         on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
-        announce: called with the plan before learning starts. where: a cluster that computes the features
-        (`on_ray.cluster`); None: this machine.
+        announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
-        from vqprompt.product.model.ingest import ThisMachine, check_streamed, fits, ingest, select
+        from vqprompt.product.model.ingest import check_streamed, fits, ingest, select
         from vqprompt.product.model.sources import open_pictures
 
         with self._changing:
@@ -226,12 +224,11 @@ class Model(Predicting, OnTheHub):
             pictures, notes = open_pictures(source, labels, exclude)
             check_spelling(before.classes, pictures.names)
             extractor, side = self.extractor_of(before), self.backbone.side
-            at_once = where is None and fits(pictures, side)
+            at_once = fits(pictures, side)
             if not at_once:
-                check_streamed(effort, where, before.trained)
+                check_streamed(effort)
             with closing(DecodedPictures(side, on_disk)) as decoded:
-                place = where or ThisMachine()
-                new = select(pictures, before.classes, place, decoded if at_once else None, skip_broken, progress)
+                new = select(pictures, before.classes, decoded if at_once else None, skip_broken, progress)
                 if not len(new):
                     return nothing_new(before, new, notes, started)
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
@@ -241,7 +238,7 @@ class Model(Predicting, OnTheHub):
                     announce(self._plan(new, effort, extractor))
                 trained, moved = before.trained, before.moved
                 if effort == "instant":
-                    changed = ingest(new, place, extractor, before.classes, skip_broken, progress)
+                    changed = ingest(new, extractor, before.classes, skip_broken, progress)
                     classes = {**before.classes, **changed}
                 else:
                     from vqprompt.product.model.trained import retrain
@@ -249,7 +246,8 @@ class Model(Predicting, OnTheHub):
                     plain = self._in_torch(None)
                     done = retrain(plain, trained, effort, new, before.classes, hold_out, seed, progress)
                     trained, classes, changed = done.trained, done.classes, done.changed
-                    moved |= before.classes.keys()
+                    notes += about_training(done.kept, done.expected)
+                    moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
             counts = {name: record.count - before.counts.get(name, 0) for name, record in changed.items()}
             event = Event.now("learned", effort=effort, classes=counts)
             self._add_version(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +27,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.graph import Array, Graph, Session
 from vqprompt.core.onnx.vit import Precision, class_tokens_graph
 from vqprompt.product.model.efforts import Trained
+from vqprompt.product.model.extractor import measure_seconds
 from vqprompt.product.model.pictures import Picture
 
 T = TypeVar("T")
@@ -74,12 +74,7 @@ class OnnxFeatures:
         return self._features(self._on_all_cores, picture)
 
     def seconds_per_image(self) -> float:
-        """About how long an image takes, measured on blank ones, with as many at a time as there are cores."""
-        blank = Picture("blank", "", decoded=lambda: (np.zeros((3, self.side, self.side), np.uint8), 1.0), open=bytes)
-        for _ in self.of([blank]):  # the first one only warms up
-            started = time.monotonic()
-        count = len(list(self.of([blank] * 3 * cores())))
-        return 1.1 * (time.monotonic() - started) / count  # a tenth more, for opening the file
+        return measure_seconds(self, self.side, cores())
 
     def _features(self, session: Session, picture: Picture) -> Array | Exception:
         try:

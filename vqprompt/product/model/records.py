@@ -15,7 +15,7 @@ What is notable about this implementation:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,11 +70,13 @@ class ClassRecord:
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
         return self.from_sums(ids[order], self.total + other.total, kept, unseen)
 
-    def moved(self, where: Callable[[np.ndarray], np.ndarray]) -> ClassRecord:
+    def moved(self, where: Callable[[np.ndarray], np.ndarray], doubt: np.ndarray) -> ClassRecord:
         """The same class after features moved. where: maps old features [n, D] to new ones. The map is linear, so the
-        mean moves like the images."""
+        mean moves like the images. doubt: what the images may be off by [k, D]; it does not change the mean."""
+        k = len(self.kept)
+        doubt = (doubt - doubt.mean(0)) * np.sqrt(k / max(k - 1, 1))
         total = np.rint(where(self.mean[None])[0] * (self.count / STEP)).astype(np.int64)
-        return self.from_sums(self.ids, total, to_fixed_point(where(self.features)), self.unseen)
+        return replace(self, total=total, kept=to_fixed_point(where(self.features) + doubt))
 
     @property
     def count(self) -> int:

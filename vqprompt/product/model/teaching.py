@@ -120,6 +120,20 @@ def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: 
     return summary(before, before, new, [*notes, "nothing new: the model knows all of these images"], started)
 
 
+def about_training(kept: float, expected: tuple[float, float] | None) -> list[str]:
+    """What users should know about a training. kept: the share of it that was kept. expected: accuracy on held-out
+    images without and with it."""
+    if kept == 1 or expected is None:
+        return []
+    if kept:
+        return [f"{kept:.0%} of the training was kept: the memory of other classes does not bear more"]
+    without, trained = expected
+    return [
+        f"nothing was trained: of the held-out images {trained:.0%} were recognized with the training and "
+        f"{without:.0%} without it; learned as at effort instant"
+    ]
+
+
 def nothing_readable(broken: list[str]) -> ImageError:
     """broken: one message per image."""
     first = f" ({broken[0]})" if broken else ""

@@ -2,14 +2,15 @@
 
 Our own two methods are trained with the learner's loop, one task per teaching. The classifier is not trained: it is
 solved from what is remembered, as at effort instant. Training moves features, so what is remembered of old classes must
-move too. How far is estimated from the new images, whose features are computed before and after training.
+move too. How far is estimated from the new images, whose features are computed before and after training; what the
+estimate may be off by goes into the memory as well (`move_records`).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,28 +23,35 @@ from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
-from vqprompt.core.statistics import Moving, fit_drift
+from vqprompt.core.statistics.drift import Moving, fit_drift
 from vqprompt.product.model.efforts import TRAINING, Trained, loop_settings
 from vqprompt.product.model.features import Features, joined_blocks, last_block_last
 from vqprompt.product.model.ingest import NewPictures, features_of
+from vqprompt.product.model.knowledge import Knowledge, Measurements
 from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.moving import MovingMemory
+from vqprompt.research.migration import EARLIER_OPTIONS
 from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
-MOVING = Moving(how="linear")
+MOVING = Moving(how="validated")
 LOOKS = 2.0  # forward passes per image with a trained network: the image and its mirror image
+SHARES = (1.0, 0.5)  # of a teaching's training, the first that pays is kept
 
 
 @dataclass(frozen=True, eq=False)
 class Retrained:
-    """The network after a teaching. classes: all of them, the old ones moved. changed: those that got images."""
+    """The network after a teaching. classes: all of them, the old ones moved. changed: those that got images. kept: the
+    share of the training that was kept; with 0 the network is as it was. expected: accuracy on held-out images without
+    and with the training; None if nothing was held out."""
 
-    trained: Trained
+    trained: Trained | None
     classes: dict[str, ClassRecord]
     changed: dict[str, ClassRecord]
+    kept: float = 1.0
+    expected: tuple[float, float] | None = None
 
 
 def retrain(
@@ -57,34 +65,89 @@ def retrain(
     progress: Report,
 ) -> Retrained:
     """Train on new pictures, and add them to the records. plain: features of the backbone itself. before: what was
-    trained so far."""
+    trained so far.
+
+    Training is kept only as far as it pays: if held-out images of all classes are recognized worse than without it, by
+    more than chance explains, half of it is kept, or nothing. Images of old classes count where the memory says they
+    are now, with its doubt.
+    """
     assert new.decoded is not None and new.rows is not None
-    names, labels = np.unique(new.labels, return_inverse=True)
+    labels = np.array(new.labels)
+    names = np.unique(labels).tolist()
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
     unseen = held_out(labels, new.ids, hold_out)
     shown = order[~unseen[order]]
     reports = _shares(
         progress,
-        len(new) * (LOOKS if before else 1.0) * bool(known),
+        len(new) * (LOOKS if before else 1.0),
         TRAINING[effort].training["epochs"] * len(shown) * (TRAINING[effort].passes + bool(known)),
         len(new) * LOOKS,
     )
-    old = _features(plain if before is None else with_trained(plain, before), new, reports[0]) if known else None
-    images = new.decoded.store(new.rows[shown])
-    trained = train(plain, before, effort, images, labels[shown], remembers=bool(known), seed=seed, progress=reports[1])
-    now = _features(with_trained(plain, trained), new, reports[2])
-    if old is not None:
-        drift = fit_drift(torch.from_numpy(old), torch.from_numpy(now), MOVING)
-        known = {
-            name: record.moved(lambda points: drift.points(torch.from_numpy(points)).numpy())
-            for name, record in known.items()
-        }
-    fixed, changed = to_fixed_point(now), {}
-    for number, name in enumerate(names.tolist()):
-        own = labels == number
-        record = ClassRecord.of(new.ids[own], fixed[own], unseen[own])
-        changed[name] = known[name].merged(record) if name in known else record
-    return Retrained(trained, {**known, **changed}, changed)
+    old = _features(plain if before is None else with_trained(plain, before), new, reports[0])
+    images, targets = new.decoded.store(new.rows[shown]), np.searchsorted(names, labels[shown])
+    share = len(names) / len(known.keys() | set(names))
+    method = train(plain, before, effort, images, targets, share if known else None, seed=seed, progress=reports[1])
+
+    def remembered(features: np.ndarray, memory: Mapping[str, ClassRecord], held: np.ndarray) -> Retrained:
+        changed = {}
+        for name in names:
+            own = labels == name
+            record = ClassRecord.of(new.ids[own], to_fixed_point(features[own]), held[own])
+            changed[name] = memory[name].merged(record) if name in memory else record
+        return Retrained(before, {**memory, **changed}, changed)
+
+    without = _measured(remembered(old, known, unseen).classes)
+    for kept in SHARES:
+        if kept < 1:
+            if before is None:
+                break  # there is no training before this one to go back to
+            method.go_back(kept, build(plain.vit, before)[0])
+        trained = _trained(effort, method)
+        now = _features(with_trained(plain, trained), new, reports[2])
+        found = remembered(now, move_records(known, old, now, labels, seed), unseen)
+        measured = _measured(found.classes)
+        expected = None if without is None or measured is None else (without.accuracy, measured.accuracy)
+        if pays(without, measured):
+            return replace(found, trained=trained, kept=kept, expected=expected)
+    nothing_trained_on = np.ones_like(unseen)
+    return replace(remembered(old, known, nothing_trained_on), kept=0.0, expected=expected)
+
+
+def _measured(classes: Mapping[str, ClassRecord]) -> Measurements | None:
+    """On held-out images, left out one at a time."""
+    return Knowledge(classes=dict(sorted(classes.items()))).solved(Knowledge()).measurements
+
+
+def pays(without: Measurements | None, measured: Measurements | None) -> bool:
+    """Whether training is worth keeping: its accuracy is not below that without it by more than chance explains."""
+    if without is None or measured is None:
+        return True
+    return measured.accuracy >= without.accuracy - without.standard_error
+
+
+def move_records(
+    known: Mapping[str, ClassRecord], old: np.ndarray, now: np.ndarray, labels: np.ndarray, seed: int
+) -> dict[str, ClassRecord]:
+    """Classes after features moved. old, now: features of the same new images [n, D], before and after. labels: their
+    classes [n].
+
+    A class that lies elsewhere than its memory says is one whose images lie elsewhere. So the remembered images are
+    scattered about their mean by what the move may be off by. Their accuracy, the percentages, the threshold and the
+    covariance then include the doubt, and it adds up from teaching to teaching.
+    """
+    if not known:
+        return {}
+    numbers = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
+    drift = fit_drift(torch.from_numpy(old), torch.from_numpy(now), MOVING, numbers)
+    assert drift.error is not None
+    variances, vectors = np.linalg.eigh(drift.error.numpy())
+    root = vectors * np.sqrt(np.maximum(variances, 0))
+
+    def moved(record: ClassRecord) -> ClassRecord:
+        doubt = np.random.default_rng([seed, int(record.ids[0])]).standard_normal(record.kept.shape) @ root.T
+        return record.moved(lambda points: drift.points(torch.from_numpy(points)).numpy(), doubt)
+
+    return {name: moved(record) for name, record in known.items()}
 
 
 def _features(extractor: Features, new: NewPictures, progress: Report) -> np.ndarray:
@@ -109,28 +172,37 @@ def held_out(labels: np.ndarray, ids: np.ndarray, share: float) -> np.ndarray:
 
 
 def train(
-    plain: Features, before: Trained | None, effort: str, images: Store, labels: np.ndarray, *, remembers: bool,
+    plain: Features, before: Trained | None, effort: str, images: Store, labels: np.ndarray, share: float | None, *,
     seed: int, progress: Report,
-) -> Trained:  # fmt: skip
-    """One task of the learner. labels: [n], from 0. remembers: there are other classes, so features must stay close
-    to where they were."""
+) -> MovingMemory:  # fmt: skip
+    """One task of the learner. labels: [n], from 0. share: of these classes among all; the smaller it is, the slower
+    the network learns, and its features must stay close to where they were. None: there are no other classes."""
     settings, config = TRAINING[effort], plain.vit.config
-    tokens = joined_blocks(plain.vit)
-    options = {**MovingMemory.before, "statistics": False, "class_tokens": tokens, **settings.options}
+    kind, tokens = find_method(settings.method), joined_blocks(plain.vit)
+    rate = getattr(kind.Options(), settings.rate) * (share or 1.0)
+    own = {"statistics": False, "class_tokens": tokens, settings.rate: rate}
+    options = {**EARLIER_OPTIONS[settings.method], **own, **settings.options}
     loop = Training(test_crop=plain.crop, **loop_settings(effort, config.tokens, config.width))
     learner = Learner(
         plain.vit, settings.method, seed=seed, device="cpu" if plain.device.type == "mps" else str(plain.device),
         compile="off", training=loop, **options,
     )  # fmt: skip
     method = learner.method
+    assert isinstance(method, MovingMemory)
     if before is not None:
         _fill(method, before)
-    learner.continue_after(1 if remembers else 0)
+    method.trained = before is not None
+    learner.continue_after(0 if share is None else 1)
     shown = Images(images, np.arange(len(images)), labels)
     learner.learn(Task(0, [str(c) for c in range(int(labels.max()) + 1)], shown, shown), progress)
+    return method
+
+
+def _trained(effort: str, method: MovingMemory) -> Trained:
+    """What a model keeps of it."""
     state = method.state_dict()
-    tensors = {name: state[name].cpu().numpy() for name in _kept_names(method)}
-    return Trained(effort, settings.method, method.options.model_dump(mode="json"), tensors)
+    tensors = {name: state[name].cpu().numpy().copy() for name in _kept_names(method)}
+    return Trained(effort, TRAINING[effort].method, method.options.model_dump(mode="json"), tensors)
 
 
 def _kept_names(method: Any) -> list[str]:
@@ -158,7 +230,7 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
     try:
-        options = kind.Options(**{**MovingMemory.before, **trained.options})
+        options = kind.Options(**{**EARLIER_OPTIONS.get(trained.method, {}), **trained.options})
     except ValidationError as error:
         raise UserError(explain(error, "what was trained has options that are not possible")) from None
     method: Any = kind(vit, options, 1).to(vit.cls_token.device)

@@ -97,15 +97,25 @@ class Stored:
         known = self.knowledge
         current = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.classes.values())])
         former = [k.classes[name] for k in self.others if name in k.classes]
-        forgotten = any(event.what == "forgot" and event.name == name for event in known.history)
+        events = [event for k in (*self.others, known) for event in k.history]
+        forgotten = any(event.what == "forgot" and event.name == name for event in events)
         return forgotten or any(not np.isin(record.ids, current).any() for record in former)
+
+    def _identity(self, name: str) -> tuple[frozenset[str], np.ndarray]:
+        """All names of a class in any version, and the ids of all its images. Those that other classes have now are
+        not its names."""
+        versions, names, more = (*self.others, self.knowledge), frozenset[str](), frozenset({name})
+        while not more <= names:
+            names = names.union(*(known.aliases(n) for known in versions for n in more))
+            records = [known.classes[n] for known in versions for n in names & known.classes.keys()]
+            own = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in records)])
+            same = {n for k in self.others for n, record in k.classes.items() if np.isin(record.ids, own).any()}
+            more = frozenset(same - self.knowledge.classes.keys())
+        return names, own
 
     def erased(self, name: str) -> Stored:
         """After a class was forgotten for good: without a trace of it, under none of the names that it ever had."""
-        versions = (*self.others, self.knowledge)
-        names = frozenset[str]().union(*(known.aliases(name) for known in versions))
-        records = [known.classes[n] for known in versions for n in names & known.classes.keys()]
-        own = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in records)])
+        names, own = self._identity(name)
         now = self.without(name)
         kept = {
             known.version: known.without_trace(names)

@@ -192,7 +192,11 @@ async def job(
     """The state and progress of a job."""
     followed = state_of(request).jobs.get(job)
     until = asyncio.get_running_loop().time() + wait
-    while followed.state not in ENDED and asyncio.get_running_loop().time() < until:
+    while (
+        followed.state not in ENDED
+        and asyncio.get_running_loop().time() < until
+        and not await request.is_disconnected()
+    ):
         await asyncio.sleep(0.05)
     return followed.to_json()
 

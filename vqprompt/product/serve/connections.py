@@ -2,8 +2,8 @@
 
 - Headers must arrive within `header_seconds`, of the first request and of every later one.
 - An answer must be read: the next part of it within `answer_seconds`.
-- When there are as many connections as are allowed, one is closed that has no whole request: the one whose client has
-  sent nothing for the longest time.
+- When there are as many connections as are allowed, one of those that wait for their clients is closed: the one whose
+  client has sent nothing for the longest time. If there is none, the new one is answered with 503.
 
 The body of a request has its deadline in guard.py. Between two requests, uvicorn closes a connection that is idle.
 """
@@ -29,14 +29,17 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def awaits_client(self) -> bool:
-        """Whether no whole request is here that could be answered."""
-        return self.is_between_requests or self.cycle.more_body
+        """To send the rest of a request, or to read the answer."""
+        return self.is_between_requests or self.cycle.more_body or self._reading_due is not None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         others = [other for other in self.connections if not other.transport.is_closing()]
         waiting = [other for other in others if other.awaits_client]
-        if len(others) >= self.limits.connections - 1 and waiting:
+        full = len(others) >= self.limits.connections - 1
+        if full and waiting:
             min(waiting, key=lambda other: other.heard).hang_up()
+            full = False
+        self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that every byte that a client does not read is noticed
         self._expect_headers()
@@ -45,7 +48,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().data_received(data)
         self.heard = self.loop.time()
         if not self.is_between_requests:
-            self._cancel_headers_due()
+            self._cancel("_headers_due")
         elif self._headers_due is None:
             self._expect_headers()
 
@@ -55,13 +58,13 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._reading_due is not None:
-            self._reading_due.cancel()
+        self._cancel("_reading_due")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_headers_due()
-        if self._reading_due is not None:
-            self._reading_due.cancel()
+        self._cancel("_headers_due")
+        self._cancel("_reading_due")
+        if hasattr(self, "pipeline"):
+            self.pipeline.clear()  # requests that wait behind the one whose answer nobody reads any more
         super().connection_lost(exc)
 
     def hang_up(self) -> None:
@@ -71,10 +74,11 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.heard = self.loop.time()
         self._headers_due = self.loop.call_later(self.limits.header_seconds, self.hang_up)
 
-    def _cancel_headers_due(self) -> None:
-        if self._headers_due is not None:
-            self._headers_due.cancel()
-            self._headers_due = None
+    def _cancel(self, name: str) -> None:
+        timer: asyncio.TimerHandle | None = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)
 
 
 def with_deadlines(limits: Limits) -> type[Any]:

@@ -133,7 +133,6 @@ class Server(uvicorn.Server):
             make_app(state, settings.token, own_names(host), frozenset(settings.allow_hosts)), ws="none",
             access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
-            limit_concurrency=int(limits.connections),
         )  # fmt: skip
         super().__init__(config)
 

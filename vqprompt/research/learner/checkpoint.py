@@ -116,9 +116,8 @@ def _read_info(folder: Path) -> dict[str, Any]:
         )
     if (version == VERSION or CHECKSUM in info) and info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
-    fields = upgrade_checkpoint(info, path) if version == OLD_CHECKPOINT else dict(info)
-    fields["tensors"] = Path(str(info.get("tensors"))).name  # never outside of the folder
-    return fields
+    tensors = Path(str(info.get("tensors"))).name  # never outside of the folder
+    return {**upgrade_checkpoint(info, path), "tensors": tensors}
 
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
-from vqprompt.core.statistics import ClassStatistics, Drift, Moving, fit_drift, make_statistics
+from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
+from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance

@@ -15,7 +15,7 @@ Each task has its own classifier, which trains the features and is then thrown a
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics import Drift, Moving
 from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research.methods.base import (
     STATISTICS,
@@ -41,6 +41,12 @@ from vqprompt.research.methods.base import (
 )
 from vqprompt.research.training.rebalancing import Rebalancing
 
+PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
+FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
+MOST_DOUBT = (
+    "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
+    "would bring more is undone, in part or as a whole; 0: no limit"
+)
 LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
@@ -49,16 +55,9 @@ class MovingOptions(StatisticsOptions):
     scaled: bool = Field(True, description="scale each class token to one length")
     mirror: bool = Field(True, description="average the features of an image and of its mirror image; not in training")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
-    plasticity: float = Field(
-        1.0, ge=0, description="rates are multiplied by the share of new classes among all, to this power"
-    )
-    frozen_beside: bool = Field(False, description="join the features of the frozen network to the moved ones")
-    most_doubt: float = Field(
-        1.0,
-        ge=0,
-        description="how much doubt moves may bring to old means, relative to that of having few images of a class; "
-        "training that would bring more is undone, in part or as a whole; 0: no limit",
-    )
+    plasticity: float = Field(1.0, ge=0, description=PLASTICITY)
+    frozen_beside: bool = Field(False, description=FROZEN_BESIDE)
+    most_doubt: float = Field(1.0, ge=0, description=MOST_DOUBT)
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
     moving: Moving = Moving(how="validated")
@@ -72,7 +71,6 @@ class MovingMemory(Method):
     of the frozen network in `encode_frozen`."""
 
     year = 2026
-    before: ClassVar = {"plasticity": 0.0, "frozen_beside": False, "most_doubt": 0.0}
     kept: Tensor  # [tasks], which share of its training each task kept
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
@@ -152,7 +150,9 @@ class MovingMemory(Method):
         if drift is not None and self.options.most_doubt:
             share = self.bearable(drift)
             if share < 1:
-                self.go_back(share, data)
+                assert isinstance(self.former, MovingMemory)
+                self.go_back(share, self.former)
+                data.network_changed()
                 drift = self.drift(data) if share else None
         if self.statistics is not None:
             if drift is not None:
@@ -181,16 +181,15 @@ class MovingMemory(Method):
         share = (max(self.options.most_doubt * noise - doubt, 0.0) / added) ** 0.5 if added > 0 else 1.0
         return min(share, 1.0) if share >= LEAST else 0.0
 
-    def go_back(self, share: float, data: TaskData) -> None:
-        """Keep only this share of what the parameters learned in the task."""
-        assert isinstance(self.former, MovingMemory)
-        former = dict(self.former.named_parameters())
-        learned = {id(p) for group in self.parameter_groups()[1:] for p in group["params"]}
+    @torch.no_grad()
+    def go_back(self, share: float, former: MovingMemory) -> None:
+        """Keep only this share of what the parameters learned in the task. former: this method before the task."""
+        before = dict(former.named_parameters())
+        learned = {id(p) for group in super().parameter_groups()[1:] for p in group["params"]}
         for name, parameter in self.named_parameters():
             if id(parameter) in learned:
-                parameter.copy_(torch.lerp(former[name], parameter, share))
-        self.trained = share > 0 or self.former.trained
-        data.network_changed()
+                parameter.copy_(torch.lerp(before[name].to(parameter), parameter, share))
+        self.trained = share > 0 or former.trained
 
     def notes(self) -> list[str]:
         if not self.options.most_doubt:

@@ -15,11 +15,22 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import Losses, TaskData, View
-from vqprompt.research.methods.moving import MovingMemory, MovingOptions
+from vqprompt.research.methods.moving import (
+    FROZEN_BESIDE,
+    MOST_DOUBT,
+    PLASTICITY,
+    MovingMemory,
+    MovingOptions,
+)
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
+from vqprompt.research.training.rebalancing import Rebalancing
 
 
 class MovingPromptsOptions(MovingOptions):
+    plasticity: float = Field(0.5, ge=0, description=PLASTICITY)
+    frozen_beside: bool = Field(True, description=FROZEN_BESIDE)
+    most_doubt: float = Field(0.15, ge=0, description=MOST_DOUBT)
+    rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.3)
     pool: int = Field(1, ge=1, description="prompts per block (N); with one, nothing is selected")
     length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
     blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")
@@ -68,4 +79,4 @@ class MovingPrompts(MovingMemory):
 
     @property
     def choosable(self) -> int:
-        return self.options.pool
+        return int(self.options.pool)

@@ -63,8 +63,8 @@ class MovingWeights(MovingMemory):
             self.reduce()
         super().finish_task(data)
 
-    def go_back(self, share: float, data: TaskData) -> None:
-        super().go_back(share, data)
+    def go_back(self, share: float, former: MovingMemory) -> None:
+        super().go_back(share, former)
         if self.options.rank:
             self.reduce()
 

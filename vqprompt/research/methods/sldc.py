@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.low_rank import add_low_rank, low_rank_changes
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics import Drift, Moving
+from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskData, View
 from vqprompt.research.training.rebalancing import Rebalancing
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.runtime.distributed import ShardedRows
-from vqprompt.core.statistics import ClassSums, means_by_class
+from vqprompt.core.statistics.gaussians import means_by_class
+from vqprompt.core.statistics.sums import ClassSums
 
 Sums = TypeVar("Sums", bound=ClassSums)
 MOST_IN_MEMORY = 16 << 20  # bytes of a task's features; of a larger task, only sums per class are kept

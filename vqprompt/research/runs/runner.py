@@ -19,11 +19,11 @@ from vqprompt.core.files import lock_folder, write_atomically
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime, hardware, rounding
 from vqprompt.core.runtime.distributed import joined
-from vqprompt.research.datasets import open_dataset, parse_data
+from vqprompt.research.datasets import open_dataset
 from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
-from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
+from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import (
     SCHEMA_VERSION,
     ClassResults,
@@ -33,7 +33,7 @@ from vqprompt.research.results.result import (
     RunResult,
 )
 from vqprompt.research.runs.class_results import class_results
-from vqprompt.research.runs.memory import refuse_what_cannot_fit
+from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
 
@@ -371,32 +371,3 @@ class RunProgress:
             done = learned + len(self.task.train) + event.done
         self.done = min(max(done, self.done), self.starts[number + 1])
         self.progress(Progress(event.stage, self.done, self.starts[-1], number, len(self.stream)))
-
-
-def check_out(out: Path) -> None:
-    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
-        raise UserError(f"--out {out}: {file} is a file; give a folder")
-
-
-def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
-    """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
-    check_out(out)
-    existing = out / "config.json"
-    if existing.exists():
-        if not resume:
-            raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
-        old = completed(read_saved_config(out))
-        then, now = flatten(old), flatten(config.model_dump(mode="json"))
-        # paths of data and weights may change; that their content is the same is checked later
-        moved = {"backbone"} if Path(config.backbone).is_file() else set()
-        moved |= {"data"} if parse_data(str(old.get("data")))[0] == parse_data(config.data)[0] else set()
-        free = {*RESUMABLE_SETTINGS, *moved}
-        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
-        if changed:
-            pairs = ", ".join(
-                f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
-                for k in changed[:4]
-            )
-            raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
-    elif (out / INFO).exists():
-        raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")

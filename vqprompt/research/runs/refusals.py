@@ -1,7 +1,8 @@
-"""Refuses settings that cannot fit into memory, before anything is allocated."""
+"""Refuses, before any work, settings that cannot fit into memory and folders that hold something else."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,8 +11,10 @@ import torch
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError, shown
+from vqprompt.research.datasets import parse_data
+from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.methods import find_method
-from vqprompt.research.results.config import RunConfig
+from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
 
 LARGEST_COUNT = 1_000_000  # no count among the settings of a run or a method makes sense beyond this
 LARGEST_POOL = 100_000  # some methods make one module per prompt
@@ -66,3 +69,32 @@ def _check_counts(settings: dict[str, Any]) -> None:
         largest = LARGEST_POOL if name == "pool" else LARGEST_COUNT
         if isinstance(value, int) and value > largest:
             raise UserError(f"{name}={shown(value, 30)}: too large; give at most {largest:,}")
+
+
+def check_out(out: Path) -> None:
+    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
+        raise UserError(f"--out {out}: {file} is a file; give a folder")
+
+
+def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
+    """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
+    check_out(out)
+    existing = out / "config.json"
+    if existing.exists():
+        if not resume:
+            raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
+        old = completed(read_saved_config(out))
+        then, now = flatten(old), flatten(config.model_dump(mode="json"))
+        # paths of data and weights may change; that their content is the same is checked later
+        moved = {"backbone"} if Path(config.backbone).is_file() else set()
+        moved |= {"data"} if parse_data(str(old.get("data")))[0] == parse_data(config.data)[0] else set()
+        free = {*RESUMABLE_SETTINGS, *moved}
+        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
+        if changed:
+            pairs = ", ".join(
+                f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
+                for k in changed[:4]
+            )
+            raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
+    elif (out / INFO).exists():
+        raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")

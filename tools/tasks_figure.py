@@ -1,0 +1,89 @@
+"""Make the tables of docs/beyond.md and the figures of accuracy against the number of tasks, from results/tasks.json.
+
+    python tools/tasks_figure.py
+
+A table stands between `<!-- tasks DATA -->` and `<!-- end -->`; its figure is docs/figures/tasks-DATA.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vqprompt.research.methods import find_method
+from vqprompt.research.report import figures
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "beyond.md"
+BLOCK = re.compile(r"(<!-- tasks (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TASKS = {"cub200": (10, 20, 40, 100), "flowers102": (10, 20, 40)}
+ANY_NUMBER = ("linear", "joint")  # whose result does not depend on the number of tasks
+
+Accuracies = dict[str, dict[int, dict[int, float]]]  # method, tasks, seed
+
+
+def accuracies(data: str) -> Accuracies:
+    """Final average accuracy of all runs, the best method first."""
+    found: Accuracies = defaultdict(lambda: defaultdict(dict))
+    for run in json.loads((ROOT / "results" / "tasks.json").read_text(encoding="utf-8")):
+        if run["config"]["data"] == data:
+            tasks = TASKS[data] if run["config"]["method"] in ANY_NUMBER else (run["config"]["tasks"],)
+            for number in tasks:
+                found[name_of(run["config"])][number][run["config"]["seed"]] = run["faa"]
+    return dict(sorted(found.items(), key=lambda item: -np.mean(list(next(iter(item[1].values())).values()))))
+
+
+def name_of(config: dict[str, Any]) -> str:
+    title: str = find_method(config["method"]).title
+    title += ", rank 16" if config["method"] == "moving-weights" else ""
+    return title if config["options"].get("mirror") else f"{title}, one class token"
+
+
+def cell(by_seed: dict[int, float]) -> str:
+    """Mean ± standard deviation over the seeds, divided by n."""
+    values = list(by_seed.values())
+    if not values:
+        return "–"
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values):.2f}" if len(values) > 1 else "")
+
+
+def table(data: str) -> str:
+    head = ["method", *(f"{n} tasks" for n in TASKS[data]), "seeds"]
+    rows = [head, ["---"] * len(head)]
+    for name, found in accuracies(data).items():
+        seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+        rows.append([name, *(cell(found.get(n, {})) for n in TASKS[data]), ", ".join(map(str, seeds))])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def fill(page: str) -> str:
+    """The page, with every table made from the results again."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{table(block[2])}\n\n{block[3]}", page)
+
+
+def draw(data: str) -> str:
+    """Methods that were measured for one number of tasks only are points."""
+    lines = []
+    for number, (name, found) in enumerate(accuracies(data).items()):
+        means = [float(np.mean(list(found[n].values()))) if n in found else None for n in TASKS[data]]
+        spread = [float(np.std(list(found[n].values()))) if n in found else None for n in TASKS[data]]
+        line = figures.distinct_line(number, name, means)
+        same = len({value for value in means if value is not None}) == 1 and None not in means
+        lines.append(replace(line, style="--" if same else "-", spread=spread))
+    title = f"Final average accuracy against the number of tasks, {data}"
+    ticks = list(map(str, TASKS[data]))
+    return figures.standalone(figures.sweep_chart(lines, ticks, "chart0", title, "tasks", "FAA (%)"), lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for data in TASKS:
+        place = ROOT / "docs" / "figures" / f"tasks-{data}.svg"
+        place.write_text(draw(data), encoding="utf-8")
+        print(place.relative_to(ROOT))
