@@ -17,9 +17,11 @@ from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import decoded, efforts, trained
+from vqprompt.product.model.knowledge import Measurements
 from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
 FIRST, SECOND = ["apple", "bicycle"], ["cactus", "car"]
+REAL_PAYS = trained.pays  # before it is replaced
 IMAGES = 8  # per class; a fifth of them is held out
 
 
@@ -197,6 +199,55 @@ def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
         model.learn(folders["second"], effort=model.effort, progress=interrupt)
     assert model.knowledge is before
     model.learn(folders["second"])  # and it can be taught again
+
+
+def test_training_that_does_not_pay_is_dropped_and_said(folders, taught, monkeypatch):
+    monkeypatch.setattr(trained, "pays", lambda without, measured: False)
+    model, instant = Model.load(taught), Model.load(taught)
+    found = model.learn(folders["second"], effort=model.effort)
+    instant.learn(folders["second"])
+    assert found.effort == "instant" and model.show()["moved"] == []
+    assert any(note.startswith("nothing was trained: of the held-out images") for note in found.notes)
+    assert np.array_equal(model.predict_proba(asked(folders)), instant.predict_proba(asked(folders)))
+    assert model.accuracy == instant.accuracy
+
+
+def test_training_that_is_too_much_is_halved(folders, taught, monkeypatch):
+    whole, half = Model.load(taught), Model.load(taught)
+    before = tensors(whole)
+    whole.learn(folders["second"], effort=whole.effort)
+    answers = iter([False, True])
+    monkeypatch.setattr(trained, "pays", lambda without, measured: next(answers))
+    found = half.learn(folders["second"], effort=half.effort)
+    assert "50% of the training was kept: the memory of other classes does not bear more" in found.notes
+    name = "pool.prompts" if whole.effort == "good" else "vit.norm.weight"
+    np.testing.assert_allclose(tensors(half)[name], (before[name] + tensors(whole)[name]) / 2, rtol=1e-5, atol=1e-6)
+    assert half.show()["moved"] == FIRST
+
+
+def test_training_pays_unless_it_is_worse_than_chance_explains():
+    def measured(right: int) -> Measurements:
+        return Measurements(right / 100, {"a": (right, 100)}, (0.0, 0.0))
+
+    assert REAL_PAYS(measured(80), measured(77)) and not REAL_PAYS(measured(80), measured(75))
+    assert REAL_PAYS(None, measured(75)), "nothing was held out, so nothing speaks against it"
+
+
+def test_repeated_lessons_of_the_same_classes_do_not_wear_out_the_memory(fresh, tmp_path, monkeypatch):
+    """Ten lessons, each with four more images of each class."""
+    monkeypatch.setattr(trained, "pays", REAL_PAYS)
+    lessons = [write_drawings(tmp_path / str(n), FIRST + SECOND, range(4 * n, 4 * n + 4)) for n in range(10)]
+    unseen = write_drawings(tmp_path / "unseen", FIRST + SECOND, range(40, 100))
+    files = sorted(unseen.rglob("*.png"))
+    right = {}
+    for effort in ("instant", "good"):
+        model = fresh()
+        for lesson in lessons:
+            model.learn(lesson, effort=effort)
+        answers = model.predict(files, unknown=False)
+        right[effort] = np.array([answer == file.parent.name for answer, file in zip(answers, files, strict=True)])
+    change = right["good"].astype(float) - right["instant"]
+    assert change.mean() > -2 * change.std() / len(change) ** 0.5, "worse than chance explains"
 
 
 # ---------------------------------------------------------------------------------------------- what it says

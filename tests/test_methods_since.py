@@ -7,17 +7,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
+from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, same_tensors, tensors_of
 
-from vqprompt import Learner
+from vqprompt import Learner, Stream
 from vqprompt.core.backbones.low_rank import add_low_rank, linear_layers, low_rank_changes
-from vqprompt.research.methods.base import symmetric_cross_entropy
+from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.research.methods.base import Method, symmetric_cross_entropy
 from vqprompt.research.methods.ease import EASE
 from vqprompt.research.methods.ranpac import solve_ridge
 from vqprompt.research.methods.sldc import blended_map
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.view import View
 
+READOUT = {"class_tokens": 2, "scaled": True, "mirror": True}
+CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared", "shrinkage": 0.1}}
 SLOW = QUICK.model_copy(update={"lr": 1e-12, "min_lr": 0.0})
 
 
@@ -261,6 +264,55 @@ class TestMovingMemory:
             )
             distances[how] = float((learner.method.statistics.means[:4, 0] - true).norm())
         assert distances["linear"] < 0.8 * distances["none"]
+
+    @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
+    def test_training_beyond_what_the_memory_bears_is_undone_and_named(self, method):
+        """With a limit that nothing meets, with almost none, and with a quarter of the doubt that was measured."""
+        fast = QUICK.model_copy(update={"lr": 0.02, "epochs": 4})
+
+        def run(most_doubt: float) -> Method:
+            return learned(method, training=fast, most_doubt=most_doubt, frozen_beside=False, plasticity=0)[0].method
+
+        def doubt(method: Method) -> float:
+            """Of old means, relative to that of few images, as the classifier weighs it."""
+            statistics = method.statistics
+            covariance = statistics.shared_covariance().double()
+            precision = np.linalg.inv(shrunk(covariance.numpy(), method.options.rebalancing.shrinkage))
+            noise = covariance / statistics.images_per_class
+            return float(
+                (precision * statistics.doubt.numpy()).sum() / len(statistics.means) / (precision * noise.numpy()).sum()
+            )
+
+        free, none = run(1e9), run(1e-9)
+        limited = run(doubt(free) / 4)
+        assert free.kept.tolist() == [1, 1, 1] and not free.notes() and doubt(free) > 1
+        assert none.kept.tolist() == [1, 0, 0] and none.notes() == [
+            "tasks of which only a part of the training was kept: 2 (0%), 3 (0%)"
+        ]
+        assert 0 < limited.kept.min() < 1 and "2 (" in limited.notes()[0] and doubt(limited) < doubt(free)
+
+    @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
+    @pytest.mark.parametrize(
+        ("classes", "tasks", "images"), [(6, 6, 8), (12, 4, 2), (200, 100, 3)],
+        ids=["one class per task", "two images per class", "100 tasks"],
+    )  # fmt: skip
+    def test_it_never_falls_below_the_closed_form_on_frozen_features(self, method, classes, tasks, images):
+        data = make_dataset(classes, images, 4, noise=60)
+        training = QUICK.model_copy(update={"epochs": 1})
+        found, last = {}, tasks - 1
+        same = {"frozen_beside": False, "rebalancing": CLOSED_FORM["rebalancing"]} if classes == tasks else {}
+        for name, options in (method, same), ("linear", {**READOUT, **CLOSED_FORM}):
+            learner = make_learner(name, training=training, **options)
+            accuracies = []
+            for task in (stream := Stream(data, tasks, 1)):
+                learner.learn(task)
+                if task.number in (last // 2, last):
+                    accuracies.append(np.mean(learner.accuracies(stream.seen(task.number))))
+            found[name] = np.array(accuracies)
+        noise = 100 * (0.25 / (4 * classes)) ** 0.5
+        assert (found[method] > found["linear"] - noise).all() and found["linear"].min() > 3 * 100 / classes
+        if classes == tasks:
+            assert not learner.images_seen and np.allclose(found[method], found["linear"], atol=1e-4)
 
     def test_the_training_classifier_is_thrown_away(self):
         learner, _ = learned("moving-prompts")

@@ -27,8 +27,9 @@ from vqprompt.product.model.features import Features
 from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph
 from vqprompt.product.model.parsing import ModelError
 from vqprompt.product.model.pictures import Picture, find_pictures
-from vqprompt.product.model.trained import EARLIER_OPTIONS, with_trained
+from vqprompt.product.model.trained import with_trained
 from vqprompt.research.methods import find_method
+from vqprompt.research.migration import EARLIER_OPTIONS
 
 RNG = np.random.default_rng(0)
 SMALL = ViTConfig(width=48, depth=3, heads=4, patch=8, image_size=64, std=(0.3, 0.2, 0.1))

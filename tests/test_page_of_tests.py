@@ -102,7 +102,7 @@ def test_classes_that_are_not_known(taught, tmp_path):
 def test_another_spelling_is_the_same_class(taught, tmp_path):
     folder = write_drawings(tmp_path / "test", ["apple"], range(80, 82))
     (folder / "apple").rename(folder / "APPLE")
-    assert len(evaluate(Model.load(taught, device="cpu"), folder).asked) == 2
+    assert len(evaluate(Model.load(taught, device="cpu"), folder).images) == 2
 
 
 def test_before_and_after_the_last_teaching(taught, images):

@@ -259,8 +259,9 @@ def test_uploads_are_gone_when_the_server_ends(model, tmp_path, monkeypatch):
 def closed(connection: socket.socket) -> bool:
     """Whether the server hangs up."""
     try:
-        while connection.recv(65536):
-            pass
+        with connection:
+            while connection.recv(65536):
+                pass
     except ConnectionResetError:
         pass
     return True
@@ -275,8 +276,8 @@ def test_slow_clients_are_given_up_in_every_phase(impatient):
     later.sendall(b"GET / HTTP/1.1\r\nHost: ")
     assert closed(later), "half a header after a good request"
     for path, rest in (("predict", "Content-Length: 1000\r\n\r\nabc"), ("uploads", upload), ("teach", f"{upload}--x")):
-        slow = impatient.connect(f"POST /models/m/{path} {head}{rest}".encode())
-        assert b"408" in slow.recv(65536).split(b"\r\n")[0]
+        with impatient.connect(f"POST /models/m/{path} {head}{rest}".encode()) as slow:
+            assert b"408" in slow.recv(65536).split(b"\r\n")[0]
     unread = impatient.connect(f"GET /models/m/file {head}\r\n".encode() * 200, receive_buffer=4096)
     until(lambda: not impatient.server.server_state.connections)
     unread.close()

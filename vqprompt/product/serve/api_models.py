@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.efforts import EFFORTS, check_effort
@@ -111,6 +112,18 @@ def download_onnx(request: Request, name: str) -> Response:
     return _send_file(made.file, made.title)
 
 
+class _Download(StreamingResponse):
+    """Sends an open file, and closes it also if the client leaves before the end."""
+
+    def __init__(self, file: BinaryIO, headers: dict[str, str]) -> None:
+        super().__init__(iter(partial(file.read, 1 << 16), b""), 200, headers, "application/octet-stream")
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
+
+
 def _send_file(path: Path, title: str) -> Response:
     """A file as it is now, even if it is replaced or deleted while it is sent."""
     try:
@@ -121,9 +134,7 @@ def _send_file(path: Path, title: str) -> Response:
         "content-length": str(os.fstat(file.fileno()).st_size),
         "content-disposition": f"attachment; filename*=utf-8''{quote(title)}",
     }
-    return StreamingResponse(
-        iter(partial(file.read, 1 << 16), b""), media_type="application/octet-stream", headers=headers
-    )
+    return _Download(file, headers)
 
 
 @router.get("/models/{name}/card", summary="Its card: what it knows, how well, and its limits")
