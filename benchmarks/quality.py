@@ -1,4 +1,11 @@
-"""How good the closed form is on features: accuracy, shrinkage, believable percentages, and the unknown."""
+"""How good the closed form is on features: accuracy, shrinkage, believable percentages, and the unknown.
+
+    python benchmarks/quality.py birds=cub.npz flowers=flowers.npz drawings=drawings.npz
+
+compares a model's classifier (`instant`) with others on the same features, over streams of random classes, and shows
+whether percentages and the threshold for unknown hold. Each npz has x: features [n, D], y: classes [n] and test: which
+images are for testing [n]. Everything learns from training images and is tested with test images.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import make_parser, write_json
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
+from vqprompt import ClosedFormClassifier
+from vqprompt.core.metrics import calibration_error, reliability
 from vqprompt.core.statistics.discriminant import Basis, LeaveOneOut, probabilities
 from vqprompt.product.model.calibration import Solved, Weighing, calibration_error_of, certainty_of, familiarity, solve
 from vqprompt.product.model.closed_form import SHRINKAGES, Trials, groups_of
@@ -166,3 +178,98 @@ def measure(images: Images, strangers: np.ndarray | None = None) -> dict[str, An
     if strangers is not None:
         told["strangers unknown"] = Unknown(images, np.unique(images.y), strangers).measured()
     return told
+
+
+# ---------------------------------------------------------------------------------------------- streams
+
+STREAMS = 5
+ACCURACY = ((2, 10), (10, 10), (24, 25), (10, 40), (100, 5))  # classes, and images of each to learn
+TRUST = ((2, 5), (2, 20), (2, 100), (5, 5), (7, 25), (24, 25), (50, 10), (200, 5), (200, 30))
+MIXED = ((8, (1, 2, 5, 20)), (20, (1, 2, 5, 20)), (40, (1, 2, 5, 20)))  # classes of several sizes in one model
+TESTED = 30  # images per class
+
+
+def stream(images: Images, classes: int, sizes: Sequence[int], seed: int) -> Images:
+    """Some classes; of the training images of each, as many as its turn in `sizes` says."""
+    rng, rows = np.random.default_rng(seed), []
+    for place, c in enumerate(rng.permutation(np.unique(images.y))[:classes]):
+        for test, most in ((False, sizes[place % len(sizes)]), (True, TESTED)):
+            rows.append(rng.permutation(np.flatnonzero((images.y == c) & (images.test == test)))[:most])
+    return images.some(np.concatenate(rows))
+
+
+def rivals(images: Images) -> dict[str, float]:
+    """Accuracy on the test images, in percent."""
+    x, y = images.x[~images.test].astype(np.float64), images.y[~images.test]
+    asked, truth = images.x[images.test], images.y[images.test]
+    classes, count = np.unique(y), len(np.unique(y))
+    found = solve(*taught(images, classes)).discriminant.scores(asked).argmax(1)
+    others = {
+        "LDA + Ledoit-Wolf": LinearDiscriminantAnalysis("lsqr", shrinkage="auto", priors=np.full(count, 1 / count)),
+        "ClosedFormClassifier": ClosedFormClassifier(priors=None),
+        "logistic regression": LogisticRegression(max_iter=1000),
+    }
+    told = {"instant": 100 * float((classes[found] == truth).mean())}
+    return told | {
+        name: 100 * float((other.fit(x, y).predict(asked) == truth).mean()) for name, other in others.items()
+    }
+
+
+def compared(images: Images, classes: int, each: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """Averages over streams. ahead: of the best other one, with the standard error of the difference."""
+    rows = [rivals(stream(images, classes, (each,), seed)) for seed in seeds]
+    told: dict[str, Any] = average(rows)
+    best = max((name for name in told if name != "instant"), key=told.__getitem__)
+    ahead = np.array([row["instant"] - row[best] for row in rows])
+    return told | {"ahead": float(ahead.mean()), "standard error": float(ahead.std(ddof=1) / np.sqrt(len(ahead)))}
+
+
+def trusted(images: Images, classes: int, sizes: Sequence[int], seeds: Sequence[int]) -> dict[str, float]:
+    """Over streams: known test images accepted, and the calibration error of all their percentages, in percent."""
+    certain, right, accepted = [], [], []
+    for seed in seeds:
+        some = stream(images, classes, sizes, seed)
+        chosen = np.unique(some.y)
+        seen = Unknown(some, chosen, np.zeros((0, some.x.shape[1]), np.float32))
+        certain.append(seen.shares.max(1))
+        right.append(chosen[seen.shares.argmax(1)] == some.y[some.test])
+        accepted.append(float((seen.ours() >= seen.solved.calibration.threshold).mean()))
+    bins = reliability(np.concatenate(certain), np.concatenate(right), 15)
+    return {
+        "accuracy": 100 * float(np.concatenate(right).mean()),
+        "accepted": 100 * float(np.mean(accepted)),
+        "standard error": 100 * float(np.std(accepted, ddof=1) / np.sqrt(len(accepted))),
+        "calibration error": 100 * calibration_error(bins),
+    }
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("features", nargs="+", help="NAME=FILE.npz")
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    arguments = parser.parse_args()
+    told: list[dict[str, Any]] = []
+
+    def tell(**row: Any) -> None:
+        told.append(row)
+        said = (f"{name} {value:.1f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items())
+        print(" | ".join(said), flush=True)
+
+    for name, path in (given.split("=", 1) for given in arguments.features):
+        images = read_images(Path(path))
+        training = np.bincount(images.y[~images.test])
+        possible = int((training > 0).sum())
+        for classes, each in ACCURACY:
+            if classes <= possible and each <= np.median(training):
+                found = compared(images, classes, each, range(arguments.streams))
+                tell(images=name, classes=classes, each=each, **found)
+        for classes, sizes in (*((c, (n,)) for c, n in TRUST), *MIXED):
+            if max(sizes) <= 1.1 * np.median(training) and (classes <= possible or classes == TRUST[-1][0]):
+                seeds = range(4 * arguments.streams if classes < 10 else arguments.streams)  # few images, large errors
+                found = trusted(images, min(classes, possible), sizes, seeds)
+                tell(images=name, classes=min(classes, possible), each="/".join(map(str, sizes)), **found)
+    write_json(arguments.json, told)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ from vqprompt.product.model.parsing import ModelError
 from vqprompt.product.model.pictures import Picture, find_pictures
 from vqprompt.product.model.trained import with_trained
 from vqprompt.research.methods import find_method
-from vqprompt.research.methods.moving import MovingMemory
+from vqprompt.research.migration import EARLIER_OPTIONS
 
 RNG = np.random.default_rng(0)
 SMALL = ViTConfig(width=48, depth=3, heads=4, patch=8, image_size=64, std=(0.3, 0.2, 0.1))
@@ -62,7 +62,7 @@ def training(effort: str, vit: ViT) -> Trained:
     """As after a teaching, with random values."""
     settings = TRAINING[effort]
     kind = find_method(settings.method)
-    options = kind.Options(**{**MovingMemory.before, "statistics": False, **settings.options})
+    options = kind.Options(**{**EARLIER_OPTIONS[settings.method], "statistics": False, **settings.options})
     torch.manual_seed(1)
     method: Any = kind(copy.deepcopy(vit), options, 1)
     kept = {

@@ -82,6 +82,8 @@ def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.E
             except EOFError:
                 child.join()
                 outcome = f"bad: the process died with status {child.exitcode}"
+            if outcome == "stopped":
+                break
             result.tried += 1
             if outcome != "handled":
                 result.bad.append(f"--kind {kind} --seed {seed} --start {number} --count 1: {outcome}")
@@ -121,6 +123,8 @@ def _try(kind: str, number: int, seed: int, folder: Path) -> str:
         return KINDS[kind](Chance(f"{seed}:{kind}:{number}", number), folder)
     except UserError as error:
         return "handled" if str(error) else "bad: an error without words"
+    except KeyboardInterrupt:  # of the whole campaign: a signal goes to all its processes
+        return "stopped"
     except BaseException:
         return f"bad: {traceback.format_exc(limit=-3)}"
 

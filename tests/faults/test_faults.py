@@ -53,5 +53,15 @@ class TestRunner:
         monkeypatch.setattr("faults.runner.MEMORY", 20)
         assert "MB" in fault(lambda rng, folder: "handled" if bytearray(200 << 20) else "").bad[0]
 
+    def test_a_try_that_was_stopped_is_not_counted(self, fault, tmp_path):
+        def stopped_once(rng, folder):
+            if rng.number == 1 and not (tmp_path / "stopped").exists():
+                (tmp_path / "stopped").touch()
+                raise KeyboardInterrupt
+            return "handled"
+
+        found = fault(stopped_once)
+        assert (tmp_path / "stopped").exists() and found.tried == 3 and not found.bad
+
     def test_the_table(self):
         assert table([Count("images", 1200, ["x"])]).splitlines()[1].split() == ["images", "1,200", "1,199", "1"]

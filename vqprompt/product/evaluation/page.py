@@ -39,13 +39,9 @@ def _headline(found: Evaluation) -> str:
     """The result in a few sentences."""
     weak = [c for c in found.per_class if c.recall.value is not None and c.recall.value < 0.7]
     text = f"The answer was right for {found.accuracy.hits} of {counted(found.accuracy.total, 'image')}."
-    if (
-        found.balanced_accuracy is not None
-        and found.accuracy.value is not None
-        and found.accuracy.value - found.balanced_accuracy > 0.02
-    ):
-        balanced = f"{found.balanced_accuracy:.1%}"
-        text += f" Large classes make this look better: if every class counts the same, it is {balanced}."
+    balanced, plain = found.balanced_accuracy, found.accuracy.value
+    if balanced is not None and plain is not None and plain - balanced > 0.02:
+        text += f" Large classes make this look better: if every class counts the same, it is {balanced:.1%}."
     if weak:
         worst = min(weak, key=lambda c: (c.recall.value, c.name))
         text += (

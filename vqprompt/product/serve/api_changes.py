@@ -114,7 +114,12 @@ async def receive(request: Request, served: ServedModel, held: ExitStack) -> tup
     most = int(limits.upload_images)
     parser = MultiPartParser(request.headers, request.stream(), max_files=most, max_fields=10)
     parser.spool_max_size = int(limits.upload_mb * 1e6) + 1  # in memory
-    held.callback(lambda: [file.close() for file in parser._files_to_close_on_error])  # all, also if the client leaves
+
+    def close_files() -> None:
+        for file in parser._files_to_close_on_error:  # all of them, also if the client leaves
+            file.close()
+
+    held.callback(close_files)
     try:
         form = await parser.parse()
     except MultiPartException as error:  # it cannot be read, or has too much in it
