@@ -92,6 +92,7 @@ def in_second_task(run, event) -> bool:
     return isinstance(event, Advanced) and (event.progress.task or 0) >= 1
 
 
+@pytest.mark.slow
 def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, tmp_path, monkeypatch):
     """Then a machine with another version of the package joins: it is refused before work starts."""
     ray = pytest.importorskip("ray")
@@ -180,6 +181,7 @@ def package_of_another_version(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_slurm_goes_on_with_a_job_that_was_killed(grid_here, tmp_path, monkeypatch):
     """Through submitit's stand-in for SLURM, which starts processes on this machine."""
     pytest.importorskip("submitit")

@@ -147,6 +147,7 @@ def test_the_launcher_adds_nothing_to_what_a_process_has_printed(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds its processes in /proc")
 @pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
 def test_lost_processes_lose_nothing(tmp_path, home):

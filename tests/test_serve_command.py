@@ -14,6 +14,7 @@ from vqprompt import Model
 from vqprompt.product.serve import example
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_starts_again_with_the_last_whole_model(tmp_path, home, monkeypatch):
     """A finished teaching is never lost; a half-finished one is gone cleanly, or was finished in time."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
