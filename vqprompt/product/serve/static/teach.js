@@ -30,7 +30,8 @@ export class Teach extends View {
     this.sent = null; // the id of the upload that has the images of this page
     this.result = null;
     this.cameraBox = h("div", { class: "camera-box" });
-    this.row = h("div", { class: "buckets" });
+    this.more = button(T.addClass, () => this.addBucket().name.focus(), { class: "add-class", id: "add-class" });
+    this.row = h("div", { class: "buckets" }, this.more);
     this.next = button("", () => this.send(), { class: "primary", id: "look-through" });
     this.why = h("span", { class: "hint" });
     this.intro = h("p", { class: "lead" });
@@ -41,7 +42,7 @@ export class Teach extends View {
       h("div", { class: "actions" }, chooser(T.chooseFolder, (files) => this.take(files), { webkitdirectory: true, accept: null }),
         cameraButton(T.openCamera, () => this.openCamera()), h("span", { class: "hint" }, T.folderHelp)),
       this.cameraBox, this.row,
-      h("div", { class: "actions" }, button(T.addClass, () => this.addBucket().name.focus(), { id: "add-class" }), h("span", { class: "grow" }), this.why, this.next));
+      h("div", { class: "actions end" }, this.why, this.next));
     fill(this.place, this.results, this.stage, this.gather);
     for (let n = state.about.classes.length ? 1 : 2; n; n--) this.addBucket();
     this.showNow().catch(complain);
@@ -59,7 +60,7 @@ export class Teach extends View {
       h("div", { class: "actions" }, chooser(T.chooseImages, (files) => this.take(files, bucket), { multiple: true }), bucket.record),
       h("p", { class: "hint" }, T.drop)), (files) => this.take(files, bucket));
     this.buckets.push(bucket);
-    this.row.append(bucket.element);
+    this.more.before(bucket.element);
     this.update();
     return bucket;
   }
