@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vqprompt.core.errors import ImageError
+from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
 from vqprompt.product.model.knowledge import Knowledge, Measurements
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
+    from vqprompt.product.model.left_out import Changes
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -52,7 +53,7 @@ class Taught:
 
     known_images, copies: images that were left out because the model knew them, or because they were repeated. broken:
     a message for each image that cannot be read. accuracy: share of right answers for images that were left out one at
-    a time, every class weighted equally; None if it was not measured.
+    a time, every class weighted equally; None if it was not measured. changes: of answers, if it was only a preview.
     """
 
     classes: tuple[TaughtClass, ...]
@@ -65,6 +66,7 @@ class Taught:
     notes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    changes: Changes | None = None
 
     @property
     def images(self) -> int:
@@ -92,16 +94,32 @@ class Taught:
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
             "effort": self.effort,
+            "changes": None if self.changes is None else self.changes.to_json(),
         }
 
 
+def check_unknown(labels: object, effort: str) -> None:
+    """Refuse what does not go with teaching images as unknown."""
+    if labels is not None:
+        raise UserError("images that are none of the classes have no class; leave out --as, or leave out --as-unknown")
+    if effort != "instant":
+        raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
+
+
 def summary(
-    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant"
+    before: Knowledge,
+    now: Knowledge,
+    new: NewPictures,
+    notes: list[str],
+    started: float,
+    effort: str = "instant",
+    changes: Changes | None = None,
 ) -> Taught:
     """What a teaching did, from the model before and after it."""
-    grown = ((name, count - before.counts.get(name, 0)) for name, count in now.counts.items())
+    counts = [{name: record.count for name, record in known.records.items()} for known in (before, now)]
+    grown = ((name, count - counts[0].get(name, 0)) for name, count in counts[1].items())
     return Taught(
-        classes=tuple(TaughtClass(name, images, name not in before.classes) for name, images in grown if images),
+        classes=tuple(TaughtClass(name, images, name not in counts[0]) for name, images in grown if images),
         known_images=new.known,
         copies=new.copies,
         broken=tuple(new.broken),
@@ -111,6 +129,7 @@ def summary(
         notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
         seconds=time.monotonic() - started,
         effort=effort,
+        changes=changes,
     )
 
 

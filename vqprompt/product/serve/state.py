@@ -83,8 +83,10 @@ class State:
         if upload is not None:
             if change.kind == "check" and done:  # what should not be taught, until a person decides
                 upload.left_out = {f["image"] for f in update.result["findings"] if f["leave_out"]}
-            elif done or change.kind == "check":
+            elif change.kind == "check" or (done and not change.body.preview):
                 upload.waits = False
+        if done and change.kind == "unlearn" and change.body.for_good:
+            self.jobs.forget_ended(served.name)  # their results name images
         erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
         self.refresh(served, erased)
         if done and update.file is not None:
