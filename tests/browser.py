@@ -21,7 +21,7 @@ const [zone, names, contents] = arguments;
 const transfer = new DataTransfer();
 names.forEach((name, n) => {
   const bytes = Uint8Array.from(atob(contents[n]), (c) => c.charCodeAt(0));
-  transfer.items.add(new File([bytes], name, { type: "image/png" }));
+  transfer.items.add(new File([bytes], name, { type: name.endsWith(".txt") ? "text/plain" : "image/png" }));
 });
 zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 """
@@ -43,7 +43,7 @@ class Browser:
         options = webdriver.ChromeOptions()
         options.binary_location = browser
         for argument in (
-            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+            "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--ignore-certificate-errors",
             f"--window-size={width},{height}", f"--force-device-scale-factor={scale}", *CAMERA,
         ):  # fmt: skip
             options.add_argument(argument)
