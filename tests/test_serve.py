@@ -17,7 +17,6 @@ from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.answers import PromptUse
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.serve.batching import Batcher
@@ -117,23 +116,6 @@ class TestAsking:
         answer = client.post("/models/m/predict?top=0", data=b"x")
         assert answer.status_code == 422 and "top" in answer.json()["error"]
         assert client.get("/nothing").status_code == 404
-
-    def test_models_with_prompts_tell_which_fired(self, client, pictures, monkeypatch):
-        """What models of effort good say; training one takes too long here."""
-        uses = iter(
-            [
-                [PromptUse(block=0, prompt=0, attention=0.1), PromptUse(block=3, prompt=1, attention=0.4)],
-                [PromptUse(block=0, prompt=0, attention=0.3)],
-            ]
-        )
-        monkeypatch.setattr(Model, "prompts_used", lambda model, images: [next(uses)])
-        image = of(pictures, "apple", [9])[0]
-        assert client.predict(image)["prompts"] is None, "only if it was asked for"
-        told = client.predict(image, prompts=True)["prompts"]
-        assert told == [{"block": 0, "prompt": 0, "attention": 0.1}, {"block": 3, "prompt": 1, "attention": 0.4}]
-        client.predict(image, prompts=True)
-        use = client.about()["prompt_use"]
-        assert use["images"] == 2 and [round(p["attention"], 3) for p in use["prompts"]] == [0.2, 0.2]
 
 
 class TestTheOpenInferenceProtocol:

@@ -96,8 +96,8 @@ def test_teach_ask_correct_and_undo(page, client, tmp_path):
     check(page, [*cats, cats[0], broken], "cat")
     told = page.text("#findings")
     assert "2 images to look at" in told and "cannot be read" in told and "an exact copy" in told
-    assert page.text("#teach") == "Teach 6 images", "a copy and what cannot be read are left out, until one says otherwise"
-    assert "Quick about" in told and told.count("needs at least two classes") == 2, "a time or a reason for every choice"
+    assert page.text("#teach") == "Teach 6 images", "copies and what cannot be read are left out"
+    assert "Quick about" in told and told.count("needs at least two classes") == 2, "a time or a reason"
     page.click("#preview")
     page.wait(lambda: "left out would get another answer" in page.text("#findings"))
     assert names(client) == set(KNOWN), "only a preview"
@@ -466,7 +466,8 @@ def test_all_words_are_in_one_file():
     for script in static.glob("*.js"):
         if script.name in ("texts.js", "docs.js"):
             continue
-        code = "\n".join(line.split(" // ")[0] for line in script.read_text().splitlines() if not line.strip().startswith(("//", "*", "/*")))  # fmt: skip
+        lines = [line.split(" // ")[0].strip() for line in script.read_text(encoding="utf-8").splitlines()]
+        code = "\n".join(line for line in lines if not line.startswith(("//", "*", "/*")))
         assert re.findall(r'"[A-Z][a-z]+ [a-z]+[^"]*"', code) == [], script.name
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import ipaddress
-import os
 import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,23 +56,11 @@ def certificate(address: str, folder: Path) -> Path:
     file = folder / f"{address}.pem"
     if file.exists() and datetime.now().timestamp() - file.stat().st_mtime < (DAYS - 30) * 86400:
         return file
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    import trustme
 
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"vqprompt on {socket.gethostname()}"[:64])])
-    names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(address)), x509.DNSName("localhost")]
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=DAYS - 1)).add_extension(x509.SubjectAlternativeName(names), False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True).sign(key, hashes.SHA256())
-    )  # fmt: skip
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain) + made.public_bytes(pem)
-    file.unlink(missing_ok=True)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
-        target.write(secret)
+    ends = datetime.now(UTC) + timedelta(days=DAYS)
+    made = trustme.CA(organization_name="vqprompt").issue_cert(address, "localhost", not_after=ends)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.touch(0o600)
+    made.private_key_and_cert_chain_pem.write_to_path(file)
     return file

@@ -113,13 +113,13 @@ export class Camera {
     const isKey = (event) => event.key === " " || event.key === "Enter";
     const element = button(T.record, null, {
       class: "record",
-      onpointerdown: press,
+      onpointerdown: (event) => (element.setPointerCapture(event.pointerId), press()),
       onkeydown: (event) => isKey(event) && (event.preventDefault(), press()),
       onkeyup: release,
       onblur: release,
       oncontextmenu: (event) => event.preventDefault(),
     });
-    for (const name of ["pointerup", "pointercancel", "pointerleave"]) element.addEventListener(name, release);
+    for (const name of ["pointerup", "pointercancel"]) element.addEventListener(name, release);
     return element;
   }
 }

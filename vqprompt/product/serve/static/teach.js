@@ -56,9 +56,8 @@ export class Teach extends View {
     const close = button("×", () => this.removeBucket(bucket), { class: "close", "aria-label": T.removeClass("") });
     bucket.element = takesDrops(h("div", { class: "bucket dropzone" },
       h("label", {}, h("span", {}, T.className), bucket.name), close,
-      bucket.body,
       h("div", { class: "actions" }, chooser(T.chooseImages, (files) => this.take(files, bucket), { multiple: true }), bucket.record),
-      h("p", { class: "hint" }, T.drop)), (files) => this.take(files, bucket));
+      h("p", { class: "hint" }, T.drop), bucket.body), (files) => this.take(files, bucket));
     this.buckets.push(bucket);
     this.more.before(bucket.element);
     this.update();
