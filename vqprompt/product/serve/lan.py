@@ -59,7 +59,10 @@ def certificate(address: str, folder: Path) -> Path:
     import trustme
 
     ends = datetime.now(UTC) + timedelta(days=DAYS)
-    made = trustme.CA(organization_name="vqprompt").issue_cert(address, "localhost", not_after=ends)
+    by = "vqprompt", socket.gethostname()[:64]
+    made = trustme.CA(None, 9, *by).issue_cert(
+        address, "localhost", organization_name=by[0], organization_unit_name=by[1], not_after=ends
+    )
     folder.mkdir(parents=True, exist_ok=True)
     file.touch(0o600)
     made.private_key_and_cert_chain_pem.write_to_path(file)
