@@ -411,11 +411,11 @@ def test_a_phone_gets_an_address_with_https_and_a_code(window, tmp_path, monkeyp
 
 
 def test_without_https_the_camera_is_not_offered(page, client):
-    page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {
-        "source": "Object.defineProperty(window, 'isSecureContext', {value: false})",
-    })["identifier"]  # fmt: skip
+    source = "Object.defineProperty(window, 'isSecureContext', {value: false})"
+    added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
     page.driver.refresh()
     page.wait(lambda: "ready" in page.one("body").get_attribute("class"))
+    page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
     page.tab("ask")
     assert "The camera needs a secure address" in page.text("#view-ask") and "Live camera" not in page.text("#view-ask")
 
