@@ -17,7 +17,7 @@ from vqprompt.core.data.archives import ARCHIVE_SUFFIXES as ARCHIVES
 from vqprompt.core.errors import UserError
 from vqprompt.research.datasets import DATASETS, parse_data
 from vqprompt.research.methods import METHODS, find_method
-from vqprompt.research.methods.recipes import CUB_SEEDS, SEEDS
+
 from vqprompt.research.results.config import MACHINE_SETTINGS, RunConfig, resolve
 
 
@@ -64,6 +64,7 @@ class Grid:
 
 
 RIVALS = ("joint", "ft", "ft++", "l2p++", "deep-l2p++", "dualprompt", "coda-p", "hide-prompt", "evoprompt", "vq-prompt")
+SEEDS, CUB_SEEDS = (0, 1, 2, 3, 4), (0, 12, 24, 36, 48)
 CIFAR = ("joint", "ft", "ft++", "lwf", "l2p++", "deep-l2p++", "dualprompt", "coda-p", "evoprompt", "vq-prompt")
 CUB = ("joint", "ft", "ft++", "lwf", "bic", "dualprompt", "coda-p", "slca", "hide-prompt", "vq-prompt")
 SELF_SUPERVISED = ("dualprompt", "coda-p", "hide-prompt", "vq-prompt")
