@@ -74,12 +74,13 @@ class Quoted(NamedTuple):
 
 
 def _quote(printed: list[Any]) -> Quoted:
-    return Quoted(*printed[:-1], mark=printed[-1]) if isinstance(printed[-1], str) else Quoted(*printed)
+    *numbers, last = printed
+    return Quoted(*numbers)._replace(mark=last) if isinstance(last, str) else Quoted(*printed)
 
 
 def _load() -> tuple[dict[str, Grid], dict[tuple[str, str], Quoted]]:
     """The paper's experiments by name; and its numbers, by the grid (with the values of its axes) and the method."""
-    grids, numbers = {}, {}
+    grids, numbers = dict[str, Grid](), dict[tuple[str, str], Quoted]()
     for entry in tomllib.loads((files(__package__) / "paper.toml").read_text(encoding="utf-8"))["grid"]:
         name = entry["name"]
         for key, value in entry.pop("numbers", {}).items():
