@@ -7,7 +7,6 @@ import gzip
 import lzma
 import os
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +20,7 @@ from vqprompt.core.files import (
     open_regular,
     replacing_cached,
     sealed_length,
+    temporary_file,
     warn_no_cache,
 )
 
@@ -83,7 +83,7 @@ class TarFiles(Files):
 
     def _unpacked(self) -> tuple[BinaryIO, int]:
         """The plain tar in a temporary file, and its length."""
-        plain = tempfile.TemporaryFile()  # noqa: SIM115 (kept open as long as the archive is)
+        plain = temporary_file(anywhere=True)
         _copy(self.path, self._packed, plain)
         return plain, plain.tell()
 
