@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -14,6 +15,13 @@ def counted(count: int, noun: str) -> str:
 def shorten(names: Sequence[str], most: int = 5) -> str:
     """The first names in quotes, and how many there are in total."""
     return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'length'? `, if a name is close to a known one, and which there are."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"there are {', '.join(names)}"
 
 
 def duration(seconds: float) -> str:

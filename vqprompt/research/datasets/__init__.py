@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vqprompt.core.data.decode import STORED_MARGIN, stored_side
-from vqprompt.core.data.shards import find_shards
-from vqprompt.core.data.stream import Dataset
+from vqprompt.core.data.shards import Shards, find_shards
+from vqprompt.core.data.stream import Dataset, check_classes, check_names
+from vqprompt.core.data.streamed import StreamedStore
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import exists
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.cifar100 import open_cifar100
-from vqprompt.research.datasets.folder import open_folder
+from vqprompt.research.datasets.common import hold_out, list_images, make_dataset, no_split_note
+from vqprompt.research.datasets.parquet import open_shards
 from vqprompt.research.datasets.published import PUBLISHED, open_published
 from vqprompt.research.datasets.quickdraw import open_quickdraw
 from vqprompt.research.plugins import Registry
@@ -64,6 +69,26 @@ def open_dataset(
         return DATASETS[name].open(path, side, seed, progress)
     check_data(data)
     return open_folder(data, side, seed, progress)
+
+
+def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:
+    """seed: decides which images of each class are held out, if the source has no split."""
+    shards = open_shards(path)
+    if shards is not None:
+        return of_shards(str(path), shards, side, seed, progress)
+    return make_dataset(str(path), list_images(Path(path).expanduser()), side, seed, progress)
+
+
+def of_shards(name: str, shards: Shards, side: int, seed: int, progress: Report) -> Dataset:
+    """Images that are decoded when they are needed. A few arrays are all that is in memory."""
+    check_names(name, shards.classes)
+    labels, is_test, notes = shards.labels.astype(np.int64), shards.splits, tuple[str, ...]()
+    if is_test is None:
+        is_test = hold_out(shards.path, shards.classes, labels, np.arange(len(labels)), seed)
+        notes = (no_split_note(seed),)
+    check_classes(name, shards.classes, labels, is_test)
+    store = StreamedStore(shards, side, progress, None if shards.scattered else shards.groups)
+    return Dataset(name, shards.classes, store, labels, is_test, notes)
 
 
 def check_data(data: str) -> None:

@@ -6,7 +6,6 @@ what is still open gets the common default.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -17,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from vqprompt.core.errors import UserError, explain, shown
 from vqprompt.core.files import read_json, read_text
+from vqprompt.core.words import did_you_mean
 from vqprompt.research.datasets import DATASETS, parse_data
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method, StatisticsOptions
@@ -114,7 +114,9 @@ def resolve(
             elif key.split(".")[0] in method.Options.model_fields:
                 _put(options, key, value)
             else:
-                _refuse_unknown(key, method_name, [*RunConfig.model_fields, *method.Options.model_fields])
+                known = (*RunConfig.model_fields, *method.Options.model_fields)
+                hint = did_you_mean(key.split(".")[0], known)
+                raise UserError(f"no setting is called {key!r} for {method_name}; {hint}")
     try:
         checked = method.Options(**options)
     except ValidationError as error:
@@ -212,12 +214,6 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
             _put(target[head], name, inner)
     else:
         target[head] = value
-
-
-def _refuse_unknown(key: str, method: str, known: list[str]) -> None:
-    near = difflib.get_close_matches(key.split(".")[0], known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"no setting is called {key!r} for {method}; {hint}there are {', '.join(known)}")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ Files that `bench table --save` wrote, and those of version 0.1.0, lack some fie
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +23,13 @@ class Record(BaseModel):
     """Written as JSON and read back. A loss that diverged is NaN, and stays NaN (by default pydantic writes null)."""
 
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
+
+    @classmethod
+    def parse(cls, content: Any, where: str) -> Self:
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise UserError(f"{where}: not what a run writes ({explain(error, 'its fields')})") from None
 
 
 class ParameterCounts(Record):
@@ -87,12 +94,7 @@ class ClassResults(Record):
     def read(cls, folder: Path) -> ClassResults | None:
         """None for a run without such a file, as those of version 0.1.0."""
         path = folder / CLASSES_FILE
-        if not path.exists():
-            return None
-        try:
-            return cls.model_validate(read_json(path))
-        except ValidationError as error:
-            raise UserError(f"{path}: not the classes of a run ({explain(error, 'its fields')})") from None
+        return cls.parse(read_json(path), str(path)) if path.exists() else None
 
 
 class RunResult(Record):
@@ -148,11 +150,8 @@ class RunResult(Record):
         return cls.parse(read_json(path), str(path))
 
     @classmethod
-    def parse(cls, content: Any, where: str) -> RunResult:
-        try:
-            result = cls.model_validate(content)
-        except ValidationError as error:
-            raise UserError(f"{where}: not the result of a run ({explain(error, 'its fields')})") from None
+    def parse(cls, content: Any, where: str) -> Self:
+        result = super().parse(content, where)
         if result.schema_version > SCHEMA_VERSION:
             raise UserError(
                 f"{where}: written by a newer vqprompt (schema {result.schema_version}, this one reads up to "
