@@ -7,7 +7,7 @@ Files that `bench table --save` wrote, and those of version 0.1.0, lack some fie
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,12 +24,14 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
 
+    what: ClassVar[str] = "record"
+
     @classmethod
     def parse(cls, content: Any, where: str) -> Self:
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            raise UserError(f"{where}: not what a run writes ({explain(error, 'its fields')})") from None
+            raise UserError(f"{where}: not the {cls.what} of a run ({explain(error, 'its fields')})") from None
 
 
 class ParameterCounts(Record):
@@ -83,6 +85,7 @@ class ClassResults(Record):
     """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
     mistakes, the most confident first."""
 
+    what = "classes"
     after: int
     classes: list[ClassResult]
     worst: list[Mistake] = []
@@ -100,6 +103,7 @@ class ClassResults(Record):
 class RunResult(Record):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
 
+    what = "result"
     schema_version: int = Field(1, description="1 where a file does not say")
     method: str = ""
     title: str = ""
