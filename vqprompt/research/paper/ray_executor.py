@@ -181,9 +181,7 @@ def _hidden(name: str) -> bool:
 
 
 def import_ray() -> Any:
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # the default of a future Ray; without it, Ray warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a future Ray's default; else it warns
     try:
         import ray
     except ImportError:
@@ -261,7 +259,8 @@ def _ask(ray: Any, node: dict[str, Any], requirements: Requirements) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    return ray.remote(num_cpus=0, max_retries=0)(_introduce).options(scheduling_strategy=there).remote(requirements)
+    task = ray.remote(num_cpus=0, max_retries=0)(Requirements.missing)
+    return task.options(scheduling_strategy=there).remote(requirements)
 
 
 def _what_is_missing(ray: Any, node: dict[str, Any], requirements: Requirements, answer: Any) -> str | None:
@@ -284,8 +283,3 @@ def _what_is_missing(ray: Any, node: dict[str, Any], requirements: Requirements,
                 return f"it cannot run vqprompt {requirements.version} ({reason}); install the same version there"
         time.sleep(0.2)  # it has just joined, and the cluster does not know it everywhere yet
         answer = _ask(ray, node, requirements)
-
-
-def _introduce(requirements: Requirements) -> str | None:
-    """In a worker: what its machine does not have."""
-    return requirements.missing()

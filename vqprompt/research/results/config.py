@@ -143,9 +143,9 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
         while inner:
             one, depth = inner.pop()
             if isinstance(one, int) and one.bit_length() > 64:
-                raise UserError(f"{_shorten(key)}: a number of {one.bit_length()} bits is too large")
+                raise UserError(f"{shown(key)}: a number of {one.bit_length()} bits is too large")
             if depth > DEEPEST:
-                raise UserError(f"{_shorten(key)}: nested more than {DEEPEST} deep; give a simpler value")
+                raise UserError(f"{shown(key)}: nested more than {DEEPEST} deep; give a simpler value")
             below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
             inner += [(value, depth + 1) for value in below]
 
@@ -220,13 +220,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """`key=value`. The value is read as JSON if it is JSON, else as text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UserError(f"--set {_shorten(text)!r}: expected key=value, as in --set tau=5")
+        raise UserError(f"--set {shown(text)}: expected key=value, as in --set tau=5")
     try:
         return key.strip(), json.loads(value)
     except json.JSONDecodeError:
         return key.strip(), value
     except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets
-        raise UserError(f"--set {_shorten(text)!r}: the value is too long or too deeply nested") from None
+        raise UserError(f"--set {shown(text)}: the value is too long or too deeply nested") from None
 
 
 def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
@@ -240,11 +240,7 @@ def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{option} {path}: not valid {kind} (nested too deeply)") from None
     except ValueError as error:  # bad syntax, bad encoding, or a number of thousands of digits
-        raise UserError(f"{option} {path}: not valid {kind} ({_shorten(str(error))})") from None
+        raise UserError(f"{option} {path}: not valid {kind} ({str(error)[:200]})") from None
     if not isinstance(settings, dict):
         raise UserError(f"{option} {path}: expected an object of settings")
     return upgrade_config(settings)
-
-
-def _shorten(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
