@@ -90,6 +90,10 @@ class ClassResults(Record):
     classes: list[ClassResult]
     worst: list[Mistake] = []
 
+    def weakest(self) -> list[ClassResult]:
+        """The classes that were tested, the weakest first."""
+        return sorted((c for c in self.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
+
     def write(self, folder: Path) -> None:
         write_atomically(folder / CLASSES_FILE, self.model_dump_json(indent=1))
 
