@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.archives import Files, hidden
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
@@ -30,7 +31,7 @@ from vqprompt.research.datasets.common import (
     open_files,
     read_file,
 )
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
+from vqprompt.research.datasets.parquet import list_parquet
 
 _NAMES = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vqprompt.core.data.archives import Files
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.source import Entry, key_of
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
@@ -26,7 +27,7 @@ from vqprompt.research.datasets.common import (
     open_files,
     read_file,
 )
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
+from vqprompt.research.datasets.parquet import list_parquet
 
 EXPECTED = Expected(classes=200, images=11_788, train=5_994)
 ORIGIN = Origin(

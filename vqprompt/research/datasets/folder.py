@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vqprompt.core.data.parquet import open_shards
 from vqprompt.core.data.shards import Shards
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
 from vqprompt.core.data.streamed import StreamedStore
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.common import hold_out, list_images, make_dataset, no_split_note
-from vqprompt.research.datasets.parquet import open_shards
 
 
 def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:

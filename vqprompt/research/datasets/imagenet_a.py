@@ -6,6 +6,7 @@ It has no official split: without those folders a fifth of each class is held ou
 
 from __future__ import annotations
 
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.common import (
@@ -18,7 +19,7 @@ from vqprompt.research.datasets.common import (
     make_dataset,
     ordered,
 )
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
+from vqprompt.research.datasets.parquet import list_parquet
 from vqprompt.research.datasets.wnids import IMAGENET_A
 
 EXPECTED = Expected(classes=200, images=7_500, names=IMAGENET_A)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
 from vqprompt.core.progress import Report, ignore
@@ -24,7 +25,7 @@ from vqprompt.research.datasets.common import (
     make_dataset,
     ordered,
 )
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
+from vqprompt.research.datasets.parquet import list_parquet
 from vqprompt.research.datasets.wnids import IMAGENET_R
 
 LISTS = {"train": "imagenet-r_train.yaml", "test": "imagenet-r_test.yaml"}
