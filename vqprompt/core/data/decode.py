@@ -68,9 +68,9 @@ def accepted_formats() -> tuple[str, ...]:
     """Names of the formats that are decoded on this machine."""
     Image.init()
     with suppress(Exception):  # not installed, or without its library
-        import pillow_heif
+        import pi_heif
 
-        pillow_heif.register_heif_opener()
+        pi_heif.register_heif_opener()
     return tuple(name for name in (*FORMATS, "AVIF", "HEIF") if name in Image.OPEN)
 
 
