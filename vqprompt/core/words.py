@@ -27,14 +27,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str | None:
 
 def look_misspelled(one: str, other: str) -> bool:
     """Whether two names may be spellings of the same word, such as `elefant` and `elephant`: they differ in one word,
-    which is long and nearly the same. No two of 200 species of birds do."""
+    which is nearly the same. The names of no two of 200 species of birds are."""
     words = [re.findall(r"[^\W\d_]+|\d+", name.casefold()) for name in (one, other)]
     if len(words[0]) != len(words[1]):
         words = [["".join(parts)] for parts in words]
     pairs = [pair for pair in zip(*words, strict=True) if pair[0] != pair[1]]
-    if len(pairs) != 1 or max(map(len, pairs[0])) < 6:
+    if len(pairs) != 1:
         return False
-    return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= 0.8
+    needed = 0.8 if max(map(len, pairs[0])) > 5 else 0.88  # `house` and `horse` are two words
+    return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= needed
 
 
 def duration(seconds: float) -> str:
