@@ -36,7 +36,8 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    example, check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
+    example, check.check, teach.learn, predict, serve, test.test, teach.show, teach.relabel, teach.unlearn,
+    teach.merge, teach.rename, teach.forget, teach.undo,
     export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels, check_sides
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import open_regular
 
 IMAGE_SUFFIXES = frozenset(
@@ -291,6 +291,6 @@ def read_image(given: str | Path) -> bytes:
     except UserError:
         raise
     except FileNotFoundError:
-        raise ImageError(f"{given}: no such image file; check the path") from None
+        raise missing(given, "image file") from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte in the path; RuntimeError: no home
         raise ImageError(f"{given}: no image file that can be read ({error}); give a regular file") from None
