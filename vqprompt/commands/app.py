@@ -22,6 +22,7 @@ from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.serve import serve
+from vqprompt.commands.watch import watch
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
@@ -36,8 +37,8 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    example, check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
-    export.export, teach.cache,
+    example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.rename, teach.forget,
+    teach.undo, export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):

@@ -25,8 +25,17 @@ console = SafeConsole()
 
 def print_error(text: str) -> None:
     """One message on standard error, with `error:` in red."""
+    _print_marked("[red]error:[/red]", text)
+
+
+def print_warning(text: str) -> None:
+    """One message on standard error about something that does not end the command."""
+    _print_marked("[yellow]warning:[/yellow]", text)
+
+
+def _print_marked(mark: str, text: str) -> None:
     stderr = SafeConsole(stderr=True)
-    stderr.print("[red]error:[/red]", end=" ")
+    stderr.print(mark, end=" ")
     stderr.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
