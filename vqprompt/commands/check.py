@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import print_json, print_plain
+from vqprompt.commands.console import print_json, print_note, print_plain
 from vqprompt.commands.options import Device, Json
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.words import counted
+
+if TYPE_CHECKING:
+    from vqprompt.product.check.findings import CheckResult
 
 
 def check(
@@ -34,6 +37,9 @@ def check(
     size: Annotated[int | None, typer.Option(help="Image size in px, without a model.")] = None,
     backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`, or a weights file.")] = None,
     device: Device = "auto",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with status 1 if an image is doubtful, such as in CI.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Look for doubtful images before teaching: copies, wrong labels, outliers, unreadable ones. Nothing is deleted.
@@ -47,26 +53,32 @@ def check(
 
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
     with progress_shown() as progress:
-        found = look_through(
+        report = look_through(
             folder, test=test, model=known, backbone=backbone or "vit-s14", size=size, device=device, progress=progress
         )
     place = out or Path()
-    listed = write_list(found, place / "exclude.txt")
-    page = write_page(found, place / "check.html", str(folder), listed)
+    listed = write_list(report, place / "exclude.txt")
+    page = write_page(report, place / "check.html", str(folder), listed)
     if as_json:
-        print_json({**found.to_json(), "page": str(page), "list": str(listed)}, indent=2)
-        return
-    for note in found.notes:
-        print_plain(f"note: {note}")
-    for f in found.findings:
+        print_json({**report.to_json(), "page": str(page), "list": str(listed)}, indent=2)
+    else:
+        _tell(report, page, listed)
+    if strict and report.doubtful:
+        raise typer.Exit(1)
+
+
+def _tell(report: CheckResult, page: Path, listed: Path) -> None:
+    for note in report.notes:
+        print_note(note)
+    for f in report.findings:
         print_plain(f"{f.where}: {f.kind}: {f.says}")
-    for one, other, share in found.alike:
+    for one, other, share in report.alike:
         print_plain(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
-    for name, count in found.few:
+    for name, count in report.few:
         print_plain(f"class {name} has only {counted(count, 'image')}")
     print_plain(
-        f"doubtful: {found.doubtful} of {counted(found.images, 'image')}"
-        if found.doubtful
-        else f"{counted(found.images, 'image')}, nothing doubtful"
+        f"doubtful: {report.doubtful} of {counted(report.images, 'image')}"
+        if report.doubtful
+        else f"{counted(report.images, 'image')}, nothing doubtful"
     )
-    print_plain(f"look at {page}; {listed} names {counted(len(found.left_out), 'image')} for vqprompt learn --exclude")
+    print_plain(f"look at {page}; {listed} names {counted(len(report.left_out), 'image')} for vqprompt learn --exclude")

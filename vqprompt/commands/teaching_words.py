@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vqprompt.commands.console import print_plain
+from vqprompt.commands.console import print_note, print_plain, verbosity
 from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 def announce(plan: Plan) -> None:
+    if verbosity.quiet:
+        return
     new = f" ({len(plan.new_classes)} new)" if plan.new_classes else ""
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
     what = f"{counted(plan.images, 'image')} of {counted(plan.classes, 'class')}{new}{effort}"
@@ -25,11 +27,11 @@ def announce(plan: Plan) -> None:
 
 def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for note in taught.notes:
-        print_plain(f"note: {note}")
+        print_note(note)
     if taught.known_images:
-        print_plain(f"note: left out {counted(taught.known_images, 'image')} that the model knows already")
+        print_note(f"left out {counted(taught.known_images, 'image')} that the model knows already")
     if taught.copies:
-        print_plain(f"note: left out {counted(taught.copies, 'repeated image')}")
+        print_note(f"left out {counted(taught.copies, 'repeated image')}")
     for message in taught.broken[:10]:
         print_plain(f"left out: {message}")
     if len(taught.broken) > 10:
@@ -48,7 +50,7 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
     if noticed is not None:
-        print_plain(f"note: {noticed}")
+        print_note(noticed)
 
 
 def progress_shown() -> AbstractContextManager[Report]:
