@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.core.words import nearest_name, look_misspelled, shorten
+from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
