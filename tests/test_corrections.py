@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from drawings import write_drawings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from serving import drawn, serving
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
@@ -211,3 +215,77 @@ def test_wrong_corrections_are_refused_with_a_way_out(tmp_path):
     assert "nothing to do" in model.relabel([image(10, 0)], "elephant").notes[0] and model.can_undo == 2
     assert "another spelling of 'elephant'" in model.relabel([image(10, 0)], "elefant").notes[0]
     assert any("another spelling of 'elefant'" in note for note in model.learn([image(2, 2)], "elefants").notes)
+
+
+def test_over_http_corrections_are_previewed_made_and_undone(tmp_path):
+    folder = tmp_path / "drawings"
+    for name in ("apple", "bicycle", "car"):
+        drawn(folder, name, range(8))
+    of = {name: sorted((folder / name).iterdir()) for name in ("apple", "bicycle", "car")}
+    files = [("files", (p.name, p.read_bytes())) for p in of["car"]]
+    with serving(tmp_path / "m.vqp") as client:
+        client.teach(of["apple"], "apple")
+        client.teach(of["bicycle"], "bicycle")
+        job = client.wait(client.post("/models/m/teach", files=files, data={"as_unknown": "true", "preview": "true"}))
+        assert job["result"]["changes"]["tested"] == 16 and client.about()["counterexamples"] == 0
+        assert client.about()["version"] == 2
+        job = client.wait(client.post("/models/m/teach", files=files, data={"as_unknown": "true"}))
+        assert job["result"]["classes"] == [{"name": "unknown", "images": 8, "new": True}]
+        assert client.about()["counterexamples"] == 8 and len(client.about()["classes"]) == 2
+        listed = client.get("/models/m/images", params={"label": "unknown"}).json()
+        assert listed["total"] == 8 and client.get(f"/models/m/thumbnails/{listed['images'][0]}").status_code == 200
+
+        would = client.change("relabel", images=listed["images"], label="car", preview=True)["result"]
+        assert client.about()["version"] == 3 and would["classes"] == {"unknown": 8} and would["new_name"] == "car"
+        assert client.change("relabel", images=listed["images"], label="car")["result"] == would
+        assert {c["name"]: c["images"] for c in client.about()["classes"]} == dict.fromkeys(of, 8)
+        gone = listed["images"][:3]
+        assert client.change("unlearn", images=gone, for_good=True)["result"]["classes"] == {"car": 3}
+        assert client.get(f"/models/m/thumbnails/{gone[0]}").status_code == 404
+        assert gone[0] not in client.get("/jobs").text
+        assert client.change("merge", names=["apple", "car"], new="apple")["state"] == "done"
+        assert client.change("undo")["result"]["undone"].startswith("merged 'apple', 'car' → apple")
+        assert client.change("merge", names=["apple", "car"], new="fruit")["result"]["changes"]["tested"] == 21
+        last = client.change("unlearn", images=gone)
+        assert last["state"] == "failed" and "has not learned this image" in last["error"]
+        for path, body, status, words in (
+            ("relabel", {"images": ["x"], "label": "car"}, 422, "images"),
+            ("relabel", {"images": gone, "label": "Fruit"}, 400, "spelled differently"),
+            ("merge", {"names": ["bicycle", "fruits"], "new": "x"}, 404, "did you mean 'fruit'?"),
+            ("unlearn", {"images": []}, 422, "images"),
+        ):
+            answer = client.post(f"/models/m/{path}", json=body)
+            assert answer.status_code == status and words in answer.json()["error"], (path, answer.text)
+
+
+def test_the_command_line_corrects_previews_and_asks(command, tmp_path):
+    nested = tmp_path / "nested"
+    folder = write_drawings(nested / "old", ["apple", "bicycle"], range(6))
+    write_drawings(nested / "new", ["apple", "bicycle"], range(6, 9))
+    model = tmp_path / "m.vqp"
+    one, other = folder / "apple" / "0.png", folder / "bicycle"
+    for arguments, words in (
+        (("learn", model, one, other / "0.png"), "--as NAME"),
+        (("learn", model, "https://example.com/birds"), "this is a URL"),
+        (("learn", model, "https://example.com/a.png", "--as", "apple"), "this is a URL"),
+        (("learn", model, nested), "outer folders ('new', 'old') or the inner ones ('apple', 'bicycle')"),
+        (("check", nested), "--classes inner"),
+    ):
+        code, _, err = command(*arguments)
+        assert code == 2 and words in err.replace("\n", " ") and not model.exists(), err
+    code, out, _ = command("learn", model, other, "--as", "bicycle", "--size", 28)
+    assert code == 0 and "knows only 'bicycle' and cannot tell it from others" in out
+    code, out, err = command("learn", model, nested, "--classes", "inner")
+    assert code == 0 and Model.load(model).counts == {"apple": 9, "bicycle": 9}, err
+
+    code, out, _ = command("relabel", model, one, "--as", "bicycle", "--preview")
+    assert code == 0 and "nothing is changed" in out and Model.load(model).counts["apple"] == 9
+    code, out, _ = command("relabel", model, one, "--as", "bicycle")
+    assert "1 image moved to bicycle" in out and "left-out images" in out and Model.load(model).counts["apple"] == 8
+    assert command("unlearn", model, one)[0] == 0 and Model.load(model).counts == {"apple": 8, "bicycle": 9}
+    code, out, _ = command("learn", model, one, "--as-unknown")
+    assert "1 counterexample" in out and "1 counterexample" in command("show", model)[1]
+    assert "did you mean 'bicycle'?" in command("merge", model, "apple", "bycicle", "--as", "x")[2]
+    code, out, _ = command("merge", model, "apple", "bicycle", "--as", "thing", "--json")
+    assert code == 0 and json.loads(out)["classes"] == {"apple": 8, "bicycle": 9}
+    assert command("undo", model)[0] == 0 and Model.load(model).classes == ("apple", "bicycle")

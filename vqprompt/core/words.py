@@ -18,7 +18,14 @@ def shorten(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str | None:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'length'? `, if a name is close to a known one, and which there are."""
+    names = list(known)
+    near = nearest_name(name, names)
+    return (f"did you mean {near!r}? " if near else "") + f"there are {', '.join(names)}"
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
     """The name that somebody may have meant who wrote another one."""
     folded = {other.casefold(): other for other in names}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
@@ -27,14 +34,15 @@ def did_you_mean(name: str, names: Iterable[str]) -> str | None:
 
 def look_misspelled(one: str, other: str) -> bool:
     """Whether two names may be spellings of the same word, such as `elefant` and `elephant`: they differ in one word,
-    which is long and nearly the same. No two of 200 species of birds do."""
+    which is nearly the same. The names of no two of 200 species of birds are."""
     words = [re.findall(r"[^\W\d_]+|\d+", name.casefold()) for name in (one, other)]
     if len(words[0]) != len(words[1]):
         words = [["".join(parts)] for parts in words]
     pairs = [pair for pair in zip(*words, strict=True) if pair[0] != pair[1]]
-    if len(pairs) != 1 or max(map(len, pairs[0])) < 6:
+    if len(pairs) != 1:
         return False
-    return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= 0.8
+    needed = 0.8 if max(map(len, pairs[0])) > 5 else 0.88  # `house` and `horse` are two words
+    return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= needed
 
 
 def duration(seconds: float) -> str:

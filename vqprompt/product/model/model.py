@@ -208,6 +208,7 @@ class Model(Predicting, Correcting, OnTheHub):
         exclude: Iterable[str | Path] = (),
         seed: int = 0,
         on_disk: bool = True,
+        classes: str = "",
         as_unknown: bool = False,
         preview: bool = False,
         announce: Callable[[Plan], None] | None = None,
@@ -221,8 +222,9 @@ class Model(Predicting, Correcting, OnTheHub):
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
         on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
-        as_unknown: these images are none of the classes, although they look similar: what is nearer to them than to any
-        class is unknown. preview: only tell what would change.
+        classes: "outer" or "inner", if the images are in folders of folders. as_unknown: these images are none of the
+        classes, although they look similar: what is nearer to them than to any class is unknown. preview: only tell
+        what would change.
         announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
@@ -236,7 +238,7 @@ class Model(Predicting, Correcting, OnTheHub):
                 raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
             if as_unknown:
                 check_unknown(labels, effort)
-            pictures, notes = open_pictures(source, "none" if as_unknown else labels, exclude)
+            pictures, notes = open_pictures(source, "none" if as_unknown else labels, exclude, classes)
             if as_unknown:
                 pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))
             check_spelling(before.classes, pictures.names)
@@ -291,7 +293,7 @@ class Model(Predicting, Correcting, OnTheHub):
         if effort != "instant":
             each = self._in_torch(None).seconds_per_image()
             seconds += seconds_of_training(effort, len(new), each, bool(self.classes))
-        names = new.pictures.names
+        names = [name for name in new.pictures.names if name != UNKNOWN]
         fresh = tuple(name for name in names if name not in self.knowledge.classes)
         return Plan(len(new), len(names), fresh, seconds, effort)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
 from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
@@ -74,11 +75,16 @@ class Taught:
 
     @property
     def new_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if taught.new)
+        return tuple(taught.name for taught in self.classes if taught.new and taught.name != UNKNOWN)
 
     @property
     def grown_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if not taught.new)
+        return tuple(taught.name for taught in self.classes if not taught.new and taught.name != UNKNOWN)
+
+    @property
+    def counterexamples(self) -> int:
+        """Images that were learned as none of the classes."""
+        return sum(taught.images for taught in self.classes if taught.name == UNKNOWN)
 
     def to_json(self) -> dict[str, Any]:
         """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
@@ -169,8 +175,11 @@ def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[S
 
 
 def _expectations(counts: dict[str, int]) -> list[str]:
-    """What to expect of classes with few images."""
+    """What to expect of a single class, and of classes with few images."""
     few = [name for name, count in counts.items() if count < FEW]
+    alone = [f"the model knows only {name!r} and cannot tell it from others; teach a second class" for name in counts]
+    if len(alone) == 1:
+        return alone
     if not few:
         return []
     least = min(counts[name] for name in few)

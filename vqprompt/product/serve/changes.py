@@ -199,45 +199,51 @@ def rename(change: Change, body: Rename, tell: Tell) -> JobUpdate:
     return JobUpdate("done", result={"old": body.old, "new": body.new})
 
 
-class Relabel(Body):
+class Correction(Body):
+    """A change that is previewed on request."""
+
+    preview: bool = PREVIEW
+
+    def correct(self, model: Model) -> Any:
+        raise NotImplementedError
+
+
+def correct(change: Change, body: Correction, tell: Tell) -> JobUpdate:
+    with changed_model(change, tell) as model:
+        done = body.correct(model)
+    return JobUpdate("done", result=done.to_json())
+
+
+class Relabel(Correction):
     """Move images that were taught to another class, known or new."""
 
     images: list[ImageId] = IMAGES
     label: str = Field(description='Their class; "unknown" if they are none of the classes.')
-    preview: bool = PREVIEW
 
     def check(self, served: ServedModel) -> None:
         if self.label != UNKNOWN:
             check_spelling(served.snapshot.model.classes, [clean_name(self.label)])
 
-
-def relabel(change: Change, body: Relabel, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        done = model.relabel([int(image, 16) for image in body.images], body.label, preview=body.preview)
-    return JobUpdate("done", result=done.to_json())
+    def correct(self, model: Model) -> Any:
+        return model.relabel([int(image, 16) for image in self.images], self.label, preview=self.preview)
 
 
-class Unlearn(Body):
+class Unlearn(Correction):
     """Take images away that were taught, as if they had never been."""
 
     images: list[ImageId] = IMAGES
     for_good: bool = Field(default=False, description="Also delete every older version that knows one of them.")
-    preview: bool = PREVIEW
+
+    def correct(self, model: Model) -> Any:
+        ids = [int(image, 16) for image in self.images]
+        return model.unlearn(ids, for_good=self.for_good, preview=self.preview)
 
 
-def unlearn(change: Change, body: Unlearn, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        ids = [int(image, 16) for image in body.images]
-        done = model.unlearn(ids, for_good=body.for_good, preview=body.preview)
-    return JobUpdate("done", result=done.to_json())
-
-
-class Merge(Body):
+class Merge(Correction):
     """Make one class of several."""
 
     names: list[str] = Field(min_length=2, max_length=1000)
     new: str = Field(description="The name of one of them, or a new one.")
-    preview: bool = PREVIEW
 
     def check(self, served: ServedModel) -> None:
         for name in self.names:
@@ -245,11 +251,8 @@ class Merge(Body):
         others = [name for name in served.snapshot.model.classes if name not in self.names]
         check_spelling(others, [clean_name(self.new)])
 
-
-def merge(change: Change, body: Merge, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        done = model.merge(body.names, body.new, preview=body.preview)
-    return JobUpdate("done", result=done.to_json())
+    def correct(self, model: Model) -> Any:
+        return model.merge(self.names, self.new, preview=self.preview)
 
 
 class Forget(Body):
@@ -318,9 +321,9 @@ KINDS = {
     "undo": Kind("/models/{name}/undo", Undo, undo),
     "return": Kind("/models/{name}/return", Return, return_to),
     "rename": Kind("/models/{name}/rename", Rename, rename),
-    "relabel": Kind("/models/{name}/relabel", Relabel, relabel),
-    "unlearn": Kind("/models/{name}/unlearn", Unlearn, unlearn),
-    "merge": Kind("/models/{name}/merge", Merge, merge),
+    "relabel": Kind("/models/{name}/relabel", Relabel, correct),
+    "unlearn": Kind("/models/{name}/unlearn", Unlearn, correct),
+    "merge": Kind("/models/{name}/merge", Merge, correct),
     "forget": Kind("/models/{name}/forget", Forget, forget),
     "onnx": Kind("/models/{name}/onnx", Export, export),
 }
