@@ -126,7 +126,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready, and ends open streams of events when it is stopped."""
+    """Says when it is ready, and answers that it is not when it is being stopped."""
 
     def __init__(
         self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]
