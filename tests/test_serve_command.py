@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import ssl
 import time
 
 import pytest
@@ -83,9 +84,12 @@ def test_lan_prints_an_address_with_a_token_a_code_and_what_it_means(tmp_path, h
         assert "▀" in said and "Whoever has this address can teach" in said
         key = next(home.rglob("certificates/*.pem"))
         assert key.stat().st_mode & 0o077 == 0, "only this user may read the key"
-        known = {"Authorization": f"Bearer {token}"}
-        assert client.session.get(f"{address}/models", headers=known, verify=key, timeout=60).status_code == 200
-        assert client.session.get(f"{address}/models", verify=key, timeout=60).status_code == 401
+        host, port = address.removeprefix("https://").split(":")
+        assert ssl.get_server_certificate((host, int(port))) in key.read_text(encoding="ascii")
+        with pytest.warns(Warning, match="certificate verification"):
+            for known, status in (({}, 401), ({"Authorization": f"Bearer {token}"}, 200)):
+                answer = client.session.get(f"{address}/models", headers=known, verify=False, timeout=60)
+                assert answer.status_code == status
 
 
 @pytest.mark.parametrize(

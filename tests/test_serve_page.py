@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -458,17 +459,20 @@ def test_tabs_change_with_arrow_keys(page):
     assert page.driver.switch_to.active_element.get_attribute("id") == "tab-look"
 
 
-def test_all_words_are_in_one_file():
+def test_all_words_are_in_one_file_and_each_is_used():
     """Texts that people read are in texts.js: other scripts have no sentence in quotes."""
-    import re
-
     static = Path(example.__file__).parent / "static"
-    for script in static.glob("*.js"):
-        if script.name in ("texts.js", "docs.js"):
-            continue
-        lines = [line.split(" // ")[0].strip() for line in script.read_text(encoding="utf-8").splitlines()]
+    sources = {
+        file.name: file.read_text(encoding="utf-8") for file in static.iterdir() if file.suffix in (".js", ".html")
+    }
+    defined = set(re.findall(r"^  (\w+):", sources.pop("texts.js"), re.MULTILINE))
+    used = set(re.findall(r'\bT\.(\w+)|data-(?:text|label)="(\w+)"', "\n".join(sources.values())))
+    assert defined == {script or page for script, page in used}
+    for name, source in sources.items():
+        lines = [line.split(" // ")[0].strip() for line in source.splitlines()]
         code = "\n".join(line for line in lines if not line.startswith(("//", "*", "/*")))
-        assert re.findall(r'"[A-Z][a-z]+ [a-z]+[^"]*"', code) == [], script.name
+        if name.endswith(".js") and name != "docs.js":
+            assert re.findall(r'"[A-Z][a-z]+ [a-z]+[^"]*"', code) == [], name
 
 
 def test_the_page_of_the_interface_needs_nothing_from_elsewhere(page, client):

@@ -66,7 +66,7 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
-    from vqprompt.product.serve.lan import MEANS, code_for_terminal
+    from vqprompt.product.serve.lan import MEANS, code_to_scan
     from vqprompt.product.serve.limits import Limits
     from vqprompt.product.serve.models import ModelDefaults
     from vqprompt.product.serve.server import Settings
@@ -78,8 +78,7 @@ def serve(
     def ready(url: str) -> None:
         print_plain(f"ready after {time.monotonic() - started:.0f} s: {url}", style="bold")
         if lan:
-            print_plain(code_for_terminal(url))
-            print_plain(MEANS)
+            print_plain(f"{code_to_scan(url)[0]}\n{MEANS}")
         elif token is not None:
             print_plain("the page asks for the token; programs send it as Authorization: Bearer TOKEN")
         if example and model is None:

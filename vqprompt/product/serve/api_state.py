@@ -11,7 +11,7 @@ from vqprompt.product.model.pictures import check_spelling, clean_name
 from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.errors import NotThere
 from vqprompt.product.serve.gallery import thumbnails
-from vqprompt.product.serve.lan import code_for_page
+from vqprompt.product.serve.lan import code_to_scan
 
 router = APIRouter(tags=["state"])
 JOBS_SHOWN = 20
@@ -77,4 +77,4 @@ def waiting_image(request: Request, name: str, upload: str, number: int) -> Resp
 @router.get("/phone", summary="The address for phones on the same network, and a code to scan; null without --lan")
 def phone(request: Request) -> dict[str, str | None]:
     url = state_of(request).phone_url
-    return {"url": url, "code": None if url is None else code_for_page(url)}
+    return {"url": url, "code": None if url is None else code_to_scan(url)[1]}

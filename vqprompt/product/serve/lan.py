@@ -34,20 +34,13 @@ def network_address() -> str:
     return address
 
 
-def code_for_terminal(url: str) -> str:
-    """A code to scan, as text."""
+def code_to_scan(url: str) -> tuple[str, str]:
+    """As text for a terminal, and as the address of a picture for a page."""
     import segno
 
-    text = io.StringIO()
-    segno.make(url, error="l", micro=False).terminal(text, border=2, compact=True)
-    return text.getvalue()
-
-
-def code_for_page(url: str) -> str:
-    """A code to scan, as the address of a picture."""
-    import segno
-
-    return str(segno.make(url, error="l", micro=False).svg_data_uri(scale=4, border=3, light="white"))
+    code, text = segno.make(url, error="l", micro=False), io.StringIO()
+    code.terminal(text, border=2, compact=True)
+    return text.getvalue(), str(code.svg_data_uri(scale=4, border=3, light="white"))
 
 
 def certificate(address: str, folder: Path) -> Path:

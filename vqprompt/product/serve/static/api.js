@@ -67,7 +67,7 @@ export const cancel = (job) => post(`/jobs/${job.id}/cancel`, {});
 
 /** A picture from the server as an <img>; it is fetched when it comes into view. */
 export function picture(path, alt) {
-  const image = h("img", { alt, class: "thumb" });
+  const image = h("img", { alt, class: "thumb", onload: () => URL.revokeObjectURL(image.src) });
   const seen = new IntersectionObserver(async ([entry]) => {
     if (!entry.isIntersecting) return;
     seen.disconnect();

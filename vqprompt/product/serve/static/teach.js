@@ -76,13 +76,14 @@ export class Teach extends View {
     const files = given.filter(({ file }) => isImage(file));
     if (!files.length) return toast(T.noImages, { bad: true });
     if (files.length < given.length) toast(T.notImages(given.length - files.length));
-    const byFolder = Map.groupBy ? Map.groupBy(files, ({ folders }) => folders.at(-1) ?? "") : grouped(files);
+    const byFolder = new Map();
+    for (const { file, folders } of files) byFolder.set(folders.at(-1) ?? "", [...(byFolder.get(folders.at(-1) ?? "") ?? []), file]);
     for (const [folder, inside] of byFolder) {
       const empty = this.buckets.find((b) => !b.images.length && !b.name.value.trim());
       const same = folder && this.buckets.find((b) => b.name.value.trim() === folder);
       const target = same || (byFolder.size === 1 && bucket) || empty || this.addBucket();
       if (folder && !target.name.value.trim()) target.name.value = folder;
-      target.images.push(...inside.map(({ file }) => file));
+      target.images.push(...inside);
     }
     this.update();
   }
@@ -166,9 +167,8 @@ export class Teach extends View {
     const changes = state.jobs.filter((job) => !["check", "onnx"].includes(job.kind) && !job.preview && !isActive(job));
     const last = changes.at(-1);
     const shown = last?.kind === "teach" && last.state === "done" && sessionStorage.getItem(CLOSED) !== last.id ? last.id : null;
-    for (const job of changes) if (job.state === "failed" && job.id === this.following) (complain(new Error(job.error)), (this.following = null));
-    const running = state.jobs.find((job) => job.kind === "teach" && isActive(job));
-    this.following = running?.id ?? this.following;
+    if (last?.kind === "teach" && last.state === "failed" && this.told !== last.id) complain(new Error(last.error));
+    this.told = last?.id;
     if (this.result === shown) return;
     this.result = shown;
     fill(this.results);
@@ -184,12 +184,6 @@ export class Teach extends View {
     if (job?.state === "failed") return complain(new Error(job.error));
     for (const bucket of [...this.buckets]) this.removeBucket(bucket);
   }
-}
-
-function grouped(files) {
-  const groups = new Map();
-  for (const one of files) groups.set(one.folders.at(-1) ?? "", [...(groups.get(one.folders.at(-1) ?? "") ?? []), one]);
-  return groups;
 }
 
 /** What a teaching changed, in a card. */

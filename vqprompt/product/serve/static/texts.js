@@ -100,8 +100,6 @@ export const T = {
   takeIn: "Take in",
   leftOut: "left out",
   imageLabel: (image, finding) => `${image.name}, ${image.label}${image.left_out ? ", left out" : ""}${finding ? `, ${finding.title}` : ""}`,
-  unreadable: "cannot be read",
-  other: "the image it is compared with",
   thoroughness: "How thorough?",
   efforts: {
     instant: ["Quick", "right away, and good for most models"],
@@ -120,7 +118,6 @@ export const T = {
   // jobs
   progress: "Progress",
   starting: "starting …",
-  queued: "waiting for its turn",
   jobTitles: { check: "Checking the images", teach: "Learning", onnx: "Making the ONNX file", undo: "Undoing", return: "Returning", rename: "Renaming", forget: "Forgetting", relabel: "Correcting", unlearn: "Unlearning", merge: "Merging" },
   jobSays: (job) => {
     const count = job.total > 1 ? ` · ${Math.floor(job.done)} of ${job.total}` : "";
@@ -169,9 +166,6 @@ export const T = {
   thisIs: (label) => `Learned: this is ${label}.`,
   thisIsNone: "Learned: this is none of its classes.",
   nothingNew: "Nothing new was learned.",
-  attention: "Where it looked",
-  attentionHelp: "The brighter a part, the more the network attended to it.",
-  attentionPrompt: (share) => `The prompts that were trained got ${percent(share, 1)} of its attention.`,
 
   // draw
   drawTitle: "Draw something",
@@ -197,7 +191,6 @@ export const T = {
   class: "Class",
   recognized: "Recognized",
   change: "Change",
-  open: (name) => `Look at ${name}`,
   rename: "Rename",
   forget: "Forget",
   merge: "Merge",
@@ -222,7 +215,6 @@ export const T = {
   relabelGo: "Correct",
   unlearn: "Unlearn",
   historyTitle: "History",
-  nothingYet: "Nothing has happened yet.",
   undoTo: (steps) => (steps === 1 ? "Undo" : `Undo back to before this (${steps} changes)`),
   otherVersions: "Other versions",
   versionsHelp: "The model keeps ten versions, also of what was undone. Returning to one is a change like others: it can be undone.",
