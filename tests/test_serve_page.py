@@ -193,6 +193,24 @@ def test_back_changes_tabs_and_addresses_name_classes(page, client):
     page.wait(lambda: page.one("#confusion"))
 
 
+def test_with_several_models_the_address_names_the_model(window, tmp_path):
+    images, names = drawings()
+    for file, things in (("one", KNOWN[:2]), ("two", KNOWN[2:])):
+        model = Model(size=SIZE, device="cpu")
+        model.learn(
+            [images[names.index(n), i] for n in things for i in range(4)], [n for n in things for _ in range(4)]
+        )
+        model.save(tmp_path / f"{file}.vqp")
+    with serving(tmp_path) as client:
+        window.open(client.url + "/#/two/look")
+        window.wait(lambda: window.text("#view-look h1") == "two")
+        window.write("#model", "one")
+        window.wait(lambda: window.text("#view-look h1") == "one")
+        assert window.driver.current_url.endswith("#/one/look")
+        window.driver.back()
+        window.wait(lambda: window.text("#view-look h1") == "two" and window.text("#summary").startswith("3 classes"))
+
+
 def test_images_are_reviewed_with_the_keyboard(page, client, tmp_path):
     check(page, [*drawn(tmp_path, "cat", range(5)), *drawn(tmp_path, "tree", [60, 61])], "cat")
     page.driver.execute_script("document.getElementById('order').value = 'class'")
