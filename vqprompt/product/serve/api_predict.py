@@ -41,12 +41,14 @@ class Share(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What is in an image. name: the best class, or "unknown". familiarity: below 0 is unknown."""
+    """What is in an image. name: the best class, or "unknown". familiarity: below 0 is unknown. note: words to show
+    instead of probabilities, where they cannot be believed."""
 
     name: str
     unknown: bool
     classes: list[Share]
     familiarity: float | None
+    note: str
     model: str
     version: int
 
@@ -86,6 +88,7 @@ def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -
         "unknown": unknown,
         "classes": [{"name": name, "probability": share} for name, share in answer.classes],
         "familiarity": answer.familiarity if math.isfinite(answer.familiarity) else None,
+        "note": getattr(answer, "note", ""),
         "model": snapshot.name,
         "version": snapshot.version,
     }

@@ -27,14 +27,15 @@ export class Review {
     this.efforts = h("fieldset", { class: "efforts" });
     this.preview = h("div", { class: "preview-of-change", "aria-live": "polite" });
     this.go = button("", () => this.teach(), { class: "primary", id: "teach" });
+    this.doubtful = button(T.selectDoubtful, () => this.grid.select([...this.worst.keys()]), { class: "quiet" });
     this.tools = h("div", { class: "tools" }, this.count,
-      button(T.selectDoubtful, () => this.grid.select([...this.worst.keys()]), { class: "quiet", id: "select-doubtful" }),
+      this.doubtful,
       button(T.selectAll, () => this.grid.select(this.images.keys()), { class: "quiet" }),
       h("form", { class: "move", onsubmit: (event) => (event.preventDefault(), this.move()) }, this.label, h("button", { type: "submit", id: "move" }, T.moveGo)),
       this.out);
     this.element = h("div", { class: "card review", id: "findings", hidden: true },
       h("div", { class: "row wrap" }, this.title, h("label", {}, T.sort, " ", this.order)),
-      h("p", { class: "hint" }, T.reviewHelp),
+      h("p", { class: "hint" }, T.reviewHelp, h("span", { class: "keys" }, ` ${T.reviewKeys}`)),
       this.tools, this.grid.element, this.says, this.efforts, this.preview,
       h("div", { class: "actions" }, button(files ? T.back : T.discard, () => this.giveUp(), { class: "quiet" }),
         button(T.previewGo, () => this.showChanges(), { id: "preview" }), this.go));
@@ -67,6 +68,7 @@ export class Review {
     const order = [...this.images.keys()].sort((a, b) =>
       this.order.value === "doubt" ? doubt(b) - doubt(a) || a - b : this.images[a].label.localeCompare(this.images[b].label) || a - b);
     this.title.textContent = T.reviewTitle(this.worst.size);
+    this.doubtful.hidden = !this.worst.size;
     this.grid.show(order.map((n) => {
       const image = this.images[n], finding = this.worst.get(n);
       return {

@@ -87,7 +87,8 @@ export const T = {
   // teach: review
   checking: "Checking the images",
   reviewTitle: (doubtful) => (doubtful ? `${images(doubtful)} to look at` : "All images look good"),
-  reviewHelp: "Click images to select them, then move them to another class or leave them out. Keys: arrows, Space, Ctrl+A, M to move, Delete to leave out.",
+  reviewHelp: "Select images, then move them to another class or leave them out.",
+  reviewKeys: "Keys: arrows, Space, Ctrl+A, M to move, Delete to leave out.",
   sort: "Order",
   byDoubt: "most doubtful first",
   byClass: "by class",
