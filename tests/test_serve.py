@@ -314,6 +314,37 @@ def test_the_story_of_a_model(tmp_path, pictures):
             assert answer.status_code == status and words in answer.json()["error"], (path, answer.text)
 
 
+def test_what_people_decide_about_images_that_wait_is_kept(client, pictures):
+    images = of(pictures, "house", range(4))
+    told = client.send("uploads", [*images, images[0]], "barn").json()
+    path = f"/models/m/uploads/{told['upload']}"
+    client.get(f"/jobs/{told['job']['id']}", params={"wait": 60})
+    (waiting,) = client.get("/models/m/state").json()["uploads"]
+    assert waiting["upload"] == told["upload"] and waiting["check"] == told["job"]["id"] and waiting["images"] == 5
+    assert sum(i["left_out"] for i in client.get(path).json()["images"]) == 1, "the copy, until a person decides"
+
+    def decide(**decision):
+        return client.session.patch(client.url + path, json=decision, timeout=60)
+
+    assert decide(images=[0, 1], label="shed", left_out=False).status_code == 200
+    now = client.get(path).json()
+    assert [i["label"] for i in now["images"]] == ["shed", "shed", "barn", "barn", "barn"]
+    assert now["revision"] > waiting["revision"]
+    for wrong, status, words in (
+        ({"images": [5], "left_out": True}, 404, "it has 5"),
+        ({"images": [0], "label": "Apple"}, 400, "apple"),
+        ({"images": [0], "colour": "red"}, 422, "colour"),
+    ):
+        refused = decide(**wrong)
+        assert refused.status_code == status and words in refused.json()["error"], refused.text
+    assert client.get(f"{path}/images/2").headers["content-type"] == "image/jpeg"
+    assert client.get(f"{path}/images/7").status_code == 404
+    job = client.change("teach", upload=told["upload"], leave_out=[4])
+    assert {c["name"]: c["images"] for c in job["result"]["classes"]} == {"shed": 2, "barn": 2}
+    assert client.get("/models/m/state").json()["uploads"] == []
+    client.change("undo")
+
+
 def test_a_job_can_be_followed_live_and_cancelled(tmp_path, taught, pictures):
     path = tmp_path / "m.vqp"
     shutil.copy(taught, path)

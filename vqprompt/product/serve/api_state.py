@@ -22,8 +22,8 @@ class Decision(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     images: list[int] = Field(description="Their numbers in the upload, from 0.")
-    label: str | None = Field(default=None, description="Move them to this class.")
-    left_out: bool | None = Field(default=None, description="Whether they are not to be taught.")
+    label: str | None = Field(None, description="Move them to this class.")
+    left_out: bool | None = Field(None, description="Whether they are not to be taught.")
 
 
 @router.get("/models/{name}/state", summary="What changes all the time: jobs, uploads that wait, the version")
@@ -45,7 +45,6 @@ def now(request: Request, name: str) -> dict[str, Any]:
 def upload(request: Request, name: str, upload: str) -> dict[str, Any]:
     held = state_of(request).uploads.get(upload, name)
     return {
-        "upload": held.id,
         "revision": held.revision,
         "images": [
             {"name": image.name, "label": image.label, "left_out": number in held.left_out}
@@ -61,7 +60,7 @@ def decide(request: Request, name: str, upload: str, decision: Decision) -> dict
     if label is not None:
         check_spelling(served.snapshot.model.classes, [label])
     held.decide(decision.images, label, decision.left_out)
-    return {"upload": held.id, "revision": held.revision}
+    return {"revision": held.revision}
 
 
 @router.get("/models/{name}/uploads/{upload}/images/{number}", summary="A small picture of an image that waits")

@@ -198,8 +198,7 @@ class Jobs:
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        process = context.Process(target=worker.main, args=(theirs,), daemon=True)
-        process.start()
+        (process := context.Process(target=worker.main, args=(theirs,), daemon=True)).start()
         self._process = process
         theirs.close()
 
