@@ -56,7 +56,9 @@ export class Review {
       }
       ({ images: this.images, revision: this.revision } = await get(this.path));
       this.arrange();
+      const isNew = this.element.hidden;
       this.element.hidden = false;
+      if (isNew && this.files && this.element.offsetParent) this.grid.cells[0].cell.focus();
     } catch (error) {
       complain(error);
     }

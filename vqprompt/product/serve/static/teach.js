@@ -36,7 +36,7 @@ export class Teach extends View {
     this.why = h("span", { class: "hint" });
     this.intro = h("p", { class: "lead" });
     this.stage = h("div", { class: "stage" });
-    this.results = h("div", { class: "stage" });
+    this.results = h("div", { class: "stage", "aria-live": "polite" });
     this.gather = h("div", { class: "card gather" },
       h("h1", {}, T.teachTitle), this.intro,
       h("div", { class: "actions" }, chooser(T.chooseFolder, (files) => this.take(files), { webkitdirectory: true, accept: null }),
