@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels, check_sides
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import open_regular
 
 IMAGE_SUFFIXES = frozenset(
@@ -68,9 +68,9 @@ def accepted_formats() -> tuple[str, ...]:
     """Names of the formats that are decoded on this machine."""
     Image.init()
     with suppress(Exception):  # not installed, or without its library
-        import pillow_heif
+        import pi_heif
 
-        pillow_heif.register_heif_opener()
+        pi_heif.register_heif_opener()
     return tuple(name for name in (*FORMATS, "AVIF", "HEIF") if name in Image.OPEN)
 
 
@@ -121,8 +121,8 @@ def _refusing(data: bytes, name: str) -> Iterator[None]:
 def _orientation(image: Image.Image) -> int:
     """EXIF's: 1 is upright, from 5 on it lies on its side."""
     with suppress(Exception):  # damaged EXIF: the image stays as it is
-        orientation = int(image.getexif().get(0x0112, 1))
-        return orientation if orientation in range(2, 9) else 1
+        orientation = image.getexif().get(0x0112)
+        return orientation if isinstance(orientation, int) and orientation in range(2, 9) else 1
     return 1
 
 
@@ -291,6 +291,6 @@ def read_image(given: str | Path) -> bytes:
     except UserError:
         raise
     except FileNotFoundError:
-        raise ImageError(f"{given}: no such image file; check the path") from None
+        raise missing(given, "image file") from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte in the path; RuntimeError: no home
         raise ImageError(f"{given}: no image file that can be read ({error}); give a regular file") from None

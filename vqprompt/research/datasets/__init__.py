@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import STORED_MARGIN, stored_side
+from vqprompt.core.data.parquet import open_shards
 from vqprompt.core.data.shards import Shards, find_shards
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
 from vqprompt.core.data.streamed import StreamedStore
@@ -19,7 +20,6 @@ from vqprompt.core.files import exists
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.cifar100 import open_cifar100
 from vqprompt.research.datasets.common import hold_out, list_images, make_dataset, no_split_note
-from vqprompt.research.datasets.parquet import open_shards
 from vqprompt.research.datasets.published import PUBLISHED, open_published
 from vqprompt.research.datasets.quickdraw import open_quickdraw
 from vqprompt.research.plugins import Registry

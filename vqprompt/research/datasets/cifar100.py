@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.archives import Files, hidden
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
 from vqprompt.core.progress import Report, ignore
-from vqprompt.research.datasets.common import check_whole, locate, make_dataset, open_files, read_file
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
+from vqprompt.research.datasets.common import check_whole, list_parquet, locate, make_dataset, open_files, read_file
 from vqprompt.research.datasets.published import PUBLISHED
 
 CLASSES = PUBLISHED["cifar100"].names

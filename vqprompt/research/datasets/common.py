@@ -14,6 +14,7 @@ import numpy as np
 
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.core.data.archives import open_files as open_archive
+from vqprompt.core.data.parquet import ParquetShards
 from vqprompt.core.data.source import Entry, Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
@@ -232,3 +233,19 @@ def ordered(classes: Sequence[str], names: Sequence[str]) -> list[str]:
 def natural(text: str) -> list[tuple[int, str]]:
     """A sort key that puts 2 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] = ()) -> Listing:
+    """All rows as images with classes. Parameters as for `ParquetShards`."""
+    shards = ParquetShards(path, label_columns, names)
+    entries, rows = list[Entry](), dict[str, int]()
+    for file in shards.files:
+        for row, image in enumerate(file.image_names()):
+            number = len(entries)
+            label = shards.classes[shards.labels[number]]
+            split = None if shards.splits is None else "test" if shards.splits[number] else "train"
+            entries.append(Entry(f"{file.name}/{row}/{label}/{image}", label, split))
+            rows[entries[-1].path] = number
+    by_number = all(isinstance(label, int) for label in shards.values.values())
+    order = sorted(shards.classes, key=shards.values.__getitem__ if by_number else natural)
+    return Listing(path, entries, order, lambda entry: shards.read(rows[entry.path]), shards.key)

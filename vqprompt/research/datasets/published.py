@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from vqprompt.core.data.archives import Files
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.source import Entry, key_of
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
@@ -29,6 +30,7 @@ from vqprompt.research.datasets.common import (
     Published,
     archive_or_folder,
     list_images,
+    list_parquet,
     locate,
     make_dataset,
     natural,
@@ -36,7 +38,6 @@ from vqprompt.research.datasets.common import (
     ordered,
     read_file,
 )
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
 
 TABLES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 LISTS = {"train": "imagenet-r_train.yaml", "test": "imagenet-r_test.yaml"}

@@ -1,4 +1,4 @@
-"""Data sets as the Hugging Face hub keeps them: parquet files with one image and its label per row."""
+"""Parquet files with one image and its label per row, as the Hugging Face hub keeps data sets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from vqprompt.core.data.archives import hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.shards import Shards, TarShards, find_shards
-from vqprompt.core.data.source import Entry
 from vqprompt.core.errors import ImageError
-from vqprompt.research.datasets.common import Listing, natural
 
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "labels", "class", "fine_label", "cls")
@@ -30,22 +28,6 @@ def parquet_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".parquet" else []
     return sorted(p for p in path.rglob("*.parquet") if not hidden(p.relative_to(path).as_posix()))
-
-
-def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] = ()) -> Listing:
-    """All rows as images with classes. Parameters as for `ParquetShards`."""
-    shards = ParquetShards(path, label_columns, names)
-    entries, rows = list[Entry](), dict[str, int]()
-    for file in shards.files:
-        for row, image in enumerate(file.image_names()):
-            number = len(entries)
-            label = shards.classes[shards.labels[number]]
-            split = None if shards.splits is None else "test" if shards.splits[number] else "train"
-            entries.append(Entry(f"{file.name}/{row}/{label}/{image}", label, split))
-            rows[entries[-1].path] = number
-    by_number = all(isinstance(label, int) for label in shards.values.values())
-    order = sorted(shards.classes, key=shards.values.__getitem__ if by_number else natural)
-    return Listing(path, entries, order, lambda entry: shards.read(rows[entry.path]), shards.key)
 
 
 class _File:
