@@ -31,7 +31,8 @@ def main(cub200: str, target: str) -> None:
         for entry in birds.entries:
             if entry.label in places:
                 out.writestr(
-                    f"{entry.split}/{places[entry.label]}-{entry.label}/{Path(entry.path).name}", birds.read(entry)
+                    f"{entry.split}/{places[entry.label]}-{entry.label}/{Path(entry.path).name}",
+                    birds.read_path(entry.path),
                 )
         for row, (label, test) in enumerate(zip(drawings.labels, drawings.is_test, strict=True)):
             png = io.BytesIO()

@@ -106,7 +106,7 @@ def _official(files: Files, folder: str) -> Listing:
     used = set(labels.values())
     order = [name for number, name in classes.items() if number in used]
     key = key_of(files.key, files.stamps(list(paths.values())))
-    return Listing(files.path, entries, order, lambda entry: files.read(entry.path), key)
+    return Listing(files.path, entries, order, files.read, key)
 
 
 def _table(files: Files, name: str) -> dict[str, str]:

@@ -46,7 +46,6 @@ def latex(title: str, headings: Cells, rows: Sequence[Cells], notes: Sequence[st
 def write_files(texts: dict[Path, str]) -> list[Path]:
     """Write texts to their paths."""
     for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     return list(texts)
 
