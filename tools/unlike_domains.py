@@ -17,8 +17,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from vqprompt.research.datasets import open_quickdraw
 from vqprompt.research.datasets.published import PUBLISHED, list_cub200
-from vqprompt.research.datasets.quickdraw import open_quickdraw
 
 PER_TASK, SIDE = 25, 28
 BIRD_TASKS, DRAWING_TASKS = (0, 2, 4, 5), (1, 3)
