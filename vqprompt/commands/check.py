@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import print_json, print_plain
+from vqprompt.commands.console import print_json, print_note, print_plain
 from vqprompt.commands.options import ClassFolders, Device, Json
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.words import counted
+
+if TYPE_CHECKING:
+    from vqprompt.product.check.findings import CheckResult
 
 
 def check(
@@ -35,6 +38,9 @@ def check(
     size: Annotated[int | None, typer.Option(help="Image size in px, without a model.")] = None,
     backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`, or a weights file.")] = None,
     device: Device = "auto",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with status 1 if an image is doubtful, such as in CI.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Look for doubtful images before teaching: copies, wrong labels, outliers, unreadable ones. Nothing is deleted.
@@ -57,9 +63,15 @@ def check(
     page = write_page(report, place / "check.html", str(folder), listed)
     if as_json:
         print_json({**report.to_json(), "page": str(page), "list": str(listed)}, indent=2)
-        return
+    else:
+        _tell(report, page, listed)
+    if strict and report.doubtful:
+        raise typer.Exit(1)
+
+
+def _tell(report: CheckResult, page: Path, listed: Path) -> None:
     for note in report.notes:
-        print_plain(f"note: {note}")
+        print_note(note)
     for f in report.findings:
         print_plain(f"{f.where}: {f.kind}: {f.says}")
     for one, other, share in report.alike:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vqprompt.commands.console import print_json, print_plain
+from vqprompt.commands.console import print_json, print_note, print_plain, verbosity
 from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 def announce(plan: Plan) -> None:
+    if verbosity.quiet:
+        return
     new = f" ({len(plan.new_classes)} new)" if plan.new_classes else ""
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
     classes = f"{counted(plan.classes, 'class')}{new}{effort}" if plan.classes else "none of the classes"
@@ -27,11 +29,11 @@ def announce(plan: Plan) -> None:
 
 def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for note in taught.notes:
-        print_plain(f"note: {note}")
+        print_note(note)
     if taught.known_images:
-        print_plain(f"note: left out {counted(taught.known_images, 'image')} that the model knows already")
+        print_note(f"left out {counted(taught.known_images, 'image')} that the model knows already")
     if taught.copies:
-        print_plain(f"note: left out {counted(taught.copies, 'repeated image')}")
+        print_note(f"left out {counted(taught.copies, 'repeated image')}")
     for message in taught.broken[:10]:
         print_plain(f"left out: {message}")
     if len(taught.broken) > 10:
@@ -55,7 +57,7 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
     if noticed is not None:
-        print_plain(f"note: {noticed}")
+        print_note(noticed)
 
 
 def tell_correction(what: str, done: Correction, preview: bool, as_json: bool) -> None:
@@ -63,7 +65,7 @@ def tell_correction(what: str, done: Correction, preview: bool, as_json: bool) -
         print_json(done.to_json())
         return
     for note in done.notes:
-        print_plain(f"note: {note}")
+        print_note(note)
     if not done.images:
         return
     print_plain(f"{'preview, nothing is changed: ' if preview else ''}{what}")

@@ -18,7 +18,14 @@ def shorten(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str | None:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'length'? `, if a name is close to a known one, and which there are."""
+    names = list(known)
+    near = nearest_name(name, names)
+    return (f"did you mean {near!r}? " if near else "") + f"there are {', '.join(names)}"
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
     """The name that somebody may have meant who wrote another one."""
     folded = {other.casefold(): other for other in names}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)

@@ -197,8 +197,6 @@ def _calibrate(sample: Sample) -> Calibration:
 
 def exceeded_by(values: Array, weights: Array, share: float) -> float:
     """The number that this share of further values will probably exceed. weights: of the values; 1 in all."""
-    from scipy.special import stdtrit
-
     order, count = np.argsort(values, kind="stable"), 1 / float((weights**2).sum())
     places = np.cumsum(weights[order]) * (count / (count + 1))  # a further value is below the i-th of n in i / (n + 1)
     if 1 - share >= places[0]:
@@ -206,7 +204,14 @@ def exceeded_by(values: Array, weights: Array, share: float) -> float:
     # too few values: what a normal distribution with their mean and spread makes likely
     mean = float(values @ weights)
     spread = np.sqrt((values - mean) ** 2 @ weights * (count + 1) / (count - 1)) if count > 1 else 0.0
-    return float(min(values.min(), mean + stdtrit(max(count - 1, 1), 1 - share) * spread))
+    return float(min(values.min(), mean + student_quantile(max(count - 1, 1), 1 - share) * spread))
+
+
+def student_quantile(freedom: float, share: float) -> float:
+    """Of Student's t-distribution: with t = sqrt(freedom) tan(angle), angles have the density cos ** (freedom - 1)."""
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 4097)
+    below = np.cumsum([0.0, *np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)])
+    return float(freedom**0.5 * np.tan(np.interp(share, below / below[-1], angles)))
 
 
 def _temperature_untested(groups: Groups) -> float:

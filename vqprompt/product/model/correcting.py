@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.core.words import did_you_mean, look_misspelled, shorten
+from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
@@ -242,7 +242,7 @@ def _by_content(images: Any) -> dict[int, Picture | None]:
 def check_known(name: str, classes: Collection[str]) -> None:
     """Refuse a name that is not among these classes."""
     if name not in classes:
-        near = did_you_mean(name, classes)
+        near = nearest_name(name, classes)
         hint = f"did you mean {near!r}?" if near else f"it knows {shorten(sorted(classes)) or 'no class yet'}"
         raise UserError(f"the model knows no class {name[:100]!r}; {hint}")
 
