@@ -30,40 +30,28 @@ def parquet_files(path: Path) -> list[Path]:
     return sorted(p for p in path.rglob("*.parquet") if not hidden(p.relative_to(path).as_posix()))
 
 
-def split_of(path: Path, root: Path) -> str | None:
-    """`train-00000-of-00002.parquet`, or `default/train/0000.parquet`."""
-    for part in reversed(path.relative_to(root).parts):
-        if match := re.match(r"(train|test)(?![a-z])", part):
-            return match[1]
-    return None
+class _File:
+    """One parquet file: the columns of its images and labels, and its groups of rows."""
 
-
-class ParquetFile:
-    """One parquet file: its labels and image names, and its images group by group."""
-
-    def __init__(self, path: Path, label_columns: Sequence[str]) -> None:
+    def __init__(self, path: Path, root: Path, label_columns: Sequence[str]) -> None:
         try:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError:
             raise ImageError(f"{path}: reading parquet needs pyarrow; pip install 'vqprompt[parquet]'") from None
-        self.path = path
+        self.path, self.name = path, path.relative_to(root).as_posix()
         try:
-            self.file = pq.ParquetFile(path)
-            schema = self.file.schema_arrow
-            self.image = self._column(schema.names, IMAGE_COLUMNS)
-            label = self._column(schema.names, label_columns)
-            has_names = pa.types.is_struct(schema.field(self.image).type)
-            table = self.file.read([label, f"{self.image}.path"] if has_names else [label])
+            with pq.ParquetFile(path) as file:
+                schema, metadata = file.schema_arrow, file.metadata
+                self.image = self._column(schema.names, IMAGE_COLUMNS)
+                self.has_names = pa.types.is_struct(schema.field(self.image).type)
+                label = self._column(schema.names, label_columns)
+                self.labels: list[Any] = file.read([label])[label].to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise ImageError(f"{path}: damaged parquet ({error}); get it again") from None
-        self.labels: list[Any] = table[label].to_pylist()
-        values = table[self.image].to_pylist() if has_names else [None] * len(self.labels)
-        self.names = [Path((value or {}).get("path") or "image").name for value in values]
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         self.label_names: list[str] = features.get(label, {}).get("names") or []
-        groups = range(self.file.num_row_groups)
-        self.starts = np.cumsum([0, *(self.file.metadata.row_group(group).num_rows for group in groups)])
+        self.group_sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
     def _column(self, there: Sequence[str], wanted: Sequence[str]) -> str:
         for name in wanted:
@@ -71,92 +59,93 @@ class ParquetFile:
                 return name
         raise ImageError(f"{self.path}: no column {' or '.join(wanted)}; it has {', '.join(there)}")
 
-    def class_names(self, names: Sequence[str] = ()) -> dict[Any, str]:
-        """Of each label that occurs. names: for labels that are numbers; without them, those stated in the file."""
-        known, classes = names or self.label_names, {}
-        for row, label in enumerate(self.labels):
-            if label in classes:
-                continue
-            if isinstance(label, int) and known and not 0 <= label < len(known):
-                raise ImageError(f"{self.path}: row {row} has the label {label}, but there are {len(known)} classes")
-            classes[label] = known[label] if isinstance(label, int) and known else str(label)
-        return classes
+    def image_names(self) -> list[str]:
+        """The name of each row's image, where the file has them."""
+        import pyarrow.parquet as pq
 
+        if not self.has_names:
+            return ["image"] * len(self.labels)
+        with pq.ParquetFile(self.path) as file:
+            column = file.read([f"{self.image}.path"])[self.image].to_pylist()
+        return [Path((value or {}).get("path") or "image").name for value in column]
 
-class RowGroups:
-    """Reads images. The last few row groups stay in memory. files: paths, and the column of images in each."""
-
-    def __init__(self, files: Sequence[tuple[Path, str]]) -> None:
-        self._files = files
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[int, int], Any] = OrderedDict()  # Arrow columns
-
-    def read(self, file: int, group: int, row: int) -> bytes:
-        """file, group: their numbers. row: within the group."""
-        with self._lock:
-            if (file, group) not in self._kept:
-                import pyarrow.parquet as pq
-
-                path, column = self._files[file]
-                try:
-                    with pq.ParquetFile(path) as opened:
-                        self._kept[file, group] = opened.read_row_group(group, [column])[column]
-                except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
-                    raise OSError(str(error)) from None
-                if len(self._kept) > KEPT_GROUPS:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end((file, group))
-            images = self._kept[file, group]
-        value = images[row].as_py()
-        data = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(data, bytes):
-            raise OSError("the row has no image in it, only its path")
-        return data
+    @property
+    def split(self) -> str | None:
+        """`train-00000-of-00002.parquet`, or `default/train/0000.parquet`."""
+        matches = (re.match(r"(train|test)(?![a-z])", part) for part in reversed(self.name.split("/")))
+        return next((match[1] for match in matches if match), None)
 
 
 class ParquetShards:
-    """Parquet files with an index of a few arrays, for more images than fit (see shards.py)."""
+    """Parquet files with an index of a few arrays, for more images than fit (see data/shards.py).
+
+    label_columns: the first of these columns that exists holds the labels.
+    names: the class names for labels that are numbers; without them, those stated in the files are used.
+    """
 
     scattered = False  # to read one row, its whole group is read
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.paths = path, parquet_files(path)
-        root = path if path.is_dir() else path.parent
-        names = [file.relative_to(root).as_posix() for file in self.paths]
-        hashes = ContentHashes(root).of(names)
+    def __init__(self, path: Path, label_columns: Sequence[str] = LABEL_COLUMNS, names: Sequence[str] = ()) -> None:
+        self.path, root = path, path if path.is_dir() else path.parent
+        self.files = [_File(file, root, label_columns) for file in parquet_files(path)]
+        self.values: dict[str, Any] = {}  # by class, its label in the files
         numbers: dict[str, int] = {}
-        labels, groups, tests, files = [], [], [], []
-        self._groups: list[tuple[int, int]] = []  # by group, its file and its number there
-        for number, file in enumerate(self.paths):
-            opened = ParquetFile(file, LABEL_COLUMNS)
-            texts = opened.class_names()
-            labels.append(np.array([numbers.setdefault(texts[v], len(numbers)) for v in opened.labels], np.int32))
-            first = len(self._groups)
-            self._groups += [(number, group) for group in range(opened.file.num_row_groups)]
-            groups.append(np.repeat(np.arange(first, len(self._groups), dtype=np.int32), np.diff(opened.starts)))
-            tests.append(np.full(len(opened.labels), split_of(file, root) == "test"))
-            files.append((file, opened.image))
-        if not labels or not sum(map(len, labels)):
-            raise ImageError(f"{path}: no rows in parquet files here; get them again")
-        self.classes, self.labels = in_order(list(numbers), np.concatenate(labels))
-        self.groups = np.concatenate(groups)
-        self._first = np.searchsorted(self.groups, np.arange(len(self._groups)))  # the first row of each group
-        both = {split_of(file, root) for file in self.paths} == {"train", "test"}
-        self.splits = np.concatenate(tests) if both else None
-        self.key = ":".join(hashes[name] for name in names)
-        self._images = RowGroups(files)
+        labels, self._groups = [], list[tuple[_File, int]]()
+        for file in self.files:
+            known = names or file.label_names
+            texts = {}
+            for value in dict.fromkeys(file.labels):
+                if isinstance(value, int) and known and not 0 <= value < len(known):
+                    row = file.labels.index(value)
+                    raise ImageError(
+                        f"{file.path}: row {row} has the label {value}, but there are {len(known)} classes"
+                    )
+                texts[value] = known[value] if isinstance(value, int) and known else str(value)
+                self.values[texts[value]] = value
+            labels += [numbers.setdefault(texts[value], len(numbers)) for value in file.labels]
+            self._groups += [(file, group) for group in range(len(file.group_sizes))]
+        if not labels:
+            raise ImageError(f"{path}: its parquet files have no rows; get them again")
+        self.classes, self.labels = in_order(list(numbers), np.array(labels, np.int32))
+        sizes = [size for file in self.files for size in file.group_sizes]
+        self.groups = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        self._first = np.cumsum([0, *sizes])  # the first row of each group
+        tests = [np.full(len(file.labels), file.split == "test") for file in self.files]
+        self.splits = np.concatenate(tests) if {file.split for file in self.files} == {"train", "test"} else None
+        hashes = ContentHashes(root).of([file.name for file in self.files])
+        self.key = ":".join(hashes[file.name] for file in self.files)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # the last few groups, as Arrow columns
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, row: int) -> bytes:
         group = int(self.groups[row])
-        return self._images.read(*self._groups[group], row - int(self._first[group]))
+        with self._lock:
+            if group not in self._kept:
+                import pyarrow.parquet as pq
+
+                file, inside = self._groups[group]
+                try:
+                    with pq.ParquetFile(file.path) as opened:
+                        self._kept[group] = opened.read_row_group(inside, [file.image])[file.image]
+                except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
+                    raise OSError(str(error)) from None
+                if len(self._kept) > KEPT_GROUPS:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(group)
+            column = self._kept[group]
+        value = column[row - int(self._first[group])].as_py()
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise OSError("the row has no image in it, only its path")
+        return data
 
     def where(self, row: int) -> str:
         group = int(self.groups[row])
-        number, inside = self._groups[group]
-        return f"{self.paths[number]}: row {row - int(self._first[group]) + 1} of group {inside + 1}"
+        file, inside = self._groups[group]
+        return f"{file.path}: row {row - int(self._first[group]) + 1} of group {inside + 1}"
 
 
 def open_shards(path: str | Path) -> Shards | None:

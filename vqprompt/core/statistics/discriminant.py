@@ -339,7 +339,8 @@ def best_temperature(
             log_share = np.log((1 - wrong) * np.exp(log_share) + wrong / scores.shape[1])
         return -float(weights @ (log_share + one_more * (rival * cold - total)))
 
-    return float(np.exp(_lowest(loss, *np.log(TEMPERATURES), precision)))
+    coldest, hottest = np.log(TEMPERATURES)
+    return float(np.exp(_lowest(loss, coldest, hottest, precision)))
 
 
 def _lowest(loss: Callable[[float], float], low: float, high: float, precision: float) -> float:

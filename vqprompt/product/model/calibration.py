@@ -32,6 +32,7 @@ from vqprompt.core.statistics.discriminant import (
     probabilities,
 )
 from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
+from vqprompt.product.model.counterexamples import solve_counterexamples
 from vqprompt.product.model.records import ClassRecord
 
 ACCEPTED = 0.95  # share of known images that are not called unknown
@@ -121,6 +122,7 @@ class Solved:
     right: Array
     tested: Array
     calibration_error: tuple[float, float]  # without and with the temperature
+    against: Discriminant | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +145,9 @@ class Sample:
         return cls(scores, nearness * left_out.stretch(shrinkage), classes, weights, seen.means, seen.distance)
 
 
-def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
-    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
+def solve(records: Sequence[ClassRecord], gram: Array, against: ClassRecord | None = None) -> Solved:
+    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`). against:
+    counterexamples."""
     groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
@@ -155,7 +158,10 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
         background = Background.of(basis, shrinkage, means)
         discriminant = basis.discriminant(groups, shrinkage)
-        return Solved(discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan))
+        return Solved(
+            discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan),
+            None if against is None else solve_counterexamples(against, basis, shrinkage, means),
+        )  # fmt: skip
     np.add.at(tested, trials.classes, 1)
     left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
     sample = Sample.of(left_out, shrinkage, trials.classes, 1 / tested[trials.classes])
@@ -166,7 +172,10 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
     )
     discriminant = basis.discriminant(groups, shrinkage, sample.distance)
     background = Background.of(basis, shrinkage, sample.means)
-    return Solved(discriminant, background, shrinkage, calibration, right, tested, (before, after))
+    return Solved(
+        discriminant, background, shrinkage, calibration, right, tested, (before, after),
+        None if against is None else solve_counterexamples(against, basis, shrinkage, sample.means),
+    )  # fmt: skip
 
 
 def _calibrate(sample: Sample) -> Calibration:
