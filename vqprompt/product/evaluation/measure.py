@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.core.metrics import ReliabilityBin, calibration_error, reliability
+from vqprompt.core.metrics import CONFIDENCE, ReliabilityBin, calibration_error, reliability, wilson
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.words import counted
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
 
-CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
 BINS = 10
 
 
@@ -42,12 +41,7 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        if not self.total:
-            return 0.0, 1.0
-        n, p, z = self.total, self.hits / self.total, CONFIDENCE
-        center = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
-        return max(0.0, center - half), min(1.0, center + half)
+        return wilson(self.value or 0.0, self.total)
 
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval

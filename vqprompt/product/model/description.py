@@ -1,4 +1,4 @@
-"""The description in a model's file (format 3): what each field may be, checked before anything is made of it.
+"""The description in a model's file (format 4): what each field may be, checked before anything is made of it.
 
 A file may come from anywhere, and a checksum says only that it is as it was written. So every number is bounded, every
 count is compared with its tensor (file.py), and what is not described here is refused.
@@ -113,6 +113,8 @@ class WeighingFields(Fields):
     nearness: Number
     far: Number
     steep: Number
+    world: Number = 0.0
+    steeper: Number = 0.0
 
 
 class MeasurementsFields(Fields):
@@ -128,6 +130,8 @@ class SolutionFields(Fields):
     nearness: tuple[Number, Positive]
     threshold: Number | None
     background: Number
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ahead: tuple[Number, Positive] = (0.0, 1.0)
     weighing: WeighingFields
     measurements: MeasurementsFields | None = None
 

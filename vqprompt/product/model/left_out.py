@@ -8,7 +8,7 @@ import numpy as np
 
 from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
 from vqprompt.product.model.closed_form import Trials, groups_of
-from vqprompt.product.model.model import Model
+from vqprompt.product.model.knowledge import Knowledge
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,10 @@ class LeftOutAnswers:
         return [int(name) for name in self.images[chosen]]
 
 
-def left_out_answers(model: Model) -> LeftOutAnswers:
+def left_out_answers(known: Knowledge) -> LeftOutAnswers:
     """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
-    known = model.knowledge
-    empty = np.zeros(0, np.int64)
-    no_answers = LeftOutAnswers(model.classes, empty.astype(np.uint64), empty, empty)
+    classes, empty = tuple(known.classes), np.zeros(0, np.int64)
+    no_answers = LeftOutAnswers(classes, empty.astype(np.uint64), empty, empty)
     if known.solution is None or len(known.classes) < 2:
         return no_answers
     records = list(known.classes.values())
@@ -47,4 +46,4 @@ def left_out_answers(model: Model) -> LeftOutAnswers:
         return no_answers
     left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(known.solution.shrinkage)
     answers = join_modes(left_out.scores, groups.owners).argmax(1)
-    return LeftOutAnswers(model.classes, trials.ids, trials.classes, answers)
+    return LeftOutAnswers(classes, trials.ids, trials.classes, answers)

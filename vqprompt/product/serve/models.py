@@ -42,7 +42,7 @@ class Snapshot:
 
     @cached_property
     def left_out(self) -> LeftOutAnswers:
-        return left_out_answers(self.model)
+        return left_out_answers(self.model.knowledge)
 
     @cached_property
     def shown(self) -> dict[str, Any]:
