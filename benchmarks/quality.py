@@ -117,7 +117,7 @@ class Unknown:
         mine = np.isin(images.y, known)
         asked = images.x[mine & images.test]
         other = images.x[~mine & images.test] if strangers is None else strangers
-        self.solved: Solved = solve(*taught(images, known), world)
+        self.solved: Solved = solve(*taught(images, known), world=world)
         self.is_known = np.arange(len(asked) + len(other)) < len(asked)
         x = np.concatenate([asked, other])
         modes = self.solved.discriminant.scores_of_modes(x)

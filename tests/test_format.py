@@ -17,7 +17,7 @@ from safetensors import safe_open
 from vqprompt import Model
 
 NAMES = ["apple", "bicycle", "cactus"]
-OLD = Path(__file__).parent / "data" / "models-of-format-2"
+OLD = Path(__file__).parent / "data" / "older-models"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
 
 
@@ -119,12 +119,12 @@ def test_the_unknown_is_as_described(taught):
     np.testing.assert_allclose(familiarity - solution["threshold"], margin, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["instant", "good", "best", "no-weighing"])
-def test_files_of_formats_1_and_2_open_answer_the_same_and_are_written_as_format_4(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["instant", "good", "best", "no-weighing", "instant-3", "good-3"])
+def test_files_of_older_formats_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
     monkeypatch.chdir(OLD)  # their backbone is named without a folder
-    answers = np.load("answers.npz")
+    answers, name = np.load("answers.npz"), file.removesuffix("-3")
     drawn = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28))
-    old = Model.load(f"{name}.vqp", device="cpu")
+    old = Model.load(f"{file}.vqp", device="cpu")
     new = Model.load(old.save(tmp_path / "new.vqp"), device="cpu")
     for model in (old, new):
         x = model.embed(drawn)

@@ -50,7 +50,7 @@ class World:
         kinds: list[Array] = []
         for label in np.unique(labels):
             rows = np.flatnonzero(labels == label)
-            parts = clusters(features[rows], max(len(rows) // PER_MEAN, 1))
+            parts = clusters(features[rows], PER_MEAN if len(rows) >= 2 * PER_MEAN else len(rows))
             kinds += [rows[parts == part] for part in np.unique(parts)]
         kinds = sorted(kinds, key=len, reverse=True)[:MOST]
         pairs = np.stack([np.stack([features[r[1:] if len(r) > 1 else r].mean(0), features[r[0]]]) for r in kinds], 1)
@@ -58,21 +58,16 @@ class World:
         return cls(np.rint(pairs / scales[..., None]).astype(np.int8), scales.astype(np.float32))
 
 
-def clusters(features: Array, count: int, rounds: int = 30) -> Array:
-    """The cluster of each row [n], by k-means from far-apart starts; the same for the same rows."""
-    centers = features[[int(((features - features.mean(0)) ** 2).sum(1).argmax())]]
-    nearest = np.full(len(features), np.inf)
-    for _ in range(count - 1):
-        nearest = np.minimum(nearest, ((features - centers[-1]) ** 2).sum(1))
-        centers = np.concatenate([centers, features[[int(nearest.argmax())]]])
-    labels = np.full(len(features), -1)
+def clusters(points: Array, per_cluster: int, rounds: int = 20) -> Array:
+    """The cluster of each point [n], by k-means. It depends only on the points and their order."""
+    centers, labels = points[:: min(per_cluster, len(points))], np.zeros(len(points), int)
     for _ in range(rounds):
-        now = ((centers**2).sum(1) - 2 * features @ centers.T).argmin(1)
+        distances = (centers**2).sum(1) - 2 * points @ centers.T
+        _, now = np.unique(distances.argmin(1), return_inverse=True)
         if np.array_equal(now, labels):
             break
         labels = now
-        for c in np.unique(labels):
-            centers[c] = features[labels == c].mean(0)
+        centers = np.stack([points[labels == label].mean(0) for label in range(labels.max() + 1)])
     return labels
 
 

@@ -23,6 +23,7 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
     tempered = op("Div", scores, constant(calibration.temperature))
     shares, logs = op("Softmax", tempered, axis=1), op("LogSoftmax", tempered, axis=1)
     classes = int(discriminant.owners.max()) + 1
+    best = op("ReduceMax", scores, graph.integers(1), keepdims=0)
     if not solution.knows_unknown:
         familiar = op("ReduceMax", op("Ceil", shares), graph.integers(1), keepdims=0)  # 1 for every image
     else:
@@ -30,7 +31,6 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
         scaled = op("MatMul", features, spread)
         distance = op("ReduceSum", op("Mul", scaled, features), graph.integers(1), keepdims=0)
         nearness = op("Add", op("Add", distance, op("MatMul", features, slope)), constant(background.constant))
-        best = op("ReduceMax", scores, graph.integers(1), keepdims=0)
         nearness = op("Add", nearness, op("Mul", best, constant(2.0)))
         if calibration.weighing.certainty == "largest":
             certainty = op("ReduceMax", logs, graph.integers(1), keepdims=0)
@@ -44,10 +44,15 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
         familiar = op("Add", familiar, op("Mul", far, constant(weighing.steep)))
         if solution.rivals is not None:
             ahead = _ahead(graph, features, scaled, modes, solution.rivals, background.share)
-            behind = op("Div", op("Min", ahead, constant(0.0)), constant(calibration.ahead[1] / weighing.steeper))
+            behind = op("Mul", op("Min", ahead, constant(0.0)), constant(weighing.steeper / calibration.ahead[1]))
             more = op("Mul", _standardized(graph, ahead, calibration.ahead), constant(weighing.world))
             familiar = op("Add", familiar, op("Add", more, behind))
         familiar = op("Sub", familiar, constant(calibration.threshold))
+    if (against := solution.against) is not None:
+        weights, bias = graph.weight("against", against.weights), graph.weight("against_bias", against.bias)
+        rival = op("ReduceMax", op("Gemm", features, weights, bias, transB=1), graph.integers(1), keepdims=0)
+        ahead = op("Div", op("Sub", best, rival), constant(calibration.temperature))
+        familiar = op("Min", familiar, ahead)
     graph.output(shares, "probabilities", "n", classes)
     graph.output(familiar, "familiarity", "n")
 
@@ -55,12 +60,9 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
 def _ahead(graph: Graph, features: str, scaled: str, modes: str, rivals: Rivals, share: float) -> str:
     """By how much the best class is ahead of the best rival [n], as `Rivals.ahead`. scaled: features times the
     background's matrix. modes: scores [n, M]."""
-    op, constant = graph.op, graph.constant
-    center, toward = rivals.center
-    apart = rivals.apart
-    products = op(
-        "Gemm", scaled, graph.weight("rivals", np.float32(apart / (share - 1))), constant(-apart @ toward), transB=1
-    )
+    op, constant, apart, (center, toward) = graph.op, graph.constant, rivals.apart, rivals.center
+    weights = graph.weight("rivals", np.float32(apart / (share - 1)))
+    products = op("Gemm", scaled, weights, constant(-apart @ toward), transB=1)
     best = op("ArgMax", modes, axis=1, keepdims=0)
     kept = op("Unsqueeze", op("Gather", constant(rivals.reliance), best), graph.integers(1))
     less = op("Mul", op("Mul", kept, kept), constant(0.5 * rivals.norms[rivals.left]))

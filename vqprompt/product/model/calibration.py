@@ -36,6 +36,7 @@ from vqprompt.core.statistics.discriminant import (
 )
 from vqprompt.core.statistics.world import World
 from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
+from vqprompt.product.model.counterexamples import solve_counterexamples
 from vqprompt.product.model.records import ClassRecord
 
 REPLACED = 0.05  # share of a class's left-out images that a mean of the world must win, so that the class replaces it
@@ -208,6 +209,7 @@ class Solved:
     right: Array
     tested: Array
     calibration_error: tuple[float, float]  # without and with the temperature
+    against: Discriminant | None
     rivals: Rivals | None = None
 
 
@@ -231,8 +233,11 @@ class Sample:
         return cls(scores, nearness * left_out.stretch(shrinkage), classes, weights, seen.means, seen.distance)
 
 
-def solve(records: Sequence[ClassRecord], gram: Array, world: World | None = None) -> Solved:
-    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
+def solve(
+    records: Sequence[ClassRecord], gram: Array, against: ClassRecord | None = None, world: World | None = None
+) -> Solved:
+    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`). against:
+    counterexamples."""
     groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
@@ -243,7 +248,10 @@ def solve(records: Sequence[ClassRecord], gram: Array, world: World | None = Non
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
         background = Background.of(basis, shrinkage, means)
         discriminant = basis.discriminant(groups, shrinkage)
-        return Solved(discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan))
+        return Solved(
+            discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan),
+            None if against is None else solve_counterexamples(against, basis, shrinkage, means),
+        )  # fmt: skip
     np.add.at(tested, trials.classes, 1)
     left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
     seen = left_out.at(shrinkage)
@@ -259,7 +267,10 @@ def solve(records: Sequence[ClassRecord], gram: Array, world: World | None = Non
     )
     discriminant = basis.discriminant(groups, shrinkage, sample.distance)
     background = Background.of(basis, shrinkage, sample.means)
-    return Solved(discriminant, background, shrinkage, calibration, right, tested, (before, after), rivals)
+    return Solved(
+        discriminant, background, shrinkage, calibration, right, tested, (before, after),
+        None if against is None else solve_counterexamples(against, basis, shrinkage, sample.means), rivals,
+    )  # fmt: skip
 
 
 def _calibrate(sample: Sample) -> Calibration:
@@ -282,8 +293,6 @@ def _calibrate(sample: Sample) -> Calibration:
 
 def exceeded_by(values: Array, weights: Array, share: float) -> float:
     """The number that this share of further values will probably exceed. weights: of the values; 1 in all."""
-    from scipy.special import stdtrit
-
     order, count = np.argsort(values, kind="stable"), 1 / float((weights**2).sum())
     places = np.cumsum(weights[order]) * (count / (count + 1))  # a further value is below the i-th of n in i / (n + 1)
     if 1 - share >= places[0]:
@@ -291,7 +300,14 @@ def exceeded_by(values: Array, weights: Array, share: float) -> float:
     # too few values: what a normal distribution with their mean and spread makes likely
     mean = float(values @ weights)
     spread = np.sqrt((values - mean) ** 2 @ weights * (count + 1) / (count - 1)) if count > 1 else 0.0
-    return float(min(values.min(), mean + stdtrit(max(count - 1, 1), 1 - share) * spread))
+    return float(min(values.min(), mean + student_quantile(max(count - 1, 1), 1 - share) * spread))
+
+
+def student_quantile(freedom: float, share: float) -> float:
+    """Of Student's t-distribution: with t = sqrt(freedom) tan(angle), angles have the density cos ** (freedom - 1)."""
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 4097)
+    below = np.cumsum([0.0, *np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)])
+    return float(freedom**0.5 * np.tan(np.interp(share, below / below[-1], angles)))
 
 
 def _temperature_untested(groups: Groups) -> float:

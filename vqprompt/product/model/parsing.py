@@ -119,7 +119,8 @@ def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
         Knowledge(
             v.number, {name: records[i] for name, i in v.classes.items()},
             tuple(Event(**vars(event)) for event in v.history), None if v.trained is None else trained[v.trained],
-            frozenset(v.moved), v.measured, parent=v.parent, world=world,
+            frozenset(v.moved), v.measured, parent=v.parent, against=None if v.against is None else records[v.against],
+            world=world,
         )
         for v in described.versions
     ]  # fmt: skip
@@ -143,6 +144,9 @@ def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> No
             "gram": ("float64", (width * (width + 1) // 2,)), "weights": ("float32", (modes, width)),
             "bias": ("float32", (modes,)), "owners": ("int32", (modes,)), "spread": ("float32", (width + 1, width)),
         }  # fmt: skip
+        if (against := described.versions[-1].against) is not None:
+            groups = min(len(tensors.get("against_bias", ())) or 1, described.records[against].kept)
+            expected |= {"against_weights": ("float32", (groups, width)), "against_bias": ("float32", (groups,))}
     if "world_codes" in tensors:
         means = tensors["world_codes"].shape[1] if tensors["world_codes"].ndim == 3 else 0
         expected |= {"world_codes": ("int8", (2, means, width)), "world_scales": ("float32", (2, means))}
@@ -200,8 +204,13 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
         ),
         gram,
         None if measured is None else Measurements(**vars(measured)),
+        None if known.against is None else _counterexamples(tensors["against_weights"], tensors["against_bias"]),
         rivals,
     )  # fmt: skip
+
+
+def _counterexamples(weights: np.ndarray, bias: np.ndarray) -> Discriminant:
+    return Discriminant(weights, bias, np.arange(len(bias)))
 
 
 def _trained_tensors(

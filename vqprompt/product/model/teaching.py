@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vqprompt.core.errors import ImageError
+from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
 from vqprompt.product.model.knowledge import Knowledge, Measurements
 from vqprompt.product.model.left_out import left_out_answers
+from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
+    from vqprompt.product.model.left_out import Changes
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -74,8 +76,8 @@ class Taught:
 
     known_images, copies: images that were left out because the model knew them, or because they were repeated. broken:
     a message for each image that cannot be read. accuracy: share of right answers for images that were left out one at
-    a time, every class weighted equally; None if it was not measured. accuracy_interval: 95 % (Wilson). warnings: of
-    answers that the teaching took away, worst first.
+    a time, every class weighted equally; None if it was not measured. changes: of answers, if it was only a preview.
+    accuracy_interval: 95 % (Wilson). warnings: of answers that the teaching took away, worst first.
     """
 
     classes: tuple[TaughtClass, ...]
@@ -88,6 +90,7 @@ class Taught:
     notes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    changes: Changes | None = None
     accuracy_interval: tuple[float, float] | None = None
     warnings: tuple[LostAnswers, ...] = ()
 
@@ -97,11 +100,16 @@ class Taught:
 
     @property
     def new_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if taught.new)
+        return tuple(taught.name for taught in self.classes if taught.new and taught.name != UNKNOWN)
 
     @property
     def grown_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if not taught.new)
+        return tuple(taught.name for taught in self.classes if not taught.new and taught.name != UNKNOWN)
+
+    @property
+    def counterexamples(self) -> int:
+        """Images that were learned as none of the classes."""
+        return sum(taught.images for taught in self.classes if taught.name == UNKNOWN)
 
     def to_json(self) -> dict[str, Any]:
         """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
@@ -119,16 +127,32 @@ class Taught:
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
             "effort": self.effort,
+            "changes": None if self.changes is None else self.changes.to_json(),
         }
 
 
+def check_unknown(labels: object, effort: str) -> None:
+    """Refuse what does not go with teaching images as unknown."""
+    if labels is not None:
+        raise UserError("images that are none of the classes have no class; leave out --as, or leave out --as-unknown")
+    if effort != "instant":
+        raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
+
+
 def summary(
-    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant"
+    before: Knowledge,
+    now: Knowledge,
+    new: NewPictures,
+    notes: list[str],
+    started: float,
+    effort: str = "instant",
+    changes: Changes | None = None,
 ) -> Taught:
     """What a teaching did, from the model before and after it."""
     suffering = _suffering(before.measurements, now.measurements)
-    grown = ((name, count - before.counts.get(name, 0)) for name, count in now.counts.items())
-    taught = tuple(TaughtClass(name, images, name not in before.classes) for name, images in grown if images)
+    counts = [{name: record.count for name, record in known.records.items()} for known in (before, now)]
+    grown = ((name, count - counts[0].get(name, 0)) for name, count in counts[1].items())
+    taught = tuple(TaughtClass(name, images, name not in counts[0]) for name, images in grown if images)
     return Taught(
         classes=taught,
         known_images=new.known,
@@ -142,6 +166,7 @@ def summary(
         effort=effort,
         accuracy_interval=None if now.measurements is None else now.measurements.interval,
         warnings=(*_from_unknown(before, now), *_from_classes(now, suffering, taught)),
+        changes=changes,
     )
 
 
@@ -208,8 +233,11 @@ def _from_classes(
 
 
 def _expectations(counts: dict[str, int]) -> list[str]:
-    """What to expect of classes with few images."""
+    """What to expect of a single class, and of classes with few images."""
     few = [name for name, count in counts.items() if count < FEW]
+    alone = [f"the model knows only {name!r} and cannot tell it from others; teach a second class" for name in counts]
+    if len(alone) == 1:
+        return alone
     if not few:
         return []
     least = min(counts[name] for name in few)
