@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from vqprompt import Model
 from vqprompt.commands.app import app
+from vqprompt.core.onnx.graph import Graph, Session
 from vqprompt.core.statistics.world import World, find_world
+from vqprompt.product.export.answers import add_answers
 from vqprompt.product.model.knowledge import Knowledge
 
 SIZE = 112
@@ -70,6 +72,22 @@ def test_one_drawing_of_a_house_does_not_make_every_drawing_a_cottage(taught):
     assert called_cottage(model.knowledge, houses) >= 0.3
     without = replace(model.knowledge, world=None).solved(model.knowledge)
     assert called_cottage(without, others) >= 0.8  # what the world is good for
+
+
+def test_files_and_exported_models_compare_with_the_world_too(taught):
+    x = taught.embed(OTHERS[:12] + [photograph("cat", n) for n in range(50, 56)])
+    shares, familiarity = taught.judge(x)
+    again = Model.from_bytes(taught.to_bytes())
+    assert np.array_equal(again.judge(x)[1], familiarity) and len(taught.to_bytes()) < 6e6
+    again.rename("cat", "zebra")
+    np.testing.assert_allclose(again.judge(x)[1], familiarity, rtol=1e-9)
+    graph = Graph()
+    add_answers(graph, graph.input("x", "float32", "n", x.shape[1]), taught.knowledge.solution)
+    got, score = Session(graph).run(x=x)
+    np.testing.assert_allclose(got, shares, atol=1e-3)
+    np.testing.assert_allclose(score, familiarity, rtol=1e-3, atol=0.02)
+    other = replace(taught.knowledge.solution, rivals=None)
+    assert np.abs(other.judge(x)[1] - familiarity).min() > 0.05  # the world counts
 
 
 def test_a_lesson_that_takes_answers_away_says_so_and_can_be_undone(taught, tmp_path, home):

@@ -175,9 +175,9 @@ class Evaluation:
 
     def confused_pairs(self) -> list[tuple[str, str, int]]:
         """A class, the class it was taken for, and how often; most often first, then by share of the class's images."""
-        found = Counter((a.label, a.answer) for a in self.images if not a.right and a.answer != UNKNOWN)
+        pairs = Counter((a.label, a.answer) for a in self.images if not a.right and a.answer != UNKNOWN)
         totals = Counter(a.label for a in self.images)
-        return [(*pair, n) for pair, n in sorted(found.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
+        return [(*pair, n) for pair, n in sorted(pairs.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
 
 
 def evaluate(
@@ -277,14 +277,14 @@ def _count(
     confusion = np.zeros((len(classes), len(classes) + 1), int)
     for a in asked:
         confusion[place[a.label], place[a.answer]] += 1
-    found = tuple(
+    per_class = tuple(
         PerClass(
             name, Share(int(confusion[c, c]), int(confusion[c].sum())),
             Share(int(confusion[c, c]), int(confusion[:, c].sum())), earlier.get(name),
         )
         for c, name in enumerate(classes)
     )  # fmt: skip
-    return found, confusion
+    return per_class, confusion
 
 
 def _reliability(asked: list[ImageAnswer]) -> tuple[ReliabilityBin, ...]:
