@@ -222,8 +222,10 @@ def _from_classes(
     now: Knowledge, suffering: tuple[Suffering, ...], taught: tuple[TaughtClass, ...]
 ) -> list[LostAnswers]:
     """Taught classes that left-out images of classes are taken for which suffer from the lesson."""
-    answers, lost = left_out_answers(now) if suffering else None, []
-    for one in suffering if answers else ():
+    if not suffering:
+        return []
+    answers, lost = left_out_answers(now), []
+    for one in suffering:
         given = [answers.classes[a] for a in answers.answers[answers.labels == answers.classes.index(one.name)]]
         taken = {own.name: given.count(own.name) for own in taught if own.name != one.name}
         name = max(taken, key=taken.__getitem__, default="")
