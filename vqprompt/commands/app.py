@@ -40,14 +40,15 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.rename, teach.forget,
-    teach.undo, export.export, teach.cache,
+    example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.relabel, teach.unlearn,
+    teach.merge, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(as_command(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
     app.command(rich_help_panel=RESEARCH)(as_command(research_command))
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
+TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub")  # modules of the extra `train`
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
     errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",
@@ -112,6 +113,8 @@ def explain(error: Exception) -> str | None:
     """What the user can do about it; None for a bug."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in TRAIN:
+        return f"this needs {error.name}, which a small install does not have; pip install 'vqprompt[train]'"
     if isinstance(error, RecursionError):
         return "a file or setting is nested too deeply; give a simpler one"
     if isinstance(error, ValueError) and "null byte" in str(error):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vqprompt.commands.console import print_json, print_note, print_plain
-from vqprompt.commands.options import Device, Json
+from vqprompt.commands.options import ClassFolders, Device, Json
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.words import counted
 
@@ -23,6 +23,7 @@ def check(
             help="What you would give to `vqprompt learn`: a folder or zip with one folder per class, or a table."
         ),
     ],
+    classes: ClassFolders = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A model that these images are for; what it knows helps to judge."),
@@ -54,8 +55,9 @@ def check(
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
     with progress_shown() as progress:
         report = look_through(
-            folder, test=test, model=known, backbone=backbone or "vit-s14", size=size, device=device, progress=progress
-        )
+            folder, classes=classes or "", test=test, model=known, backbone=backbone or "vit-s14", size=size,
+            device=device, progress=progress,
+        )  # fmt: skip
     place = out or Path()
     listed = write_list(report, place / "exclude.txt")
     page = write_page(report, place / "check.html", str(folder), listed)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from vqprompt.commands.console import verbosity
+
+
+class ClassFolder(StrEnum):
+    outer = "outer"
+    inner = "inner"
+
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
 NewSize = Annotated[int | None, typer.Option("--size", help="Image size in px, for a new model.")]
@@ -19,6 +26,11 @@ NewBackbone = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]
+Preview = Annotated[bool, typer.Option("--preview", help="Only tell which answers would change; change nothing.")]
+ClassFolders = Annotated[
+    ClassFolder | None,
+    typer.Option(help="Of folders in folders, which ones are the classes. Without this you are asked if it matters."),
+]
 Track = Annotated[
     list[str] | None,
     typer.Option(
