@@ -173,7 +173,7 @@ def test_annotations_in_label_studio_teach_the_model_and_it_predicts_there(drawn
         names = [(name, n) for name in ("apple", "bicycle", "car") for n in range(5)]
         for name, n in names:
             with (drawn / name / f"{n}.png").open("rb") as file:
-                studio.ask("POST", f"/api/projects/{project}/import", 201, files={f"{name}-{n}.png": file})
+                studio.ask("POST", f"/api/projects/{project}/import", 201, files={"file": (f"{name}-{n}.png", file)})
         tasks = studio.ask("GET", f"/api/tasks?project={project}&page_size=100")["tasks"]
         say(f"Label Studio {version}: a project with {len(tasks)} tasks, such as {tasks[0]['data']}")
 
@@ -197,7 +197,6 @@ def test_annotations_in_label_studio_teach_the_model_and_it_predicts_there(drawn
         studio.ask(
             "POST", f"/api/dm/actions?id=retrieve_tasks_predictions&project={project}", json={"selectedItems": chosen}
         )
-        print(studio.ask("GET", f"/api/predictions?project={project}"))
         predicted = {
             p["task"]: (p["result"][0]["value"]["choices"][0], p["score"], p["model_version"])
             for p in studio.ask("GET", f"/api/predictions?project={project}")
@@ -208,6 +207,12 @@ def test_annotations_in_label_studio_teach_the_model_and_it_predicts_there(drawn
         say(f"one of them: {predicted[right[0]]}")
         assert len(right) >= len(learned) - 1
         assert all(0 < score <= 1 and made_by.startswith("m-") for _, score, made_by in predicted.values())
+
+        (annotation,) = studio.ask("GET", f"/api/tasks/{learned[0]}/annotations/")
+        changed = [{**annotation["result"][0], "value": {"choices": ["car"]}}]
+        studio.ask("PATCH", f"/api/annotations/{annotation['id']}/", json={"result": changed})
+        assert wait_for(lambda: about().get("car") == 1), about()
+        say(f"changed the annotation of task {learned[0]}: {about()}")
 
         studio.ask("POST", f"/api/ml/{connected['id']}/train")
         assert sum(about().values()) == len(learned), "what it knows already is not counted again"

@@ -23,13 +23,15 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
 
+import numpy as np
 from fastapi import APIRouter, BackgroundTasks, Request
 
 from vqprompt.core.errors import UserError
+from vqprompt.product.model.pictures import content_id
 from vqprompt.product.serve.api_models import find, state_of
-from vqprompt.product.serve.changes import Teach
+from vqprompt.product.serve.changes import Relabel, Teach
 from vqprompt.product.serve.errors import Refused
-from vqprompt.product.serve.jobs import ENDED
+from vqprompt.product.serve.jobs import ENDED, Job
 from vqprompt.product.serve.models import ServedModel
 from vqprompt.product.serve.state import State, warn
 
@@ -107,18 +109,25 @@ class Annotated:
                 self._teaching.release()
 
     def _teach(self, state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> None:
-        studio, upload = LabelStudio.connect(), state.uploads.new(served.name)
+        studio, upload, jobs = LabelStudio.connect(), state.uploads.new(served.name), list[Job]()
+        records = served.snapshot.model.knowledge.records
         with upload.in_use():
             for task, choices in studio.tasks(taken):
-                if (label := choices.label(task["annotations"])) is not None:
-                    upload.add(f"task {task['id']}", label, studio.image(task["data"].get(choices.key), state))
-            if not upload.images:
-                return
-            job = state.submit(served, "teach", Teach(upload=upload.id), upload)
-        while job.state not in ENDED and not state.closing:
+                if (label := choices.label(task["annotations"])) is None:
+                    continue
+                content = studio.image(task["data"].get(choices.key), state)
+                image = content_id(content)
+                if all(np.uint64(image) not in record.ids for record in records.values()):
+                    upload.add(f"task {task['id']}", label, content)
+                elif label not in records or np.uint64(image) not in records[label].ids:
+                    jobs.append(state.submit(served, "relabel", Relabel(images=[f"{image:016x}"], label=label)))
+            if upload.images:
+                jobs.append(state.submit(served, "teach", Teach(upload=upload.id), upload))
+        while any(job.state not in ENDED for job in jobs) and not state.closing:
             time.sleep(0.1)
-        if job.state == "failed":
-            warn(f"Label Studio: {job.error}")
+        for job in jobs:
+            if job.state == "failed":
+                warn(f"Label Studio: {job.error}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ class Choices:
         images = {image.get("name", ""): image.get("value", "").lstrip("$") for image in tree.iter("Image")}
         for choices in tree.iter("Choices"):
             if (to := choices.get("toName", "")) in images:
-                names = frozenset(str(choice.get("alias") or choice.get("value", "")) for choice in choices.iter("Choice"))
+                names = frozenset(c.get("alias", c.get("value", "")) for c in choices.iter("Choice"))
                 return cls(choices.get("name", ""), to, images[to], names)
         raise Refused("the labelling interface needs <Choices> for an <Image>: one class per image is what this learns")
 
@@ -175,9 +184,7 @@ class LabelStudio:
     def connect(cls) -> LabelStudio:
         url, key = os.environ.get("LABEL_STUDIO_URL", ""), os.environ.get("LABEL_STUDIO_API_KEY", "")
         if urlsplit(url).scheme not in ("http", "https") or not key:
-            raise Refused(
-                "vqprompt serve needs LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY, to read images from there"
-            )
+            raise Refused("vqprompt serve needs LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY, to read images from there")
         if key.count(".") == 2:  # a personal access token, which buys a short-lived one
             access = cls(url, "").request("/api/token/refresh/", {"refresh": key})
             return cls(url, f"Bearer {json.loads(access)['access']}")
