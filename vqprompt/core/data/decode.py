@@ -122,7 +122,7 @@ def _orientation(image: Image.Image) -> int:
     """EXIF's: 1 is upright, from 5 on it lies on its side."""
     with suppress(Exception):  # damaged EXIF: the image stays as it is
         orientation = image.getexif().get(0x0112)
-        return orientation if orientation in range(2, 9) else 1
+        return orientation if isinstance(orientation, int) and orientation in range(2, 9) else 1
     return 1
 
 
