@@ -8,7 +8,8 @@ prevents it, for any number of tasks:
 - Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
   them. What the move is off by is measured and widens the covariance (statistics/drift.py).
 - Training is kept only as far as the memory of old classes bears it (`most_doubt`).
-- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`).
+- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`). Before images are
+  trained on, they tell which of them recognize images best; those are used. So training that does not pay is not used.
 
 Each task has its own classifier, which trains the features and is then thrown away.
 """
@@ -24,9 +25,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 from vqprompt.core.statistics.drift import Drift, Moving
-from vqprompt.core.statistics.gaussians import SharedGaussians
+from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
 from vqprompt.research.methods.base import (
     STATISTICS,
     Classifier,
@@ -43,10 +44,15 @@ from vqprompt.research.training.rebalancing import Rebalancing
 
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
+FALL_BACK = (
+    "with frozen_beside: of all, the moved and the frozen features, use those that recognize images best before they are "
+    "trained on"
+)
 MOST_DOUBT = (
     "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
     "would bring more is undone, in part or as a whole; 0: no limit"
 )
+ALONE_SHRINKAGE = 0.1  # of the covariance of the moved or the frozen features, if they are used alone
 LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
@@ -57,6 +63,7 @@ class MovingOptions(StatisticsOptions):
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     plasticity: float = Field(1.0, ge=0, description=PLASTICITY)
     frozen_beside: bool = Field(False, description=FROZEN_BESIDE)
+    fall_back: bool = Field(True, description=FALL_BACK)
     most_doubt: float = Field(1.0, ge=0, description=MOST_DOUBT)
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
@@ -72,6 +79,7 @@ class MovingMemory(Method):
 
     year = 2026
     kept: Tensor  # [tasks], which share of its training each task kept
+    recognized: Tensor  # [3], images that each readout recognized before they were trained on
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -79,6 +87,9 @@ class MovingMemory(Method):
         self.trained = not options.most_doubt  # whether features are other than the frozen network's
         if options.most_doubt:
             self.register_buffer("kept", torch.zeros(0))
+        self.watching = options.frozen_beside and options.fall_back
+        if self.watching:
+            self.register_buffer("recognized", torch.zeros(3))
 
     @property
     def feature_width(self) -> int:
@@ -107,6 +118,10 @@ class MovingMemory(Method):
             self.former = self.frozen_copy()
         self.task_head = Classifier(self.vit.config.width, task.new_classes)
         self.trained = self.trained or task.new_classes > 1
+
+    def prepare_training(self, data: TaskData) -> None:
+        if data.features_before is not None and self.watching and isinstance(self.statistics, SharedGaussians):
+            self.recognized += self.recognizes(self.statistics, data.features_before.double(), data.labels)
 
     def end_task(self) -> None:
         super().end_task()
@@ -158,8 +173,47 @@ class MovingMemory(Method):
             if drift is not None:
                 self.statistics.move(drift)
             self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+            if self.watching and isinstance(self.statistics, SharedGaussians) and (best := self.recognized.argmax()):
+                self.solve_part(self.statistics, *self.readouts[best])
         if self.options.most_doubt:
             self.kept = torch.cat([self.kept, torch.full((1,), share).to(self.kept)])
+
+    @property
+    def readouts(self) -> list[tuple[slice, float]]:
+        """What a classifier can be solved from, and the shrinkage: all features, the moved and the frozen ones."""
+        half = self.feature_width // 2
+        return [
+            (slice(None), self.options.rebalancing.shrinkage),
+            (slice(half), ALONE_SHRINKAGE),
+            (slice(half, None), ALONE_SHRINKAGE),
+        ]
+
+    @torch.no_grad()
+    def recognizes(self, statistics: SharedGaussians, features: Tensor, labels: Tensor) -> Tensor:
+        """How many images of new classes [n, D], which nothing was trained on, each readout recognizes among all
+        classes. An image is left out of its class's mean, which is then taken to be in doubt as an old class's is."""
+        old, covariance = statistics.class_means().double(), statistics.class_covariance().double()
+        doubt, counts = statistics.doubt.double() / len(old), torch.bincount(labels)[labels].double()
+        means = torch.cat([old, means_by_class(features, labels, len(old), int(labels.max()) + 1)])
+        right = []
+        for part, shrinkage in self.readouts:
+            within = shrunk(covariance[part, part].cpu().numpy(), shrinkage)
+            precision = torch.from_numpy(np.linalg.inv(within)).to(covariance)
+            root = torch.linalg.cholesky(precision)
+            distances = torch.cdist(features[:, part] @ root, means[:, part] @ root).square()
+            own = distances.gather(1, labels[:, None]) * (counts / (counts - 1)).square()[:, None]
+            distances.scatter_(1, labels[:, None], own + (precision * doubt[part, part]).sum())
+            right.append((distances.argmin(1) == labels).sum())
+        return torch.stack(right)
+
+    def solve_part(self, statistics: SharedGaussians, part: slice, shrinkage: float) -> None:
+        """Solve for a classifier of some of the features. With the frozen ones it is the closed form, as if nothing had
+        been trained."""
+        within = shrunk(statistics.class_covariance()[part, part].double().cpu().numpy(), shrinkage)
+        weights, bias = solve_discriminant(within, statistics.class_means()[:, part].double().cpu().numpy())
+        self.head.weight.zero_()
+        self.head.weight[:, part] = torch.from_numpy(weights).to(self.head.weight)
+        self.head.bias.copy_(torch.from_numpy(bias))
 
     def bearable(self, drift: Drift) -> float:
         """The share of a task's training, 0 to 1, that the memory of old classes bears.
@@ -195,4 +249,11 @@ class MovingMemory(Method):
         if not self.options.most_doubt:
             return []
         undone = [f"{n + 1} ({share:.0%})" for n, share in enumerate(self.kept.tolist()) if share < 1]
-        return [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
+        notes = [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
+        if self.watching:
+            both, moved, frozen = map(int, self.recognized)
+            notes.append(
+                f"images recognized before they were trained on: {both} by all features, {moved} by the moved, {frozen} by "
+                "the frozen ones"
+            )
+        return notes

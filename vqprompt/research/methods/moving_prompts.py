@@ -56,6 +56,7 @@ class MovingPrompts(MovingMemory):
         self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
 
     def prepare_training(self, data: TaskData) -> None:
+        super().prepare_training(data)
         if data.task.number == 0 and self.uses_query and self.options.spread.keys == "k-means":
             self.pool.start_keys(data.queries, data.seed)
 
