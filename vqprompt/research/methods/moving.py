@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -197,8 +196,7 @@ class MovingMemory(Method):
         means = torch.cat([old, means_by_class(features, labels, len(old), int(labels.max()) + 1)])
         right = []
         for part, shrinkage in self.readouts:
-            within = shrunk(covariance[part, part].cpu().numpy(), shrinkage)
-            precision = torch.from_numpy(np.linalg.inv(within)).to(covariance)
+            precision = precision_of(covariance[part, part], shrinkage)
             root = torch.linalg.cholesky(precision)
             distances = torch.cdist(features[:, part] @ root, means[:, part] @ root).square()
             own = distances.gather(1, labels[:, None]) * (counts / (counts - 1)).square()[:, None]
@@ -226,8 +224,7 @@ class MovingMemory(Method):
         if not isinstance(statistics, SharedGaussians) or drift.error is None:
             return 1.0
         covariance, classes = statistics.shared_covariance().double(), len(statistics.means)
-        shrinkage = self.options.rebalancing.shrinkage
-        precision = torch.from_numpy(np.linalg.inv(shrunk(covariance.cpu().numpy(), shrinkage))).to(covariance)
+        precision = precision_of(covariance, self.options.rebalancing.shrinkage)
         noise, doubt, added = (
             float((precision * part.double()).sum())
             for part in (covariance / statistics.images_per_class, statistics.doubt / classes, drift.error)
@@ -257,3 +254,10 @@ class MovingMemory(Method):
                 "the frozen ones"
             )
         return notes
+
+
+def precision_of(covariance: Tensor, shrinkage: float) -> Tensor:
+    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
+    identity = torch.eye(len(covariance)).to(covariance)
+    level = covariance.diagonal().mean()
+    return torch.linalg.inv(torch.lerp(covariance, level * identity, shrinkage)) if level > 0 else identity
