@@ -77,7 +77,7 @@ def test_the_onnx_file_gives_the_models_answers_for_any_number_of_images(
 
 
 @pytest.mark.parametrize("model", ["instant"], indirect=True)
-def test_several_kinds_of_a_class_are_one_column(model: Model, images: list[Path]) -> None:
+def test_several_kinds_of_a_class_are_one_column_and_counterexamples_none(model: Model, images: list[Path]) -> None:
     solution = model.knowledge.solution
     assert solution is not None
     first = solution.discriminant
@@ -86,12 +86,16 @@ def test_several_kinds_of_a_class_are_one_column(model: Model, images: list[Path
         np.concatenate([first.bias[:1] * 0.9, first.bias]),
         np.array([0, 0, 1, 2, 3]),
     )  # fmt: skip
-    changed, graph, features = replace(solution, discriminant=two), Graph(), model.embed(images)
+    graph, features = Graph(), model.embed(images)
+    rare = Discriminant(first.weights[2:] * 1.1, first.bias[2:], np.arange(2))
+    changed = replace(solution, discriminant=two, against=rare)
     add_answers(graph, graph.input("features", "float32", "n", features.shape[1]), changed)
     got, familiar = Session(graph).run(features=features)
     shares, expected = changed.judge(features)
     np.testing.assert_allclose(got, shares, atol=1e-4)
     np.testing.assert_allclose(familiar, expected, atol=1e-2, rtol=1e-3)
+    without = replace(changed, against=None).judge(features)[1]
+    assert (without != expected).any() and (expected <= without).all() and got.shape[1] == 4
 
 
 def test_the_documented_program_answers_without_this_package(

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from vqprompt import Model
 
 NAMES = ["apple", "bicycle", "cactus"]
-OLD = Path(__file__).parent / "data" / "models-of-format-2"
+OLD = Path(__file__).parent / "data" / "older-models"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
 
 
@@ -56,7 +56,7 @@ def read(path: Path):
 def test_metadata_tensors_and_records_are_as_described(taught):
     model, path, _ = taught
     metadata, tensors = read(path)
-    assert metadata["format"] == "vqprompt-model" and metadata["version"] == "3"
+    assert metadata["format"] == "vqprompt-model" and metadata["version"] == "4"
     described = json.loads(metadata["model"])
     width, records = described["backbone"]["width"], described["records"]
     images, kept = sum(r["images"] for r in records), sum(r["kept"] for r in records)
@@ -107,12 +107,12 @@ def test_the_unknown_is_as_described(taught):
     np.testing.assert_allclose(familiarity - solution["threshold"], margin, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["instant", "good", "best", "no-weighing"])
-def test_files_of_formats_1_and_2_open_answer_the_same_and_are_written_as_format_3(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["instant", "good", "best", "no-weighing", "instant-3", "good-3"])
+def test_files_of_older_formats_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
     monkeypatch.chdir(OLD)  # their backbone is named without a folder
-    answers = np.load("answers.npz")
+    answers, name = np.load("answers.npz"), file.removesuffix("-3")
     drawn = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28))
-    old = Model.load(f"{name}.vqp", device="cpu")
+    old = Model.load(f"{file}.vqp", device="cpu")
     new = Model.load(old.save(tmp_path / "new.vqp"), device="cpu")
     for model in (old, new):
         x = model.embed(drawn)
@@ -123,7 +123,7 @@ def test_files_of_formats_1_and_2_open_answer_the_same_and_are_written_as_format
         assert np.array_equal(shares, answers[f"{name}.probabilities"])
         assert np.array_equal(margin, answers[f"{name}.familiarity"])
     assert [e.detail for e in new.history if e.what != "learned"] == ["airplane → renamed", "apple"]
-    assert read(tmp_path / "new.vqp")[0]["version"] == "3"
+    assert read(tmp_path / "new.vqp")[0]["version"] == "4"
     new.undo(2)
     assert new.knowledge.version == len(old.versions) - 2 and new.judge(new.embed(drawn))[0].shape == (12, 5)
 

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from vqprompt.commands.console import SafeConsole, console, print_plain
-from vqprompt.commands.interrupted import explains_interruption
+from vqprompt.commands.interrupted import as_command
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.core.errors import UserError
@@ -33,7 +33,7 @@ Draw = Annotated[bool, typer.Option("--figure", help="Also draw the figure, into
 
 
 @app.command("list")
-@explains_interruption
+@as_command
 def list_grids() -> None:
     """List the tables."""
     from vqprompt.research.paper import parameters
@@ -56,7 +56,7 @@ def list_grids() -> None:
 
 
 @app.command()
-@explains_interruption
+@as_command
 def run(
     name: Name,
     out: Annotated[
@@ -247,7 +247,7 @@ def fit_to_width(table: Table, width: int) -> tuple[RichTable, list[str]]:
 
 
 @app.command("table")
-@explains_interruption
+@as_command
 def print_table(
     name: Name,
     out: Annotated[

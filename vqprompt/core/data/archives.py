@@ -129,7 +129,7 @@ class FolderFiles(Files):
         try:
             self._walk("")
             while self._links:  # after the real folders, so that a link never takes the place of one
-                self._walk_link(self._links.pop(0))
+                self._walk(self._links.pop(0))
         except OSError as error:
             raise ImageError(f"{path}: cannot be listed ({error}); check that you may read it") from None
         self.sizes = dict(sorted(self.sizes.items(), key=lambda item: _reading_order(item[0])))
@@ -176,13 +176,6 @@ class FolderFiles(Files):
                     self.sizes[name] = self._size(name)
         if len(self.sizes) > most:
             raise ENTRIES.refuse(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", 2 * len(self.sizes))
-
-    def _walk_link(self, name: str) -> None:
-        status = (self.path / name).stat()
-        if (status.st_dev, status.st_ino) in self._visited:
-            self.skipped.append(name)
-        else:
-            self._walk(name)
 
     def _size(self, name: str) -> int:
         """Bytes; 0 for what is missing or is not a regular file. (If it is ever read, the error says so.)"""

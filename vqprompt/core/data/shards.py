@@ -21,6 +21,7 @@ from vqprompt.core.data.archives import hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.limits import ENTRIES, check_file_size
+from vqprompt.core.data.source import Rows
 from vqprompt.core.data.tars import OPENERS, TarFiles
 from vqprompt.core.errors import ImageError
 from vqprompt.core.files import exists, is_file, open_regular, read_at, read_text
@@ -32,29 +33,19 @@ BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 LAYOUT = "expected NAME.jpg with NAME.cls beside it (WebDataset's layout)"
 
 
-class Shards(Protocol):
+class Shards(Rows, Protocol):
     """Images by row, in the order of their files.
 
     labels: [n], positions in `classes`. splits: [n], whether an image is to test with; None where the source does not
     say. groups: [n], images with the same number are read together. scattered: whether any image can be read as fast as
-    its neighbour; if not, read group by group. key: identifies the content.
+    its neighbour; if not, read group by group.
     """
 
-    path: Path
     classes: list[str]
     labels: np.ndarray
     splits: np.ndarray | None
     groups: np.ndarray
     scattered: bool
-
-    @property
-    def key(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, row: int) -> bytes: ...
-
-    def where(self, row: int) -> str: ...
 
 
 def find_shards(given: str | Path) -> list[Path]:

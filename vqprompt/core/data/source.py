@@ -24,8 +24,23 @@ class Entry:
     split: str | None
 
 
-class ImageSource(Protocol):
-    """What a store can be built from. key: identifies the content of all entries, and their order."""
+class Rows(Protocol):
+    """Image files by row. key: identifies their content and their order. where: what a message calls one."""
+
+    path: Path
+
+    @property
+    def key(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> bytes: ...
+
+    def where(self, row: int) -> str: ...
+
+
+class Entries(Protocol):
+    """Image files by entry: a folder, an archive, a data set."""
 
     path: Path
     entries: list[Entry]
@@ -34,6 +49,22 @@ class ImageSource(Protocol):
     def key(self) -> str: ...
 
     def read(self, entry: Entry) -> bytes: ...
+
+
+class RowsOfEntries:
+    """The same files by row."""
+
+    def __init__(self, source: Entries) -> None:
+        self.path, self.source, self.key = source.path, source, source.key
+
+    def __len__(self) -> int:
+        return len(self.source.entries)
+
+    def read(self, row: int) -> bytes:
+        return self.source.read(self.source.entries[row])
+
+    def where(self, row: int) -> str:
+        return self.source.entries[row].path
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -322,8 +323,6 @@ def best_temperature(
     further one certain. weights: of the images [n]. wrong: the share of classes that are wrong themselves; otherwise a
     few wrong labels would lower every probability. precision: of the temperature's logarithm.
     """
-    from scipy.optimize import minimize_scalar
-
     weights = np.full(len(scores), 1 / len(scores)) if weights is None else weights / weights.sum()
     one_more = float((weights**2).sum())  # 1 / n, if all weights are the same
     scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
@@ -340,5 +339,22 @@ def best_temperature(
             log_share = np.log((1 - wrong) * np.exp(log_share) + wrong / scores.shape[1])
         return -float(weights @ (log_share + one_more * (rival * cold - total)))
 
-    found = minimize_scalar(loss, bounds=tuple(np.log(TEMPERATURES)), method="bounded", options={"xatol": precision})
-    return float(np.exp(found.x))
+    coldest, hottest = np.log(TEMPERATURES)
+    return float(np.exp(_lowest(loss, coldest, hottest, precision)))
+
+
+def _lowest(loss: Callable[[float], float], low: float, high: float, precision: float) -> float:
+    """Where a function with one valley is lowest: golden-section search. (SciPy, which has it, is large to install.)"""
+    golden = (5**0.5 - 1) / 2
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    while high - low > 2 * precision:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = loss(right)
+    return (low + high) / 2

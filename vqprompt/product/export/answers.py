@@ -20,13 +20,13 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
     tempered = op("Div", scores, constant(calibration.temperature))
     shares, logs = op("Softmax", tempered, axis=1), op("LogSoftmax", tempered, axis=1)
     classes = int(discriminant.owners.max()) + 1
+    best = op("ReduceMax", scores, graph.integers(1), keepdims=0)
     if not solution.knows_unknown:
         familiar = op("ReduceMax", op("Ceil", shares), graph.integers(1), keepdims=0)  # 1 for every image
     else:
         spread, slope = graph.weight("spread", background.matrix), graph.weight("slope", background.vector)
         distance = op("ReduceSum", op("Mul", op("MatMul", features, spread), features), graph.integers(1), keepdims=0)
         nearness = op("Add", op("Add", distance, op("MatMul", features, slope)), constant(background.constant))
-        best = op("ReduceMax", scores, graph.integers(1), keepdims=0)
         nearness = op("Add", nearness, op("Mul", best, constant(2.0)))
         if calibration.weighing.certainty == "largest":
             certainty = op("ReduceMax", logs, graph.integers(1), keepdims=0)
@@ -39,6 +39,11 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
         familiar = op("Add", certain, op("Mul", near, constant(weighing.nearness)))
         familiar = op("Add", familiar, op("Mul", far, constant(weighing.steep)))
         familiar = op("Sub", familiar, constant(calibration.threshold))
+    if (against := solution.against) is not None:
+        weights, bias = graph.weight("against", against.weights), graph.weight("against_bias", against.bias)
+        rival = op("ReduceMax", op("Gemm", features, weights, bias, transB=1), graph.integers(1), keepdims=0)
+        ahead = op("Div", op("Sub", best, rival), constant(calibration.temperature))
+        familiar = op("Min", familiar, ahead)
     graph.output(shares, "probabilities", "n", classes)
     graph.output(familiar, "familiarity", "n")
 

@@ -32,6 +32,7 @@ from vqprompt.core.statistics.discriminant import (
     probabilities,
 )
 from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
+from vqprompt.product.model.counterexamples import solve_counterexamples
 from vqprompt.product.model.records import ClassRecord
 
 ACCEPTED = 0.95  # share of known images that are not called unknown
@@ -121,6 +122,7 @@ class Solved:
     right: Array
     tested: Array
     calibration_error: tuple[float, float]  # without and with the temperature
+    against: Discriminant | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +145,9 @@ class Sample:
         return cls(scores, nearness * left_out.stretch(shrinkage), classes, weights, seen.means, seen.distance)
 
 
-def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
-    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
+def solve(records: Sequence[ClassRecord], gram: Array, against: ClassRecord | None = None) -> Solved:
+    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`). against:
+    counterexamples."""
     groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
@@ -155,7 +158,10 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
         background = Background.of(basis, shrinkage, means)
         discriminant = basis.discriminant(groups, shrinkage)
-        return Solved(discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan))
+        return Solved(
+            discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan),
+            None if against is None else solve_counterexamples(against, basis, shrinkage, means),
+        )  # fmt: skip
     np.add.at(tested, trials.classes, 1)
     left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
     sample = Sample.of(left_out, shrinkage, trials.classes, 1 / tested[trials.classes])
@@ -166,7 +172,10 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
     )
     discriminant = basis.discriminant(groups, shrinkage, sample.distance)
     background = Background.of(basis, shrinkage, sample.means)
-    return Solved(discriminant, background, shrinkage, calibration, right, tested, (before, after))
+    return Solved(
+        discriminant, background, shrinkage, calibration, right, tested, (before, after),
+        None if against is None else solve_counterexamples(against, basis, shrinkage, sample.means),
+    )  # fmt: skip
 
 
 def _calibrate(sample: Sample) -> Calibration:
@@ -188,8 +197,6 @@ def _calibrate(sample: Sample) -> Calibration:
 
 def exceeded_by(values: Array, weights: Array, share: float) -> float:
     """The number that this share of further values will probably exceed. weights: of the values; 1 in all."""
-    from scipy.special import stdtrit
-
     order, count = np.argsort(values, kind="stable"), 1 / float((weights**2).sum())
     places = np.cumsum(weights[order]) * (count / (count + 1))  # a further value is below the i-th of n in i / (n + 1)
     if 1 - share >= places[0]:
@@ -197,7 +204,14 @@ def exceeded_by(values: Array, weights: Array, share: float) -> float:
     # too few values: what a normal distribution with their mean and spread makes likely
     mean = float(values @ weights)
     spread = np.sqrt((values - mean) ** 2 @ weights * (count + 1) / (count - 1)) if count > 1 else 0.0
-    return float(min(values.min(), mean + stdtrit(max(count - 1, 1), 1 - share) * spread))
+    return float(min(values.min(), mean + student_quantile(max(count - 1, 1), 1 - share) * spread))
+
+
+def student_quantile(freedom: float, share: float) -> float:
+    """Of Student's t-distribution: with t = sqrt(freedom) tan(angle), angles have the density cos ** (freedom - 1)."""
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 4097)
+    below = np.cumsum([0.0, *np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)])
+    return float(freedom**0.5 * np.tan(np.interp(share, below / below[-1], angles)))
 
 
 def _temperature_untested(groups: Groups) -> float:

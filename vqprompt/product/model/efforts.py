@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -98,9 +99,11 @@ def linear_weight(number: int) -> str:
 
 
 def check_effort(effort: str, trained: Trained | None = None) -> None:
-    """Refuse an effort that does not exist, or one that does not fit what the model was trained with before."""
+    """Refuse an effort that does not exist, lacks PyTorch, or does not fit what the model was trained with before."""
     if effort not in EFFORTS:
         raise UserError(f"effort {effort!r} is unknown; the efforts are {', '.join(EFFORTS)}")
+    if effort != "instant" and find_spec("torch") is None:
+        raise UserError(f"effort {effort!r} trains with PyTorch, which is missing; pip install 'vqprompt[train]'")
     if trained is not None and effort not in ("instant", trained.effort):
         raise UserError(
             f"effort {effort!r} cannot follow effort {trained.effort!r}: its training would start from the plain "

@@ -26,7 +26,7 @@ from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord
 from vqprompt.product.model.versions import Stored
 
-FORMAT, VERSION = "vqprompt-model", 3
+FORMAT, VERSION = "vqprompt-model", 4
 ADVICE = "restore it from a copy, or make a new one with vqprompt learn"
 
 
@@ -56,9 +56,9 @@ def parse(data: bytes, path: Path) -> Stored:
     if checksum(metadata, tensors) != metadata["checksum"]:
         raise ModelError(f"{path}: damaged, its checksum does not match its content; {ADVICE}")
     text = metadata["model"]
-    if int(metadata["version"]) in FORMATS:
+    if (version := int(metadata["version"])) in FORMATS:
         try:
-            old, tensors = migrated(json.loads(text), tensors)
+            old, tensors = migrated(version, json.loads(text), tensors)
             text = json.dumps(old)
         except Exception:  # it has parts of another type than any vqprompt wrote
             raise ModelError(f"{path}: damaged, its description is not that of a model; {ADVICE}") from None
@@ -117,7 +117,7 @@ def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
         Knowledge(
             v.number, {name: records[i] for name, i in v.classes.items()},
             tuple(Event(**vars(event)) for event in v.history), None if v.trained is None else trained[v.trained],
-            frozenset(v.moved), v.measured, parent=v.parent,
+            frozenset(v.moved), v.measured, parent=v.parent, against=None if v.against is None else records[v.against],
         )
         for v in described.versions
     ]  # fmt: skip
@@ -141,6 +141,9 @@ def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> No
             "gram": ("float64", (width * (width + 1) // 2,)), "weights": ("float32", (modes, width)),
             "bias": ("float32", (modes,)), "owners": ("int32", (modes,)), "spread": ("float32", (width + 1, width)),
         }  # fmt: skip
+        if (against := described.versions[-1].against) is not None:
+            groups = min(len(tensors.get("against_bias", ())) or 1, described.records[against].kept)
+            expected |= {"against_weights": ("float32", (groups, width)), "against_bias": ("float32", (groups,))}
     if described.trained:
         expected["unseen"] = ("uint8", (kept,))
     for name, (kind, shape) in expected.items():
@@ -185,7 +188,12 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
         ),
         gram,
         None if measured is None else Measurements(**vars(measured)),
+        None if known.against is None else _counterexamples(tensors["against_weights"], tensors["against_bias"]),
     )  # fmt: skip
+
+
+def _counterexamples(weights: np.ndarray, bias: np.ndarray) -> Discriminant:
+    return Discriminant(weights, bias, np.arange(len(bias)))
 
 
 def _trained_tensors(

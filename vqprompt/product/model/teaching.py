@@ -6,12 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vqprompt.core.errors import ImageError
+from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
 from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
+    from vqprompt.product.model.left_out import Changes
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -52,7 +54,7 @@ class Taught:
 
     known_images, copies: images that were left out because the model knew them, or because they were repeated. broken:
     a message for each image that cannot be read. accuracy: share of right answers for images that were left out one at
-    a time, every class weighted equally; None if it was not measured.
+    a time, every class weighted equally; None if it was not measured. changes: of answers, if it was only a preview.
     """
 
     classes: tuple[TaughtClass, ...]
@@ -65,6 +67,7 @@ class Taught:
     notes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    changes: Changes | None = None
 
     @property
     def images(self) -> int:
@@ -72,11 +75,16 @@ class Taught:
 
     @property
     def new_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if taught.new)
+        return tuple(taught.name for taught in self.classes if taught.new and taught.name != UNKNOWN)
 
     @property
     def grown_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if not taught.new)
+        return tuple(taught.name for taught in self.classes if not taught.new and taught.name != UNKNOWN)
+
+    @property
+    def counterexamples(self) -> int:
+        """Images that were learned as none of the classes."""
+        return sum(taught.images for taught in self.classes if taught.name == UNKNOWN)
 
     def to_json(self) -> dict[str, Any]:
         """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
@@ -92,16 +100,32 @@ class Taught:
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
             "effort": self.effort,
+            "changes": None if self.changes is None else self.changes.to_json(),
         }
 
 
+def check_unknown(labels: object, effort: str) -> None:
+    """Refuse what does not go with teaching images as unknown."""
+    if labels is not None:
+        raise UserError("images that are none of the classes have no class; leave out --as, or leave out --as-unknown")
+    if effort != "instant":
+        raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
+
+
 def summary(
-    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant"
+    before: Knowledge,
+    now: Knowledge,
+    new: NewPictures,
+    notes: list[str],
+    started: float,
+    effort: str = "instant",
+    changes: Changes | None = None,
 ) -> Taught:
     """What a teaching did, from the model before and after it."""
-    grown = ((name, count - before.counts.get(name, 0)) for name, count in now.counts.items())
+    counts = [{name: record.count for name, record in known.records.items()} for known in (before, now)]
+    grown = ((name, count - counts[0].get(name, 0)) for name, count in counts[1].items())
     return Taught(
-        classes=tuple(TaughtClass(name, images, name not in before.classes) for name, images in grown if images),
+        classes=tuple(TaughtClass(name, images, name not in counts[0]) for name, images in grown if images),
         known_images=new.known,
         copies=new.copies,
         broken=tuple(new.broken),
@@ -111,6 +135,7 @@ def summary(
         notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
         seconds=time.monotonic() - started,
         effort=effort,
+        changes=changes,
     )
 
 
@@ -150,8 +175,11 @@ def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[S
 
 
 def _expectations(counts: dict[str, int]) -> list[str]:
-    """What to expect of classes with few images."""
+    """What to expect of a single class, and of classes with few images."""
     few = [name for name, count in counts.items() if count < FEW]
+    alone = [f"the model knows only {name!r} and cannot tell it from others; teach a second class" for name in counts]
+    if len(alone) == 1:
+        return alone
     if not few:
         return []
     least = min(counts[name] for name in few)

@@ -77,8 +77,10 @@ class State:
         done = update.state == "done"
         if done:
             self.gallery.add(served.name, update.thumbnails)
-            if upload is not None and change.kind == "teach":
+            if upload is not None and change.kind == "teach" and not change.body.preview:
                 upload.waits = False
+        if done and change.kind == "unlearn" and change.body.for_good:
+            self.jobs.forget_ended(served.name)  # their results name images
         erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
         self.refresh(served, erased)
         if done and update.file is not None:

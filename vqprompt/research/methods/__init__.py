@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
 
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError
+from vqprompt.core.words import did_you_mean
 from vqprompt.research.methods.base import Method, TaskInfo
 from vqprompt.research.methods.bic import BiC
 from vqprompt.research.methods.coda import CodaPrompt
@@ -69,7 +69,5 @@ def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **optio
 
 def find_method(name: str) -> type[Method]:
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown method {name!r}; {hint}there are {', '.join(METHODS)}")
+        raise UserError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
     return METHODS[name]

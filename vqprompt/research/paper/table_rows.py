@@ -18,8 +18,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import read_json, write_atomically
 from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.recipes import in_use
-from vqprompt.research.paper.grids import Grid, backbone_name, combine, data_name, described
-from vqprompt.research.paper.numbers import NUMBERS, Quoted
+from vqprompt.research.paper.grids import NUMBERS, Grid, Quoted, backbone_name, combine, data_name, described
 from vqprompt.research.results import config as run_config
 from vqprompt.research.results import result as run_result
 from vqprompt.research.results.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
