@@ -41,7 +41,8 @@ IN_MEMORY = 8 * 257 * 384  # images × tokens × width of a step: below 1.5 GB w
 TRAINING = {
     "good": TrainingOf("moving-prompts", "prompt_lr_scale", {}, {"epochs": 20, "lr": 0.01}),
     "best": TrainingOf(
-        "moving-weights", "backbone_lr_scale", {"rank": 16, "symmetric": True}, {"epochs": 20, "lr": 0.0025}
+        "moving-weights", "backbone_lr_scale", {"rank": 16, "symmetric": True, "feature_distillation": 1.0},
+        {"epochs": 20, "lr": 0.0025},
     ),
 }
 LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in the order of a low-rank change's numbers

@@ -4,7 +4,7 @@ Training goes on in every task, so features go on moving, and what is remembered
 prevents it, for any number of tasks:
 
 - The less of all classes a task brings, the slower it learns (`plasticity`).
-- While a task is learned, its features are held to where they were before (distillation).
+- While a task is learned, its features can be held to where they were before (distillation).
 - Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
   them. What the move is off by is measured and widens the covariance (statistics/drift.py).
 - Training is kept only as far as the memory of old classes bears it (`most_doubt`).
@@ -42,6 +42,7 @@ from vqprompt.research.methods.base import (
 from vqprompt.research.training.rebalancing import Rebalancing
 
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
+DISTILLATION = "weight of the loss that keeps features where they were before the task"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
 FALL_BACK = (
     "with frozen_beside: of all, the moved and the frozen features, use those that recognize images best before they are "
@@ -67,9 +68,7 @@ class MovingOptions(StatisticsOptions):
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
     moving: Moving = Moving(how="validated")
-    feature_distillation: float = Field(
-        1.0, ge=0, description="weight of the loss that keeps features where they were before the task"
-    )
+    feature_distillation: float = Field(1.0, ge=0, description=DISTILLATION)
 
 
 class MovingMemory(Method):
