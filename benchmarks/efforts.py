@@ -4,10 +4,10 @@
     python benchmarks/efforts.py --effort good --lessons 50 --classes 1
     python benchmarks/efforts.py --data cub200.zip --size 112 --device cuda --lessons 40 --at 50 100 200
 
-Each lesson brings drawings of new things, 20 of each; once all 50 things are known, it brings 20 other drawings of things
-that are known. With --data it brings images of an archive (train/CLASS/…, test/CLASS/…). After some lessons: the accuracy
-on 20 unseen images of each class, on those of the first ten classes, and what the model says of itself: its accuracy, how
-far its percentages are off, and how many images of known classes it calls unknown (it aims at 5 %).
+Each lesson brings drawings of new things, 20 of each; once all 50 things are known, it brings 20 other drawings of
+things that are known. With --data it brings images of an archive (train/CLASS/…, test/CLASS/…). After some lessons: the
+accuracy on 20 unseen images of each class, on those of the first ten classes, and what the model says of itself: its
+accuracy, how far its percentages are off, and how many images of known classes it calls unknown (it aims at 5 %).
 """
 
 from __future__ import annotations

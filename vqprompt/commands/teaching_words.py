@@ -24,7 +24,13 @@ def announce(plan: Plan) -> None:
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
     classes = f"{counted(plan.classes, 'class')}{new}{effort}" if plan.classes else "none of the classes"
     what = f"{counted(plan.images, 'image')} of {classes}"
-    print(f"{what}: about {duration(plan.seconds)}", file=sys.stderr, flush=True)
+    if plan.gain is None:
+        says = f"about {duration(plan.seconds)}"
+    else:
+        worth = "left out" if plan.effort == "instant" else "started"
+        bring = f"bring about {100 * plan.gain:.1f} points of accuracy"
+        says = f"training would take about {duration(plan.seconds)} and {bring}; {worth}"
+    print(f"{what}: {says}", file=sys.stderr, flush=True)
 
 
 def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
-from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.efforts import expected_gain, why_not_train, worth_training
+from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
 from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
     from vqprompt.product.model.left_out import Changes
+    from vqprompt.product.model.records import ClassRecord
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -28,6 +31,7 @@ class Plan:
     new_classes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    gain: float | None = None  # expected from training, in accuracy; only at effort auto
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,16 @@ def summary(
         effort=effort,
         changes=changes,
     )
+
+
+def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
+    """At effort auto: what training is expected to bring, and whether it is worth its time. plan: of the training.
+    changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
+    now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
+    gain = 0.0
+    if now.measurements is not None and why_not_train(labels) is None:
+        gain = expected_gain(now.measurements.accuracy, len(set(labels)), len(now.classes))
+    return replace(plan, gain=gain, effort=plan.effort if worth_training(gain, plan.seconds) else "instant")
 
 
 def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:

@@ -8,8 +8,8 @@ prevents it, for any number of tasks:
 - Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
   them. What the move is off by is measured and widens the covariance (statistics/drift.py).
 - Training is kept only as far as the memory of old classes bears it (`most_doubt`).
-- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`). Before images are
-  trained on, they tell which of them recognize images best; those are used. So training that does not pay is not used.
+- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`). Images that are
+  not yet trained on tell which features recognize them best. Those are used, so training that does not pay is not.
 
 Each task has its own classifier, which trains the features and is then thrown away.
 """
@@ -45,8 +45,8 @@ PLASTICITY = "rates are multiplied by the share of new classes among all, to thi
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
 FALL_BACK = (
-    "with frozen_beside: of all, the moved and the frozen features, use those that recognize images best before they are "
-    "trained on"
+    "with frozen_beside: of all, the moved and the frozen features, use those that recognize images best before these "
+    "are trained on"
 )
 MOST_DOUBT = (
     "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
@@ -249,8 +249,8 @@ class MovingMemory(Method):
         if self.watching:
             both, moved, frozen = map(int, self.recognized)
             notes.append(
-                f"images recognized before they were trained on: {both} by all features, {moved} by the moved, {frozen} by "
-                "the frozen ones"
+                f"images recognized before they were trained on: {both} by all features, {moved} by the moved, "
+                f"{frozen} by the frozen ones"
             )
         return notes
 
