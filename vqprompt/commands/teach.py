@@ -50,7 +50,7 @@ def learn(
         str,
         typer.Option(
             help="instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the "
-            "network instead. auto: measures without training first, and trains if it is expected to be worth its time. "
+            "network instead. auto: measures first, and trains if it is expected to be worth its time. "
             "The expected time is printed first. Later teachings can use this effort, auto or instant."
         ),
     ] = "instant",

@@ -24,12 +24,10 @@ def announce(plan: Plan) -> None:
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
     classes = f"{counted(plan.classes, 'class')}{new}{effort}" if plan.classes else "none of the classes"
     what = f"{counted(plan.images, 'image')} of {classes}"
-    if plan.gain is None:
-        says = f"about {duration(plan.seconds)}"
-    else:
-        worth = "left out" if plan.effort == "instant" else "started"
-        bring = f"bring about {100 * plan.gain:.1f} points of accuracy"
-        says = f"training would take about {duration(plan.seconds)} and {bring}; {worth}"
+    says = f"about {duration(plan.seconds)}"
+    if plan.gain is not None:
+        worth = "not worth it" if plan.effort == "instant" else "worth it"
+        says = f"training takes {says} and may bring {100 * plan.gain:.1f} points of accuracy: {worth}"
     print(f"{what}: {says}", file=sys.stderr, flush=True)
 
 

@@ -25,8 +25,7 @@ EFFORTS = {
     "auto": "measures first, and trains as at best if that is expected to be worth its time",
 }
 REMOVED = 0.18  # of the wrong answers, by training on all classes: 15 to 22 % on birds, flowers and drawings
-WORTH = 0.005  # accuracy that a training must be expected to bring
-MOST_SECONDS = 600  # for one point of accuracy
+WORTH, SECONDS_PER_POINT = 0.005, 600  # what a training must bring in accuracy, and may take for a hundredth of it
 ENOUGH = 4  # images per class, on average; with fewer, training would only memorize them
 
 
@@ -145,12 +144,3 @@ def seconds_of_training(plain: Features, effort: str, images: int, remembers: bo
     t, config = TRAINING[effort], plain.vit.config
     each = plain.seconds_in_batches(loop_settings(effort, config.tokens, config.width)["batch_size"])
     return float(t.training["epochs"] * images * (t.passes + remembers) * each)
-
-
-def expected_gain(accuracy: float, new: int, classes: int) -> float:
-    """What training is expected to add to an accuracy that was measured without it. new: classes that it sees."""
-    return REMOVED * (1 - accuracy) * new / classes
-
-
-def worth_training(gain: float, seconds: float) -> bool:
-    return gain >= WORTH and seconds <= MOST_SECONDS * 100 * gain

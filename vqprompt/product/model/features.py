@@ -6,7 +6,7 @@ CPUs, images are computed one after another.
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
@@ -75,12 +75,8 @@ class Features:
 
     def seconds_in_batches(self, size: int) -> float:
         """How long an image takes in a batch, as in training. The fastest of three counts: it was disturbed least."""
-        blank, seconds = np.zeros((size, 3, self.side, self.side), np.uint8), []
-        for _ in range(3):
-            started = time.monotonic()
-            self._forward(blank, [1.0] * size)
-            seconds.append((time.monotonic() - started) / size)
-        return min(seconds)
+        blank = np.zeros((size, 3, self.side, self.side), np.uint8)
+        return min(timeit.repeat(lambda: self._forward(blank, [1.0] * size), number=1, repeat=3)) / size
 
     @torch.inference_mode()
     def _forward(self, pixels: Array, aspects: list[float]) -> Array:

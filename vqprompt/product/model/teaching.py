@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
-from vqprompt.product.model.efforts import expected_gain, why_not_train, worth_training
+from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
 from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
 from vqprompt.product.model.pictures import UNKNOWN
 
@@ -149,8 +149,9 @@ def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], l
     now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
     gain = 0.0
     if now.measurements is not None and why_not_train(labels) is None:
-        gain = expected_gain(now.measurements.accuracy, len(set(labels)), len(now.classes))
-    return replace(plan, gain=gain, effort=plan.effort if worth_training(gain, plan.seconds) else "instant")
+        gain = REMOVED * (1 - now.measurements.accuracy) * len(set(labels)) / len(now.classes)
+    worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
+    return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
 
 
 def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:

@@ -24,7 +24,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
 from vqprompt.research.methods.base import (
@@ -39,7 +38,7 @@ from vqprompt.research.methods.base import (
     scaled,
     symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing
+from vqprompt.research.training.rebalancing import Rebalancing, solve
 
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
@@ -52,7 +51,7 @@ MOST_DOUBT = (
     "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
     "would bring more is undone, in part or as a whole; 0: no limit"
 )
-ALONE_SHRINKAGE = 0.1  # of the covariance of the moved or the frozen features, if they are used alone
+ALONE = 0.1  # shrinkage of the moved or the frozen features, if they are used alone
 LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
@@ -172,7 +171,8 @@ class MovingMemory(Method):
                 self.statistics.move(drift)
             self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
             if self.watching and isinstance(self.statistics, SharedGaussians) and (best := self.recognized.argmax()):
-                self.solve_part(self.statistics, *self.readouts[best])
+                part, shrinkage = self.readouts[best]
+                solve(self.head, self.statistics, shrinkage, part)
         if self.options.most_doubt:
             self.kept = torch.cat([self.kept, torch.full((1,), share).to(self.kept)])
 
@@ -180,11 +180,7 @@ class MovingMemory(Method):
     def readouts(self) -> list[tuple[slice, float]]:
         """What a classifier can be solved from, and the shrinkage: all features, the moved and the frozen ones."""
         half = self.feature_width // 2
-        return [
-            (slice(None), self.options.rebalancing.shrinkage),
-            (slice(half), ALONE_SHRINKAGE),
-            (slice(half, None), ALONE_SHRINKAGE),
-        ]
+        return [(slice(None), self.options.rebalancing.shrinkage), (slice(half), ALONE), (slice(half, None), ALONE)]
 
     @torch.no_grad()
     def recognizes(self, statistics: SharedGaussians, features: Tensor, labels: Tensor) -> Tensor:
@@ -202,15 +198,6 @@ class MovingMemory(Method):
             distances.scatter_(1, labels[:, None], own + (precision * doubt[part, part]).sum())
             right.append((distances.argmin(1) == labels).sum())
         return torch.stack(right)
-
-    def solve_part(self, statistics: SharedGaussians, part: slice, shrinkage: float) -> None:
-        """Solve for a classifier of some of the features. With the frozen ones it is the closed form, as if nothing had
-        been trained."""
-        within = shrunk(statistics.class_covariance()[part, part].double().cpu().numpy(), shrinkage)
-        weights, bias = solve_discriminant(within, statistics.class_means()[:, part].double().cpu().numpy())
-        self.head.weight.zero_()
-        self.head.weight[:, part] = torch.from_numpy(weights).to(self.head.weight)
-        self.head.bias.copy_(torch.from_numpy(bias))
 
     def bearable(self, drift: Drift) -> float:
         """The share of a task's training, 0 to 1, that the memory of old classes bears.
@@ -247,11 +234,8 @@ class MovingMemory(Method):
         undone = [f"{n + 1} ({share:.0%})" for n, share in enumerate(self.kept.tolist()) if share < 1]
         notes = [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
         if self.watching:
-            both, moved, frozen = map(int, self.recognized)
-            notes.append(
-                f"images recognized before they were trained on: {both} by all features, {moved} by the moved, "
-                f"{frozen} by the frozen ones"
-            )
+            counts = dict(zip(("all", "moved", "frozen"), self.recognized.int().tolist(), strict=True))
+            notes.append(f"images that features recognized before they were trained on: {counts}")
         return notes
 
 

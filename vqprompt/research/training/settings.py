@@ -61,6 +61,9 @@ class Training(BaseModel, extra="forbid"):
 
     def batch_for(self, images: int) -> int:
         """The batch size for a task with so many images. Powers of two, so that few sizes are compiled."""
-        if not self.batches_per_epoch or images >= self.batches_per_epoch * self.batch_size:
-            return self.batch_size
-        return min(self.batch_size, 2 ** max(0, round(math.log2(images / self.batches_per_epoch))))
+        wanted = images / self.batches_per_epoch if self.batches_per_epoch else self.batch_size
+        return (
+            self.batch_size
+            if wanted >= self.batch_size
+            else min(self.batch_size, 2 ** round(math.log2(max(wanted, 1))))
+        )
