@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
-from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
+from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
     from vqprompt.product.model.left_out import Changes
+    from vqprompt.product.model.records import ClassRecord
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -32,6 +35,7 @@ class Plan:
     new_classes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    gain: float | None = None  # expected from training, in accuracy; only at effort auto
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,17 @@ def summary(
         warnings=(*_from_unknown(before, now), *_from_classes(now, suffering, taught)),
         changes=changes,
     )
+
+
+def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
+    """At effort auto: what training is expected to bring, and whether it is worth its time. plan: of the training.
+    changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
+    now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
+    gain = 0.0
+    if now.measurements is not None and why_not_train(labels) is None:
+        gain = REMOVED * (1 - now.measurements.accuracy) * len(set(labels)) / len(now.classes)
+    worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
+    return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
 
 
 def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:
