@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from vqprompt.product.model.efforts import EFFORTS, TRAINING, seconds_of_training
+from vqprompt.product.model.efforts import EFFORTS, TRAINING
 from vqprompt.product.serve.changes import check_taught
 from vqprompt.product.serve.errors import NotThere
 from vqprompt.product.serve.models import ServedModel
@@ -32,7 +32,7 @@ def find(request: Request, name: str | None) -> ServedModel:
 
 @router.get("/models", summary="All models, and the efforts that teaching can have")
 def models(request: Request) -> dict[str, Any]:
-    """passes: the work of an effort, as a multiple of looking once at each image."""
+    """passes: the most work that an effort does, as a multiple of looking once at each image."""
     return {
         "models": [
             {
@@ -41,11 +41,13 @@ def models(request: Request) -> dict[str, Any]:
             }
             for m in state_of(request).models
         ],
-        "efforts": {
-            name: {"says": says, "passes": 1 if name not in TRAINING else seconds_of_training(name, 1, 1, True)}
-            for name, says in EFFORTS.items()
-        },
+        "efforts": {name: {"says": says, "passes": _passes(name)} for name, says in EFFORTS.items()},
     }  # fmt: skip
+
+
+def _passes(effort: str) -> float:
+    training = TRAINING.get("best" if effort == "auto" else effort)
+    return 1 if training is None else training.training["epochs"] * (training.passes + 1)
 
 
 @router.get("/models/{name}", summary="Everything about a model")

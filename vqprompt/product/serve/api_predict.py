@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 
 from vqprompt.product.model.answers import Answer
@@ -41,14 +41,13 @@ class Share(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What is in an image. name: the best class, or "unknown". familiarity: below 0 is unknown. note: words to show
-    instead of probabilities, where they cannot be believed."""
+    """What is in an image. name: the best class, or "unknown". familiarity: below 0 is unknown."""
 
     name: str
     unknown: bool
     classes: list[Share]
     familiarity: float | None
-    note: str
+    note: str = Field(description="Words to show instead of percentages, where too few images were taught.")
     model: str
     version: int
 
@@ -88,7 +87,7 @@ def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -
         "unknown": unknown,
         "classes": [{"name": name, "probability": share} for name, share in answer.classes],
         "familiarity": answer.familiarity if math.isfinite(answer.familiarity) else None,
-        "note": getattr(answer, "note", ""),
+        "note": answer.note,
         "model": snapshot.name,
         "version": snapshot.version,
     }

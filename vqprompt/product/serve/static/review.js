@@ -94,8 +94,9 @@ export class Review {
     const trains = labels.size > 1 && taught.length >= ENOUGH * labels.size;
     const now = this.element.querySelector("[name=effort]:checked")?.value ?? "instant";
     fill(this.efforts, h("legend", {}, T.thoroughness), Object.entries(state.efforts).map(([name, { passes }]) => {
-      const [title, says] = T.efforts[name] ?? [name, state.efforts[name].says], possible = passes === 1 || trains;
-      const time = T.about(Math.max(1, (this.seconds * passes * taught.length) / Math.max(1, this.images.length)));
+      const [title, says] = T.efforts[name] ?? [name, state.efforts[name].says], decides = name === "auto";
+      const possible = passes === 1 || trains || decides, each = this.seconds / Math.max(1, this.images.length);
+      const time = (decides && trains ? T.atMost : T.about)(each * taught.length * (trains ? passes : 1));
       return h("label", { class: "effort" }, h("input", { type: "radio", name: "effort", value: name, checked: possible && name === now, disabled: !possible }),
         h("span", {}, h("b", {}, title), ` ${possible ? time : T.needsMore}`, h("small", {}, says)));
     }));
