@@ -83,8 +83,8 @@ def find_pictures(
         return [p for pictures, _ in parts for p in pictures], [note for _, notes in parts for note in notes]
     if labels is None:
         raise UserError(
-            f"which class are these {len(images)} images? Give its name: --as NAME; or give folders, one per class (in "
-            "Python: learn(images, labels), one name for each image or one for all)"
+            f"which class is on {counted(len(images), 'image')}? Give its name: --as NAME; or give folders, "
+            "one per class (in Python: learn(images, labels), one name for each image or one for all)"
         )
     names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]
     if len(names) != len(images):
@@ -164,8 +164,9 @@ def own_test_pictures(path: Path) -> list[Picture]:
 
 
 def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Picture]:
+    folder = path.is_dir()
     return [
-        Picture(str(path / e.path) if path.is_dir() else f"{path}: {e.path}", e.label, lambda e=e: source.read(e))  # type: ignore[misc]
+        Picture(str(path / e.path) if folder else f"{path}: {e.path}", e.label, partial(source.read_path, e.path))
         for e in entries
     ]
 
