@@ -198,7 +198,7 @@ def test_wrong_corrections_are_refused_with_a_way_out(tmp_path):
     for correct, words in (
         (lambda: model.relabel(tmp_path / "never.png", "bee"), "never.png: the model has not learned this image"),
         (lambda: model.unlearn([123]), "image 000000000000007b: the model has not learned"),
-        (lambda: model.unlearn([]), "give images"),
+        (lambda: model.unlearn([]), "no image is given"),
         (lambda: model.rename("elefant", "x"), "did you mean 'elephant'"),
         (lambda: model.forget("Elephant"), "did you mean 'elephant'"),
         (lambda: model.merge(["bee", "elefant"], "x"), "did you mean 'elephant'"),
