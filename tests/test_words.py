@@ -9,7 +9,7 @@ from conftest import command_environment
 from rich.table import Table
 
 from vqprompt.commands.console import SafeConsole, print_json
-from vqprompt.core.words import counted, duration, printable, shorten
+from vqprompt.core.words import counted, duration, look_misspelled, printable, shorten
 
 
 def test_one_is_singular_and_everything_else_is_plural():
