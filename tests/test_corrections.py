@@ -301,7 +301,7 @@ def test_a_file_whose_counterexamples_are_not_as_described_is_refused():
     for changes, words in (
         ({"against_bias": None}, "against_bias: it is missing"),
         ({"against_weights": tensors["against_weights"][:, :3].copy()}, "against_weights: it must be float32"),
-        ({"against_bias": np.full(1, np.nan, np.float32)}, "against_bias: a value is no number"),
+        ({"against_bias": np.full(1, np.nan, np.float32)}, "against_bias.*: a value is no number"),
         ({"against_bias": np.zeros(9, np.float32), "against_weights": np.zeros((9, WIDTH), np.float32)}, "it must be"),
     ):
         wrong = {name: tensor for name, tensor in {**tensors, **changes}.items() if tensor is not None}
