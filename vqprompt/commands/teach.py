@@ -164,7 +164,8 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         what = f"{event['what']} {event.get('detail', '')}".strip()
         if "images" in event:
             effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
-            what = f"learned {counted(event['images'], 'image')} of {counted(len(event['classes']), 'class')}{effort}"
+            whose = "none of the classes" if "unknown" in event["classes"] else counted(len(event["classes"]), "class")
+            what = f"learned {counted(event['images'], 'image')} of {whose}{effort}"
         lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
     for line in lines:
         print_plain(line)
