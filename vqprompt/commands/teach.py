@@ -50,7 +50,8 @@ def learn(
         str,
         typer.Option(
             help="instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the "
-            "network instead. The expected time is printed first. Later teachings can use this effort or instant."
+            "network instead. auto: measures first, and trains if it is expected to be worth its time. "
+            "The expected time is printed first. Later teachings can use this effort, auto or instant."
         ),
     ] = "instant",
     hold_out: Annotated[
@@ -58,7 +59,7 @@ def learn(
         typer.Option(
             min=0,
             max=0.9,
-            help="0 does not measure accuracy. At good and best, this share of the images is not "
+            help="0 does not measure accuracy. At good and best, this share of the images (for 0, a fifth) is not "
             "trained on, to measure with.",
         ),
     ] = 0.2,
@@ -87,12 +88,15 @@ def learn(
     [bold]vqprompt learn garden.vqp birds/[/bold], [bold]vqprompt learn garden.vqp a.jpg b.jpg --as heron[/bold],
     [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
+    from vqprompt.core.backbones.registry import BEST, BEST_SIZE
     from vqprompt.product.check.quick import noticed
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
 
     check_effort(effort)
+    if backbone == "best":
+        backbone, size = BEST, size or BEST_SIZE
     source = images if len(images) > 1 else images[0]
     with files.locked(model):
         if model.exists():

@@ -24,7 +24,11 @@ def announce(plan: Plan) -> None:
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
     classes = f"{counted(plan.classes, 'class')}{new}{effort}" if plan.classes else "none of the classes"
     what = f"{counted(plan.images, 'image')} of {classes}"
-    print(f"{what}: about {duration(plan.seconds)}", file=sys.stderr, flush=True)
+    says = f"about {duration(plan.seconds)}"
+    if plan.gain is not None:
+        worth = "not worth it" if plan.effort == "instant" else "worth it"
+        says = f"training takes {says} and may bring {100 * plan.gain:.1f} points of accuracy: {worth}"
+    print(f"{what}: {says}", file=sys.stderr, flush=True)
 
 
 def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
@@ -53,9 +57,15 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     )
     if taught.accuracy is not None:
         before = f" (before: {percent(taught.accuracy_before)})" if taught.accuracy_before is not None else ""
-        print_plain(f"accuracy now: {percent(taught.accuracy)} on images it has not learned{before}")
+        low, high = taught.accuracy_interval or (0.0, 1.0)
+        sure = f"{percent(taught.accuracy)} ({low:.0%} to {high:.0%})"
+        print_plain(f"accuracy now: {sure} on images it has not learned{before}")
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
+    for warning in taught.warnings[:5]:
+        print_plain(f"warning: {warning}")
+    if taught.warnings:
+        print_plain(f"to take this lesson back: vqprompt undo {path}")
     if noticed is not None:
         print_note(noticed)
 

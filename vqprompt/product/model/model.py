@@ -36,7 +36,7 @@ from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, nothing_new, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, nothing_new, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Model(Predicting, Correcting, OnTheHub):
     @classmethod
     def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
         """A model of classes whose features were computed elsewhere, under the same backbone."""
-        model = cls._of(Stored(backbone), device, None)
+        model = cls._of(Stored.empty(backbone), device, None)
         model.learn_records(records)
         return model
 
@@ -217,7 +217,8 @@ class Model(Predicting, Correcting, OnTheHub):
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
+        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network,
+        and "auto" decides whether training is worth its time. hold_out:
         if it is 0, accuracy is not measured. At effort instant, accuracy is measured by leaving out one image at a
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
@@ -244,6 +245,7 @@ class Model(Predicting, Correcting, OnTheHub):
             check_spelling(before.classes, pictures.names)
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
             extractor, side = to_teach(self.extractor_of(before)), self.backbone.side
+            before = self.knowledge  # of a new model, with the world under its network
             at_once = fits(pictures, side)
             if not at_once:
                 check_streamed(effort)
@@ -251,14 +253,23 @@ class Model(Predicting, Correcting, OnTheHub):
                 new = select(pictures, before.records, decoded if at_once else None, skip_broken, progress)
                 if not len(new):
                     return nothing_new(before, new, notes, started)
+                changed, plan, trained, moved = None, None, before.trained, before.moved
+                if effort == "auto":
+                    changed = ingest(new, extractor, before.records, skip_broken, progress)
+                    plan = decided(
+                        self._plan(new, "best" if trained is None else trained.effort, extractor),
+                        before,
+                        changed,
+                        new.labels,
+                    )
+                    effort = plan.effort
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
                     notes.append(f"nothing was trained: {reason}; learned as at effort instant")
                     effort = "instant"
                 if announce is not None:
-                    announce(self._plan(new, effort, extractor))
-                trained, moved = before.trained, before.moved
+                    announce(plan or self._plan(new, effort, extractor))
                 if effort == "instant":
-                    changed = ingest(new, extractor, before.records, skip_broken, progress)
+                    changed = changed or ingest(new, extractor, before.records, skip_broken, progress)
                     records = {**before.records, **changed}
                 else:
                     from vqprompt.product.model.trained import retrain
@@ -282,7 +293,7 @@ class Model(Predicting, Correcting, OnTheHub):
         """Learn classes whose features were computed elsewhere, under the same network. measured: whether accuracy is
         wanted."""
         with self._changing:
-            before = self.knowledge
+            before = self._opened().knowledge
             check_spelling(before.classes, records)
             changed = {n: before.classes[n].merged(r) if n in before.classes else r for n, r in records.items()}
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
@@ -291,8 +302,7 @@ class Model(Predicting, Correcting, OnTheHub):
     def _plan(self, new: NewPictures, effort: str, extractor: Extractor) -> Plan:
         seconds = extractor.seconds_per_image() * len(new)
         if effort != "instant":
-            each = self._in_torch(None).seconds_per_image()
-            seconds += seconds_of_training(effort, len(new), each, bool(self.classes))
+            seconds += seconds_of_training(self._in_torch(None), effort, len(new), bool(self.classes))
         names = [name for name in new.pictures.names if name != UNKNOWN]
         fresh = tuple(name for name in names if name not in self.knowledge.classes)
         return Plan(len(new), len(names), fresh, seconds, effort)
@@ -354,7 +364,7 @@ class Model(Predicting, Correcting, OnTheHub):
             backbone = self._network.backbone
             with self._changing:
                 if self._stored is None:
-                    self._stored = Stored(backbone)
+                    self._stored = Stored.empty(backbone)
         return self._stored
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:

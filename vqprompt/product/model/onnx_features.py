@@ -47,7 +47,8 @@ class OnnxFeatures:
     @cached_property
     def to_teach(self) -> OnnxFeatures:
         """Faster for many images, where the processor has integer products. Features then differ by 2e-4, which is what
-        a model keeps of them anyway (`records.STEP`). To begin takes longer, so questions are answered without it."""
+        a model keeps of them anyway (`records.STEP`). To begin takes longer, so questions are answered without it. To
+        unlearn an image leaves such a difference in a sum, if the image was taught on a processor of the other kind."""
         return OnnxFeatures(*self._settings, in_digits=True) if has_vnni() else self
 
     @cached_property
