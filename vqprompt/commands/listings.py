@@ -101,7 +101,10 @@ def backbones(
     backbone: Annotated[str, typer.Option(help="With --world: a name, or a weights file.")] = "vit-s14",
     size: Annotated[int | None, typer.Option(help="With --world: the image size of the models, in px.")] = None,
 ) -> None:
-    """List the backbones, and say which one to take. With --world, new models with this backbone call unknown what is nearer to these images."""
+    """List the backbones, and say which one to take.
+
+    With --world, new models with this backbone call unknown what is nearer to these images.
+    """
     from vqprompt.core.backbones.registry import BACKBONES, BEST, BEST_SIZE
 
     if world is not None:
