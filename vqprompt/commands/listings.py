@@ -103,7 +103,7 @@ def backbones(
 ) -> None:
     """List the backbones, and say which one to take.
 
-    With --world, new models with this backbone call unknown what is nearer to these images.
+    With --world, new models with this backbone call unknown what is nearer to these images than to any class.
     """
     from vqprompt.core.backbones.registry import BACKBONES, BEST, BEST_SIZE
 

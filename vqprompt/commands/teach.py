@@ -50,7 +50,8 @@ def learn(
         str,
         typer.Option(
             help="instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the "
-            "network instead. The expected time is printed first. Later teachings can use this effort or instant."
+            "network instead. auto: measures first, and trains if it is expected to be worth its time. "
+            "The expected time is printed first. Later teachings can use this effort, auto or instant."
         ),
     ] = "instant",
     hold_out: Annotated[
@@ -58,7 +59,7 @@ def learn(
         typer.Option(
             min=0,
             max=0.9,
-            help="0 does not measure accuracy. At good and best, this share of the images is not "
+            help="0 does not measure accuracy. At good and best, this share of the images (for 0, a fifth) is not "
             "trained on, to measure with.",
         ),
     ] = 0.2,

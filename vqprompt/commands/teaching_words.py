@@ -24,7 +24,11 @@ def announce(plan: Plan) -> None:
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
     classes = f"{counted(plan.classes, 'class')}{new}{effort}" if plan.classes else "none of the classes"
     what = f"{counted(plan.images, 'image')} of {classes}"
-    print(f"{what}: about {duration(plan.seconds)}", file=sys.stderr, flush=True)
+    says = f"about {duration(plan.seconds)}"
+    if plan.gain is not None:
+        worth = "not worth it" if plan.effort == "instant" else "worth it"
+        says = f"training takes {says} and may bring {100 * plan.gain:.1f} points of accuracy: {worth}"
+    print(f"{what}: {says}", file=sys.stderr, flush=True)
 
 
 def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:

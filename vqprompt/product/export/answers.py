@@ -61,7 +61,7 @@ def _ahead(graph: Graph, features: str, scaled: str, modes: str, rivals: Rivals,
     """By how much the best class is ahead of the best rival [n], as `Rivals.ahead`. scaled: features times the
     background's matrix. modes: scores [n, M]."""
     op, constant, apart, (center, toward) = graph.op, graph.constant, rivals.apart, rivals.center
-    weights = graph.weight("rivals", np.float32(apart / (share - 1)))
+    weights = graph.weight("rivals", (apart / (share - 1)).astype(np.float32))
     products = op("Gemm", scaled, weights, constant(-apart @ toward), transB=1)
     best = op("ArgMax", modes, axis=1, keepdims=0)
     kept = op("Unsqueeze", op("Gather", constant(rivals.reliance), best), graph.integers(1))

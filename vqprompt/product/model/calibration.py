@@ -126,7 +126,7 @@ class Rivals:
         above, scores = seen.scores.max(1) - center, moved(products, norms, means.reliance(images))
         wins, won = np.zeros((int(classes.max()) + 1, len(world))), scores.max(1) > above
         np.add.at(wins, (classes[won], scores[won].argmax(1)), 1)
-        left: Array = ~(wins > REPLACED * np.bincount(classes)[:, None]).any(0)
+        left = np.asarray(~(wins > REPLACED * np.bincount(classes)[:, None]).any(0))
         apart, single = (rotated - means.center) / np.sqrt(variances), means.means[counts == 1] - means.center
         squares = (apart**2).sum(1)
         left[(2 * (single / np.sqrt(variances)) @ apart.T - squares).argmax(1)] = False

@@ -16,11 +16,10 @@ def learn_world(model: Model, folder: str | Path) -> tuple[World, Path]:
     """The world under a model's backbone, and where it is kept. folder: one folder per kind of images; a kind with many
     images is taken for a mixed collection. Images that cannot be read are left out."""
     pictures, _ = open_pictures(folder)
-    features = list(model.extractor.of(pictures))
-    read = [place for place, feature in enumerate(features) if isinstance(feature, np.ndarray)]
-    if not read:
+    features = {i: row for i, row in enumerate(model.extractor.of(pictures)) if isinstance(row, np.ndarray)}
+    if not features:
         raise UserError(f"{folder}: none of the images can be read")
-    world = World.of(np.stack([features[place] for place in read]).astype(np.float64), pictures.labels[read])
+    world = World.of(np.stack([*features.values()]).astype(np.float64), pictures.labels[[*features]])
     fingerprint, size = model.backbone.fingerprint, model.backbone.size
     save_worlds(world_file(fingerprint), fingerprint, {size: world})
     return world, world_file(fingerprint)

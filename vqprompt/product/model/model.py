@@ -36,7 +36,7 @@ from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, nothing_new, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, nothing_new, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ class Model(Predicting, Correcting, OnTheHub):
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
+        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network,
+        and "auto" decides whether training is worth its time. hold_out:
         if it is 0, accuracy is not measured. At effort instant, accuracy is measured by leaving out one image at a
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
@@ -252,14 +253,23 @@ class Model(Predicting, Correcting, OnTheHub):
                 new = select(pictures, before.records, decoded if at_once else None, skip_broken, progress)
                 if not len(new):
                     return nothing_new(before, new, notes, started)
+                changed, plan, trained, moved = None, None, before.trained, before.moved
+                if effort == "auto":
+                    changed = ingest(new, extractor, before.records, skip_broken, progress)
+                    plan = decided(
+                        self._plan(new, "best" if trained is None else trained.effort, extractor),
+                        before,
+                        changed,
+                        new.labels,
+                    )
+                    effort = plan.effort
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
                     notes.append(f"nothing was trained: {reason}; learned as at effort instant")
                     effort = "instant"
                 if announce is not None:
-                    announce(self._plan(new, effort, extractor))
-                trained, moved = before.trained, before.moved
+                    announce(plan or self._plan(new, effort, extractor))
                 if effort == "instant":
-                    changed = ingest(new, extractor, before.records, skip_broken, progress)
+                    changed = changed or ingest(new, extractor, before.records, skip_broken, progress)
                     records = {**before.records, **changed}
                 else:
                     from vqprompt.product.model.trained import retrain
@@ -292,8 +302,7 @@ class Model(Predicting, Correcting, OnTheHub):
     def _plan(self, new: NewPictures, effort: str, extractor: Extractor) -> Plan:
         seconds = extractor.seconds_per_image() * len(new)
         if effort != "instant":
-            each = self._in_torch(None).seconds_per_image()
-            seconds += seconds_of_training(effort, len(new), each, bool(self.classes))
+            seconds += seconds_of_training(self._in_torch(None), effort, len(new), bool(self.classes))
         names = [name for name in new.pictures.names if name != UNKNOWN]
         fresh = tuple(name for name in names if name not in self.knowledge.classes)
         return Plan(len(new), len(names), fresh, seconds, effort)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
-from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
+from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
     from vqprompt.product.model.left_out import Changes
+    from vqprompt.product.model.records import ClassRecord
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
@@ -32,6 +35,7 @@ class Plan:
     new_classes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    gain: float | None = None  # expected from training, in accuracy; only at effort auto
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,17 @@ def summary(
     )
 
 
+def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
+    """At effort auto: what training is expected to bring, and whether it is worth its time. plan: of the training.
+    changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
+    now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
+    gain = 0.0
+    if now.measurements is not None and why_not_train(labels) is None:
+        gain = REMOVED * (1 - now.measurements.accuracy) * len(set(labels)) / len(now.classes)
+    worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
+    return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
+
+
 def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:
     if new.broken and not new.known:
         raise nothing_readable(new.broken)
@@ -222,8 +237,10 @@ def _from_classes(
     now: Knowledge, suffering: tuple[Suffering, ...], taught: tuple[TaughtClass, ...]
 ) -> list[LostAnswers]:
     """Taught classes that left-out images of classes are taken for which suffer from the lesson."""
-    answers, lost = left_out_answers(now) if suffering else None, []
-    for one in suffering if answers else ():
+    if not suffering:
+        return []
+    answers, lost = left_out_answers(now), []
+    for one in suffering:
         given = [answers.classes[a] for a in answers.answers[answers.labels == answers.classes.index(one.name)]]
         taken = {own.name: given.count(own.name) for own in taught if own.name != one.name}
         name = max(taken, key=taken.__getitem__, default="")
