@@ -88,3 +88,14 @@ def test_check_and_test_end_with_a_status_for_ci(command, drawn, tmp_path, monke
     for options, wanted in ((["--strict"], 1), ([], 0), (["--strict", "--json"], 1)):
         status, out, _ = command("check", again, "--size", 28, *options)
         assert status == wanted and "copy.png" in out
+
+
+def test_the_best_backbone_is_downloaded_or_the_way_out_is_told(command, drawn, tmp_path, monkeypatch):
+    def offline(repo: str, file: str) -> str:
+        raise OSError(f"no network for {repo}")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    status, _, err = command("learn", tmp_path / "m.vqp", drawn, "--backbone", "best")
+    assert status == 2 and "dinov2-b14 is not on this machine" in err and "Or take vit-s14" in err
+    status, out, _ = command("backbones")
+    assert status == 0 and "--backbone best takes dinov2-b14 at 224 px" in out

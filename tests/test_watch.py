@@ -87,6 +87,9 @@ def test_images_that_arrive_are_answered_once_and_sub_folders_are_taught(drawn, 
     inbox.folder.joinpath("photo.png").rename(inbox.folder / "apple" / "photo.png")  # a person says what it is
     inbox.look()
     assert inbox.lessons[1:] == [{"apple": 1}] and Model.load(inbox.model).counts == {"apple": 7, "bicycle": 6}
+    inbox.folder.joinpath("apple", "3.png").rename(inbox.folder / "bicycle" / "three.png")  # and corrects it
+    inbox.look()
+    assert Model.load(inbox.model).counts == {"apple": 6, "bicycle": 7} and "it is bicycle now" in inbox.warnings[-1]
     inbox.restart()
     inbox.look()
     assert len(inbox.lessons) == 2, "the model itself knows what it was taught"

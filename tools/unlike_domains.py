@@ -17,8 +17,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from vqprompt.research.datasets import open_quickdraw
 from vqprompt.research.datasets.published import PUBLISHED, list_cub200
-from vqprompt.research.datasets.quickdraw import open_quickdraw
 
 PER_TASK, SIDE = 25, 28
 BIRD_TASKS, DRAWING_TASKS = (0, 2, 4, 5), (1, 3)
@@ -31,7 +31,8 @@ def main(cub200: str, target: str) -> None:
         for entry in birds.entries:
             if entry.label in places:
                 out.writestr(
-                    f"{entry.split}/{places[entry.label]}-{entry.label}/{Path(entry.path).name}", birds.read(entry)
+                    f"{entry.split}/{places[entry.label]}-{entry.label}/{Path(entry.path).name}",
+                    birds.read_path(entry.path),
                 )
         for row, (label, test) in enumerate(zip(drawings.labels, drawings.is_test, strict=True)):
             png = io.BytesIO()

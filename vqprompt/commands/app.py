@@ -41,8 +41,7 @@ app = typer.Typer(
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
     example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.relabel, teach.unlearn,
-    teach.merge, teach.rename, teach.forget, teach.undo,
-    export.export, teach.cache,
+    teach.merge, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(as_command(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):

@@ -287,7 +287,7 @@ def print_table(
     if results is None and not source.is_dir():
         raise UserError(f"{source}: no such folder; `vqprompt bench run {name} --out {source}` makes it")
     table = make_table(grid, source, from_bench=results is None)
-    print(table.markdown())
+    print(table.text.markdown())
     if save is not None:
         save_runs(table.rows, save)
         print_plain(f"wrote {save}")
@@ -298,12 +298,12 @@ def print_table(
 
 def write_parameters(out: Path | None, methods: Sequence[str] = (), backbone: str | None = None) -> None:
     """Print Table 6, and write it into a folder if one is given."""
-    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations
+    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations, write_configurations
 
     table = prompt_configurations(methods, backbone or BACKBONE)
     print(table.markdown())
     if out is not None:
-        for path in table.write(out):
+        for path in write_configurations(table, out):
             print_plain(f"wrote {path}")
 
 

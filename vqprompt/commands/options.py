@@ -22,7 +22,8 @@ class ClassFolder(StrEnum):
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
 NewSize = Annotated[int | None, typer.Option("--size", help="Image size in px, for a new model.")]
 NewBackbone = Annotated[
-    str | None, typer.Option("--backbone", help="See `vqprompt backbones`, or a weights file; for a new model.")
+    str | None,
+    typer.Option("--backbone", help="best, a name of `vqprompt backbones`, or a weights file; for a new model."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]

@@ -88,12 +88,15 @@ def learn(
     [bold]vqprompt learn garden.vqp birds/[/bold], [bold]vqprompt learn garden.vqp a.jpg b.jpg --as heron[/bold],
     [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
+    from vqprompt.core.backbones.registry import BEST, BEST_SIZE
     from vqprompt.product.check.quick import noticed
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
 
     check_effort(effort)
+    if backbone == "best":
+        backbone, size = BEST, size or BEST_SIZE
     source = images if len(images) > 1 else images[0]
     with files.locked(model):
         if model.exists():

@@ -57,9 +57,15 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     )
     if taught.accuracy is not None:
         before = f" (before: {percent(taught.accuracy_before)})" if taught.accuracy_before is not None else ""
-        print_plain(f"accuracy now: {percent(taught.accuracy)} on images it has not learned{before}")
+        low, high = taught.accuracy_interval or (0.0, 1.0)
+        sure = f"{percent(taught.accuracy)} ({low:.0%} to {high:.0%})"
+        print_plain(f"accuracy now: {sure} on images it has not learned{before}")
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
+    for warning in taught.warnings[:5]:
+        print_plain(f"warning: {warning}")
+    if taught.warnings:
+        print_plain(f"to take this lesson back: vqprompt undo {path}")
     if noticed is not None:
         print_note(noticed)
 

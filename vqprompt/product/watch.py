@@ -51,6 +51,7 @@ class Watch:
     new_model: Callable[[], Model] = Model
     _seen: dict[Path, Stamp] = field(init=False, default_factory=dict)  # at the last look
     _done: dict[Path, Stamp] = field(init=False, default_factory=dict)
+    _moved: set[Stamp] = field(init=False, default_factory=set)  # images that left the folder of their class
     _warned: set[str] = field(init=False, default_factory=set)
     _loaded: tuple[Stamp, Model] | None = field(init=False, default=None)
 
@@ -81,6 +82,8 @@ class Watch:
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: is not there now")
         before, self._seen = self._seen, self._stamps()
+        gone = {path: stamp for path, stamp in self._done.items() if path not in self._seen}
+        self._moved |= {stamp for path, stamp in gone.items() if self._class_of(path)}
         self._done = {path: stamp for path, stamp in self._done.items() if path in self._seen}
         growing = {self._class_of(path) for path, stamp in self._seen.items() if before.get(path) != stamp}
         todo = [
@@ -141,7 +144,11 @@ class Watch:
             return [model.learn(paths, labels, skip_broken=True)]
         except ImageError as error:
             if len(pictures) == 1:
-                self._warn_once(str(error))
+                message = str(error)
+                if self._seen[paths[0]] in self._moved:  # a person corrects what was taught
+                    model.relabel(paths, labels[0])
+                    message = f"{paths[0]}: was moved, so it is {labels[0]} now"
+                self._warn_once(message)
                 return []
             middle = len(pictures) // 2
             return [*self._learn(model, pictures[:middle]), *self._learn(model, pictures[middle:])]

@@ -30,6 +30,12 @@ class Backbone:
     url: str = ""
     checksum: str = ""  # of the file at `url`, as `sha256:…` or `md5:…`; "": its makers state none
     licence: str = "Apache-2.0"
+
+    @property
+    def megabytes(self) -> int:
+        """Of its weights, about: the matrices of its blocks, as float32."""
+        return round(12 * self.config.depth * self.config.width**2 * 4 / 1e6)
+
     origin: str = ""  # whose work it was made from, where its licence alone does not say so
 
 
@@ -64,6 +70,7 @@ _LISTED = [
 
 # fmt: on
 BACKBONES: dict[str, Backbone] = {backbone.name: backbone for backbone in _LISTED}
+BEST, BEST_SIZE = "dinov2-b14", 224  # to take online; at its own 518 px an image has five times the tokens
 
 
 def backbones_folder() -> Path:
@@ -111,7 +118,8 @@ def how_to_get(backbone: Backbone, reason: str) -> str:
     target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
     return (
         f"{backbone.name} is not on this machine and could not be downloaded ({reason}).\n"
-        f"Fetch {source}\n  from {url}\n  to   {target}"
+        f"Fetch {source}\n  from {url}\n  to   {target}\n"
+        "Or take vit-s14, which is in the package."
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from vqprompt.core.data.archives import hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
-from vqprompt.core.data.shards import Shards, TarShards, find_shards, in_order
+from vqprompt.core.data.shards import Shards, TarShards, find_shards
 from vqprompt.core.errors import ImageError
 
 IMAGE_COLUMNS = ("img", "image")
@@ -76,7 +76,7 @@ class _File:
         return next((match[1] for match in matches if match), None)
 
 
-class ParquetShards:
+class ParquetShards(Shards):
     """Parquet files with an index of a few arrays, for more images than fit (see data/shards.py).
 
     label_columns: the first of these columns that exists holds the labels.
@@ -84,59 +84,50 @@ class ParquetShards:
     """
 
     scattered = False  # to read one row, its whole group is read
+    key = ""
 
     def __init__(self, path: Path, label_columns: Sequence[str] = LABEL_COLUMNS, names: Sequence[str] = ()) -> None:
         self.path, root = path, path if path.is_dir() else path.parent
         self.files = [_File(file, root, label_columns) for file in parquet_files(path)]
         self.values: dict[str, Any] = {}  # by class, its label in the files
         numbers: dict[str, int] = {}
-        labels, self._groups = [], list[tuple[_File, int]]()
+        labels = []
         for file in self.files:
             known = names or file.label_names
             texts = {}
             for value in dict.fromkeys(file.labels):
                 if isinstance(value, int) and known and not 0 <= value < len(known):
-                    row = file.labels.index(value)
-                    raise ImageError(
-                        f"{file.path}: row {row} has the label {value}, but there are {len(known)} classes"
-                    )
+                    where = f"{file.path}: row {file.labels.index(value)}"
+                    raise ImageError(f"{where} has the label {value}, but there are {len(known)} classes")
                 texts[value] = known[value] if isinstance(value, int) and known else str(value)
                 self.values[texts[value]] = value
             labels += [numbers.setdefault(texts[value], len(numbers)) for value in file.labels]
-            self._groups += [(file, group) for group in range(len(file.group_sizes))]
         if not labels:
             raise ImageError(f"{path}: its parquet files have no rows; get them again")
-        self.classes, self.labels = in_order(list(numbers), np.array(labels, np.int32))
-        sizes = [size for file in self.files for size in file.group_sizes]
-        self.groups = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        self._first = np.cumsum([0, *sizes])  # the first row of each group
-        tests = [np.full(len(file.labels), file.split == "test") for file in self.files]
-        self.splits = np.concatenate(tests) if {file.split for file in self.files} == {"train", "test"} else None
+        self._groups = [(file, group) for file in self.files for group in range(len(file.group_sizes))]
+        sizes = [file.group_sizes[group] for file, group in self._groups]
+        super().__init__(numbers, np.array(labels, np.int32), sizes, [file.split for file, _ in self._groups])
         hashes = ContentHashes(root).of([file.name for file in self.files])
         self.key = ":".join(hashes[file.name] for file in self.files)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, Any] = OrderedDict()  # the last few groups, as Arrow columns
+        self._column = lru_cache(KEPT_GROUPS)(self._read_group)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+    def _read_group(self, group: int) -> Any:
+        """The images of a group, as an Arrow column."""
+        import pyarrow.parquet as pq
+
+        file, inside = self._groups[group]
+        try:
+            with pq.ParquetFile(file.path) as opened:
+                return opened.read_row_group(inside, [file.image])[file.image]
+        except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
+            raise OSError(str(error)) from None
 
     def read(self, row: int) -> bytes:
         group = int(self.groups[row])
         with self._lock:
-            if group not in self._kept:
-                import pyarrow.parquet as pq
-
-                file, inside = self._groups[group]
-                try:
-                    with pq.ParquetFile(file.path) as opened:
-                        self._kept[group] = opened.read_row_group(inside, [file.image])[file.image]
-                except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
-                    raise OSError(str(error)) from None
-                if len(self._kept) > KEPT_GROUPS:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(group)
-            column = self._kept[group]
-        value = column[row - int(self._first[group])].as_py()
+            column = self._column(group)
+        value = column[row - int(self.first[group])].as_py()
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
             raise OSError("the row has no image in it, only its path")
@@ -145,7 +136,7 @@ class ParquetShards:
     def where(self, row: int) -> str:
         group = int(self.groups[row])
         file, inside = self._groups[group]
-        return f"{file.path}: row {row - int(self._first[group]) + 1} of group {inside + 1}"
+        return f"{file.path}: row {row - int(self.first[group]) + 1} of group {inside + 1}"
 
 
 def open_shards(path: str | Path) -> Shards | None:

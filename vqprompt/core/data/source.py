@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,32 +39,20 @@ class Rows(Protocol):
     def where(self, row: int) -> str: ...
 
 
-class Entries(Protocol):
-    """Image files by entry: a folder, an archive, a data set."""
-
-    path: Path
-    entries: list[Entry]
-
-    @property
-    def key(self) -> str: ...
-
-    def read(self, entry: Entry) -> bytes: ...
-
-
 class RowsOfEntries:
-    """The same files by row."""
+    """Rows that are listed as entries. read_path: the content of a file, by its path inside the source."""
 
-    def __init__(self, source: Entries) -> None:
-        self.path, self.source, self.key = source.path, source, source.key
+    entries: list[Entry]
+    read_path: Callable[[str], bytes]
 
     def __len__(self) -> int:
-        return len(self.source.entries)
+        return len(self.entries)
 
     def read(self, row: int) -> bytes:
-        return self.source.read(self.source.entries[row])
+        return self.read_path(self.entries[row].path)
 
     def where(self, row: int) -> str:
-        return self.source.entries[row].path
+        return self.entries[row].path
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -80,7 +68,7 @@ def images_in(folder: Path) -> list[Path]:
     return images
 
 
-class Source:
+class Source(RowsOfEntries):
     """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`. keep: see `open_files`."""
 
     def __init__(self, path: str | Path, keep: bool = True) -> None:
@@ -88,15 +76,13 @@ class Source:
         if not exists(self.path):
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
         self.files = open_files(self.path, keep)
+        self.read_path = self.files.read
         self.ignored: list[str] = list(self.files.skipped)
         self.entries = self._list()
 
     @cached_property
     def key(self) -> str:  # not in the constructor, because hashing takes long and teaching does not need it
         return key_of(self.files.key, self.files.stamps([entry.path for entry in self.entries]))
-
-    def read(self, entry: Entry) -> bytes:
-        return self.files.read(entry.path)
 
     def _list(self) -> list[Entry]:
         files = [p for p in self.files.names if not hidden(p)]

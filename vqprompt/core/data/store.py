@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vqprompt.core.data.decode import decode_pixels
 from vqprompt.core.data.limits import CACHE_GB
-from vqprompt.core.data.source import Entries, Rows, RowsOfEntries
+from vqprompt.core.data.source import Rows
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import cache_folder, delete_abandoned, load_array, replacing_cached, save_array, warn_no_cache
 from vqprompt.core.progress import Progress, Report, Stage, ignore
@@ -71,10 +71,9 @@ class Store:
         return self._resident[device]
 
 
-def build_store(source: Entries, side: int, progress: Report = ignore) -> Store:
+def build_store(rows: Rows, side: int, progress: Report = ignore) -> Store:
     """The decoded store of a source: from the cache if the content is the same, else decoded now. What is larger than
     VQPROMPT_CACHE_GB is decoded when it is needed."""
-    rows = RowsOfEntries(source)
     if 3 * side * side * len(rows) > CACHE_GB.value * 1e9:
         from vqprompt.core.data.streamed import StreamedStore
 

@@ -70,7 +70,11 @@ class Discriminant:
 
     def scores(self, features: Array) -> Array:
         """Features [n, D] to scores [n, classes]."""
-        return join_modes(features.astype(self.weights.dtype, copy=False) @ self.weights.T + self.bias, self.owners)
+        return join_modes(self.scores_of_modes(features), self.owners)
+
+    def scores_of_modes(self, features: Array) -> Array:
+        """Features [n, D] to scores [n, M]."""
+        return features.astype(self.weights.dtype, copy=False) @ self.weights.T + self.bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,11 +258,9 @@ class LeaveOneOut:
         distance = float(outside.mean()) if len(outside) else 0.0
         means = Means.of(self.rotated, counts, self.basis.shrunk(shrinkage), distance)
         mu = means.shrunk[self.compared].astype(self.precision)
-        along, scaled = (q * x).sum(1), mu / variances
-        # the two large products, [n, M], in single precision; what they decide does not need more
-        crossed = (q.astype(np.float32) @ mu.T.astype(np.float32)).astype(np.float64)
-        scores = (x.astype(np.float32) @ scaled.T.astype(np.float32)).astype(np.float64)
-        scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (scaled * mu).sum(1)
+        along = (q * x).sum(1)
+        crossed, scores = _products(q, mu), _products(x, mu / variances)
+        scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (mu**2 / variances).sum(1)
         # without x the center moves by `step` r, and with it every mean, as far as it does not rely on its own images
         step = -1 / (np.maximum(self.others, 1) * (counts > 0).sum())
         moving = 1 - means.reliance(counts[self.compared])
@@ -274,6 +276,19 @@ class LeaveOneOut:
         apart = x - center
         from_center = (apart**2 / variances).sum(1) + growth * (q * apart).sum(1) ** 2
         return LeftOut(scores, norms, from_center, means, distance)
+
+    def around(self, shrinkage: float, center: Array, others: Array) -> tuple[Array, Array, Array]:
+        """Others than the groups, under the covariance without each image x: (x - o)ᵀ Σ⁻¹ (w - o) [n, W], its square
+        norms (w - o)ᵀ Σ⁻¹ (w - o) [n, W], and the score of o itself [n]. center: o [D]. others: w [W, D]. Both in the
+        coordinates of the basis."""
+        variances, q, _, growth = self._without(shrinkage)
+        apart, offsets = others - center, self.x - center
+        crossed, inside = _products(q, apart), growth * (q * offsets).sum(1)
+        products = _products(offsets, apart / variances) + inside[:, None] * crossed
+        norms = (apart**2 / variances).sum(1) + growth[:, None] * crossed**2
+        toward = (q * center).sum(1)
+        own = (center / variances * (self.x - 0.5 * center)).sum(1)
+        return products, norms, own + growth * toward * ((q * self.x).sum(1) - 0.5 * toward)
 
     def stretch(self, shrinkage: float) -> Array:
         """By which factor squared distances grow if the diagonal, too, is computed without the image [n]: to first
@@ -296,6 +311,11 @@ class LeaveOneOut:
         far = (q * self.offsets).sum(1)
         share = (1 - shrinkage) * self.longer / freedom  # of r rᵀ in the covariance
         return variances, q, far, share / np.maximum(1 - share * far, 1e-9)
+
+
+def _products(rows: Array, columns: Array) -> Array:
+    """rows @ columns.T in single precision: the large products, and what they decide does not need more."""
+    return (rows.astype(np.float32) @ columns.T.astype(np.float32)).astype(np.float64)
 
 
 # ---------------------------------------------------------------------------------------------- probabilities

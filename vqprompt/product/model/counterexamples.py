@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from vqprompt.core.statistics.discriminant import Array, Basis, Discriminant, Means
+from vqprompt.core.statistics.discriminant import Basis, Discriminant, Means
+from vqprompt.core.statistics.world import clusters
 from vqprompt.product.model.records import ClassRecord
 
 PER_GROUP = 3  # images, on average
-ROUNDS = 20
 
 
 def solve_counterexamples(record: ClassRecord, basis: Basis, shrinkage: float, means: Means) -> Discriminant:
     """Scores of the groups, on the scale of the scores of classes. means: of the classes."""
     rotated, variances = record.features @ basis.vectors, basis.shrunk(shrinkage)
-    groups = _near_each_other(rotated / np.sqrt(np.maximum(variances, 1e-12)))
+    groups = clusters(rotated / np.sqrt(np.maximum(variances, 1e-12)), PER_GROUP)
     counts = np.bincount(groups)
     sums = np.zeros((len(counts), rotated.shape[1]))
     np.add.at(sums, groups, rotated)
@@ -31,17 +31,3 @@ def solve_counterexamples(record: ClassRecord, basis: Basis, shrinkage: float, m
     bias = -0.5 * (scaled * own).sum(1)
     weights = (scaled @ basis.vectors.T).astype(np.float32)
     return Discriminant(weights, bias.astype(np.float32), np.arange(len(counts)))
-
-
-def _near_each_other(points: Array) -> Array:
-    """The group of each point [n], by k-means. It depends only on the points and their order."""
-    centers = points[:: min(PER_GROUP, len(points))]
-    groups = np.zeros(len(points), int)
-    for _ in range(ROUNDS):
-        distances = (centers**2).sum(1) - 2 * points @ centers.T
-        _, now = np.unique(distances.argmin(1), return_inverse=True)
-        if np.array_equal(now, groups):
-            break
-        groups = now
-        centers = np.stack([points[groups == group].mean(0) for group in range(groups.max() + 1)])
-    return groups

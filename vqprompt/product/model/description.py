@@ -119,6 +119,8 @@ class WeighingFields(Fields):
     nearness: Number
     far: Number
     steep: Number
+    world: Number = 0.0
+    steeper: Number = 0.0
 
 
 class MeasurementsFields(Fields):
@@ -134,6 +136,8 @@ class SolutionFields(Fields):
     nearness: tuple[Number, Positive]
     threshold: Number | None
     background: Number
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ahead: tuple[Number, Positive] = (0.0, 1.0)
     weighing: WeighingFields
     measurements: MeasurementsFields | None = None
 

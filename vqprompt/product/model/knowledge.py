@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import stored_side
-from vqprompt.core.statistics.discriminant import Discriminant, probabilities
+from vqprompt.core.metrics import wilson
+from vqprompt.core.statistics.discriminant import Discriminant, join_modes, probabilities
+from vqprompt.core.statistics.world import World
 from vqprompt.core.words import counted, shorten
-from vqprompt.product.model.calibration import Background, Calibration, familiarity, solve
+from vqprompt.product.model.calibration import Background, Calibration, Rivals, familiarity, solve
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.product.model.records import ClassRecord, gram_of
@@ -119,6 +121,12 @@ class Measurements:
         share = (right + 1) / (tested + 2)
         return float(np.sqrt(share * (1 - share) / (tested + 2)))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the accuracy, 95 % (Wilson). Classes count the same, so those with few images make it wide."""
+        tested = [count for _, count in self.per_class.values() if count]
+        return wilson(self.accuracy, len(tested) ** 2 / sum(1 / count for count in tested))
+
     def share(self, name: str) -> float | None:
         """Of right answers about a class."""
         right, tested = self.per_class.get(name, (0, 0))
@@ -128,7 +136,8 @@ class Measurements:
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The classifier of some classes, in their order, and what is needed to trust it. gram: [D, D], the sum of the
-    outer products of their kept features, in fixed point. against: scores of counterexamples, if there are any."""
+    outer products of their kept features, in fixed point. against: scores of counterexamples, if there are any. rivals:
+    what the world says against the classes."""
 
     discriminant: Discriminant
     background: Background
@@ -137,15 +146,19 @@ class Solution:
     gram: np.ndarray
     measurements: Measurements | None = None
     against: Discriminant | None = None
+    rivals: Rivals | None = None
 
-    def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
-        scores = self.discriminant.scores(features)
+    def judge(self, features: np.ndarray, examples: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown. examples: see
+        `Rivals.ahead`."""
+        modes = self.discriminant.scores_of_modes(features)
+        scores = join_modes(modes, self.discriminant.owners)
         shares = probabilities(scores, self.calibration.temperature)
         best, familiar = scores.max(1), np.full(len(features), np.inf)
         if self.knows_unknown:
             nearness = self.background.scores(features) + 2 * best
-            familiar = familiarity(shares, nearness, self.calibration) - self.calibration.threshold
+            ahead = None if self.rivals is None else self.rivals.ahead(features, self.background, modes, examples)
+            familiar = familiarity(shares, nearness, self.calibration, ahead) - self.calibration.threshold
         if self.against is not None:
             familiar = np.minimum(
                 familiar, (best - self.against.scores(features).max(1)) / self.calibration.temperature
@@ -166,7 +179,8 @@ class Knowledge:
     by name. history: oldest first. trained: what changes the network, if anything was trained; features are those of
     the changed network. moved: classes whose memory was moved when the network was trained on others. measured: whether
     accuracy is wanted. solution: None without classes, and for other versions than the model as it is, which are solved
-    again when they are returned to. against: counterexamples: images that are none of the classes.
+    again when they are returned to. against: counterexamples: images that are none of the classes. world: what ordinary
+    things look like under the plain backbone.
     """
 
     version: int = 0
@@ -177,6 +191,7 @@ class Knowledge:
     measured: bool = True
     solution: Solution | None = None
     parent: int | None = None
+    world: World | None = None
     against: ClassRecord | None = None
 
     @property
@@ -211,6 +226,7 @@ class Knowledge:
             "images": sum(self.counts.values()),
             "counterexamples": 0 if self.against is None else self.against.count,
             "accuracy": None if measured is None else measured.accuracy,
+            "accuracy_interval": None if measured is None else list(measured.interval),
             "calibration_error": None if measured is None else list(measured.calibration_error),
             "shrinkage": None if solution is None else solution.shrinkage,
             "temperature": None if solution is None else solution.calibration.temperature,
@@ -236,17 +252,18 @@ class Knowledge:
             return replace(self, solution=None)
         records = list(self.classes.values())
         gram = _gram(self.classes, former)
-        found = solve(records, gram, self.against)
-        testable = (found.tested > 0) & [record.unseen.any() for record in records]
+        solved = solve(records, gram, self.against, self.world if self.trained is None else None)
+        testable = (solved.tested > 0) & [record.unseen.any() for record in records]
         measurements = None
         if self.measured and testable.any() and len(records) > 1:
-            counts = zip((found.right * testable).tolist(), (found.tested * testable).tolist(), strict=True)
-            accuracy = float((found.right[testable] / found.tested[testable]).mean())
+            counts = zip((solved.right * testable).tolist(), (solved.tested * testable).tolist(), strict=True)
+            accuracy = float((solved.right[testable] / solved.tested[testable]).mean())
             per_class = dict(zip(self.classes, counts, strict=True))
-            measurements = Measurements(accuracy, per_class, found.calibration_error)
+            measurements = Measurements(accuracy, per_class, solved.calibration_error)
         solution = Solution(
-            found.discriminant, found.background, found.shrinkage, found.calibration, gram, measurements, found.against
-        )
+            solved.discriminant, solved.background, solved.shrinkage, solved.calibration, gram, measurements,
+            solved.against, solved.rivals,
+        )  # fmt: skip
         return replace(self, solution=solution)
 
     def renamed(self, old: str, new: str) -> Knowledge:
@@ -266,7 +283,8 @@ class Knowledge:
             if measured is not None:
                 per_class = {name(before[i]): measured.per_class[before[i]] for i in order}
                 measured = replace(measured, per_class=per_class)
-            solution = replace(solution, discriminant=discriminant, measurements=measured)
+            rivals = solution.rivals and replace(solution.rivals, reliance=solution.rivals.reliance[taken])
+            solution = replace(solution, discriminant=discriminant, measurements=measured, rivals=rivals)
         renamed = replace(
             self, classes={name(before[i]): self.classes[before[i]] for i in order},
             history=tuple(event.about((old,), new) for event in self.history),

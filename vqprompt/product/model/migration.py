@@ -1,8 +1,8 @@
 """Model files of older formats become format 4 while they are read.
 
-Format 3 is format 4 without counterexamples and corrections. Format 2 was format 1 with trained networks. How both
-differ from format 3: versions had no numbers; the solution of a version was a dictionary `facts`, in which older files
-lack the weighing; events of the history had a text `detail`; the content ids were called `names`.
+Format 3 is format 4 without counterexamples, corrections and the world. Format 2 was format 1 with trained networks.
+How both differ from format 3: versions had no numbers; the solution of a version was a dictionary `facts`, in which
+older files lack the weighing; events of the history had a text `detail`; the content ids were called `names`.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Model(Predicting, Correcting, OnTheHub):
     @classmethod
     def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
         """A model of classes whose features were computed elsewhere, under the same backbone."""
-        model = cls._of(Stored(backbone), device, None)
+        model = cls._of(Stored.empty(backbone), device, None)
         model.learn_records(records)
         return model
 
@@ -245,6 +245,7 @@ class Model(Predicting, Correcting, OnTheHub):
             check_spelling(before.classes, pictures.names)
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
             extractor, side = self.extractor_of(before), self.backbone.side
+            before = self.knowledge  # of a new model, with the world under its network
             at_once = fits(pictures, side)
             if not at_once:
                 check_streamed(effort)
@@ -292,7 +293,7 @@ class Model(Predicting, Correcting, OnTheHub):
         """Learn classes whose features were computed elsewhere, under the same network. measured: whether accuracy is
         wanted."""
         with self._changing:
-            before = self.knowledge
+            before = self._opened().knowledge
             check_spelling(before.classes, records)
             changed = {n: before.classes[n].merged(r) if n in before.classes else r for n, r in records.items()}
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
@@ -363,7 +364,7 @@ class Model(Predicting, Correcting, OnTheHub):
             backbone = self._network.backbone
             with self._changing:
                 if self._stored is None:
-                    self._stored = Stored(backbone)
+                    self._stored = Stored.empty(backbone)
         return self._stored
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:

@@ -164,8 +164,9 @@ def own_test_pictures(path: Path) -> list[Picture]:
 
 
 def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Picture]:
+    folder = path.is_dir()
     return [
-        Picture(str(path / e.path) if path.is_dir() else f"{path}: {e.path}", e.label, lambda e=e: source.read(e))  # type: ignore[misc]
+        Picture(str(path / e.path) if folder else f"{path}: {e.path}", e.label, partial(source.read_path, e.path))
         for e in entries
     ]
 

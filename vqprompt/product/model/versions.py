@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import UserError
+from vqprompt.core.statistics.world import find_world
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 
 VERSIONS_KEPT = 10  # besides the model as it is
@@ -39,6 +40,11 @@ class Stored:
     knowledge: Knowledge = EMPTY
     others: tuple[Knowledge, ...] = ()
     latest: int = 0
+
+    @classmethod
+    def empty(cls, backbone: Backbone) -> Stored:
+        """A new model, with the world under its backbone if there is one."""
+        return cls(backbone, Knowledge(world=find_world(backbone.fingerprint, backbone.size)))
 
     @property
     def versions(self) -> tuple[Version, ...]:

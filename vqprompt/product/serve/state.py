@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.changes import Body, Change, JobUpdate
@@ -19,6 +20,9 @@ from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 from vqprompt.product.serve.uploads import Upload, Uploads, private_folder
+
+if TYPE_CHECKING:
+    from vqprompt.product.serve.label_studio import Annotated
 
 
 def warn(text: str) -> None:
@@ -43,6 +47,7 @@ class State:
         self.batcher = Batcher(limits, self.metrics)
         self.jobs = Jobs(limits, self._idle, self._count)
         self.exports: dict[str, ExportedFile] = {}  # by model
+        self.annotated: dict[str, Annotated] = {}  # tasks of Label Studio that wait to be taught, by model
         self.parsing = asyncio.Lock()
         self.closing = False
 

@@ -15,7 +15,7 @@ import numpy as np
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.core.data.archives import open_files as open_archive
 from vqprompt.core.data.parquet import ParquetShards
-from vqprompt.core.data.source import Entry, Source
+from vqprompt.core.data.source import Entry, RowsOfEntries, Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
 from vqprompt.core.downloads import download
@@ -55,13 +55,13 @@ class Published:
 
 
 @dataclass
-class Listing:
-    """Images with their classes and splits, ready to be checked and decoded (an `ImageSource`)."""
+class Listing(RowsOfEntries):
+    """Images with their classes and splits, ready to be checked and decoded."""
 
     path: Path
     entries: list[Entry]
     classes: list[str]  # in their natural order
-    read: Callable[[Entry], bytes]
+    read_path: Callable[[str], bytes]
     key: str
     notes: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -157,7 +157,7 @@ def list_images(path: Path) -> Listing:
     """Class folders, with or without train/ and test/ above them."""
     source = Source(path)
     classes = sorted({e.label for e in source.entries})
-    return Listing(source.path, source.entries, classes, source.read, source.key, ignored=source.ignored)
+    return Listing(source.path, source.entries, classes, source.read_path, source.key, ignored=source.ignored)
 
 
 def make_dataset(
@@ -248,4 +248,4 @@ def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] 
             rows[entries[-1].path] = number
     by_number = all(isinstance(label, int) for label in shards.values.values())
     order = sorted(shards.classes, key=shards.values.__getitem__ if by_number else natural)
-    return Listing(path, entries, order, lambda entry: shards.read(rows[entry.path]), shards.key)
+    return Listing(path, entries, order, lambda inside: shards.read(rows[inside]), shards.key)

@@ -106,7 +106,7 @@ def _official(files: Files, folder: str) -> Listing:
     used = set(labels.values())
     order = [name for number, name in classes.items() if number in used]
     key = key_of(files.key, files.stamps(list(paths.values())))
-    return Listing(files.path, entries, order, lambda entry: files.read(entry.path), key)
+    return Listing(files.path, entries, order, files.read, key)
 
 
 def _table(files: Files, name: str) -> dict[str, str]:
@@ -136,21 +136,21 @@ def apply_lists(listing: Listing, folder: Path) -> Listing:
             f"papers use the split of CODA-Prompt, {' and '.join(LISTS.values())}; {missing} in {folder}"
         )
         return listing
-    wanted: dict[str, tuple[str, int]] = {}
+    listed: dict[str, tuple[str, int]] = {}
     for split, file in lists.items():
-        wanted |= {name: (split, target) for name, target in read_list(file).items()}
+        listed |= {name: (split, target) for name, target in read_list(file).items()}
     by_name = {"/".join(entry.path.split("/")[-2:]): entry for entry in listing.entries}
-    lost = [name for name in wanted if name not in by_name]
+    lost = [name for name in listed if name not in by_name]
     if lost:
         raise ImageError(
-            f"{listing.path}: {len(lost)} of the {len(wanted)} images in {' and '.join(LISTS.values())} are not there "
+            f"{listing.path}: {len(lost)} of the {len(listed)} images in {' and '.join(LISTS.values())} are not there "
             f"({shorten(lost)}); get them, or take the lists away to split 80/20"
         )
-    chosen = {name: entry for name, entry in by_name.items() if name in wanted}
+    chosen = {name: entry for name, entry in by_name.items() if name in listed}
     if len(chosen) < len(listing.entries):
         listing.notes.append(f"left out {len(listing.entries) - len(chosen)} images that no list names")
-    entries = [replace(entry, split=wanted[name][0]) for name, entry in chosen.items()]
-    number = {entry.label: wanted[name][1] for name, entry in chosen.items()}
+    entries = [replace(entry, split=listed[name][0]) for name, entry in chosen.items()]
+    number = {entry.label: listed[name][1] for name, entry in chosen.items()}
     listing.notes.append(f"split by {' and '.join(LISTS.values())}")
     return replace(listing, entries=entries, classes=sorted(number, key=lambda label: number[label]))
 

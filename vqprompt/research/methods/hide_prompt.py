@@ -74,7 +74,7 @@ class HidePrompt(Method):
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
     presets: ClassVar = {
-        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.py
+        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.toml
         "imagenet-r": {
             "epochs": 150, "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.5,
         },

@@ -65,7 +65,7 @@ class VQPrompt(Method):
     Options = VQOptions
     uses_query = True
     presets = {
-        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.py)
+        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.toml)
         "released-cub": {
             **RELEASED, "rebalancing": {**RELEASED["rebalancing"], "ratio": 2}, "schedule": "coda", "tau": 5.0,
         },

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vqprompt.core.errors import UserError
+from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress
 from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.paper.grids import Run
@@ -125,8 +126,7 @@ class Job:
                 raise
             if isinstance(error, UserError):
                 return Failed(str(error))
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / ERROR_FILE).write_text(traceback.format_exc(), encoding="utf-8")
+            write_atomically(folder / ERROR_FILE, traceback.format_exc())
             return Failed(f"{type(error).__name__}: {error} (traceback in {self.folder / ERROR_FILE})")
 
 

@@ -64,7 +64,7 @@ class SlurmExecutor(Executor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.requirements, self.out = self.requirements_of(todo), self.out.resolve()  # jobs start elsewhere
+        self.requirements, self.out = self.requirements_of(todo), self.out.resolve()  # jobs start in another folder
         self.folder = self.out / FOLDER
         self.executor = self._open(self.folder)
         self.heard: dict[str, bytes] = {}  # by run name: its last event

@@ -73,7 +73,6 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
         chart=Markup(figures.accuracy_chart(lines, "accuracy", title)),
         comparable=len({(result.data, len(result.tasks)) for result in results}) == 1,
     )  # fmt: skip
-    target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target
 

@@ -143,9 +143,9 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
         while inner:
             one, depth = inner.pop()
             if isinstance(one, int) and one.bit_length() > 64:
-                raise UserError(f"{shown(key)}: a number of {one.bit_length()} bits is too large")
+                raise UserError(f"{key[:200]}: a number of {one.bit_length()} bits is too large")
             if depth > DEEPEST:
-                raise UserError(f"{shown(key)}: nested more than {DEEPEST} deep; give a simpler value")
+                raise UserError(f"{key[:200]}: nested more than {DEEPEST} deep; give a simpler value")
             below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
             inner += [(value, depth + 1) for value in below]
 
