@@ -309,7 +309,7 @@ def test_the_file_says_what_was_trained(taught):
         kept = sum(record["kept"] for record in described["records"])
         assert file.get_tensor("unseen").shape == (kept,) and file.get_tensor("unseen").dtype == np.uint8
     (training,) = described["trained"]
-    assert metadata["version"] == "3" and described["versions"][-1]["trained"] == 0
+    assert metadata["version"] == "4" and described["versions"][-1]["trained"] == 0
     assert training["effort"] == taught.stem
     own = {name for name in names if name.startswith("trained.0.")}
     if taught.stem == "good":
