@@ -289,6 +289,7 @@ def export(change: Change, body: Export, tell: Tell) -> JobUpdate:
     from vqprompt.product.export.onnx import export_onnx  # slow to import
 
     export_onnx(open_model(change), change.target)
+    change.target.with_name(f"{change.target.name}.json").unlink()  # it names the classes, and nobody downloads it
     return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
 
