@@ -115,6 +115,13 @@ def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
     return F.linear(F.linear(x, down, down_bias).relu(), up, up_bias)
 
 
+def any_batch(*inputs: Tensor | None) -> None:
+    """Call it before compiled code, so that one compilation serves batches of every size (but 1)."""
+    for tensor in inputs:
+        if tensor is not None and len(tensor) > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
 class PatchEmbed(nn.Module):
     """Non-overlapping patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
 
@@ -174,6 +181,8 @@ class ViT(nn.Module):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
+            if self.compiled:
+                any_batch(x, prompt)
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
             if last - class_tokens < i < last:
                 earlier.insert(0, x[:, :1])
@@ -221,8 +230,9 @@ class ViT(nn.Module):
 
         any_length: for prompts that stay in the sequence, which then gets longer from block to block.
         """
-        # one variant per combination of: prompted or not, learning or not, last block or not, batch size
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        # about ten variants per method: prompted or not, learning or not, last block or not; all of them are wanted
+        limits = torch._dynamo.config
+        limits.recompile_limit = limits.accumulated_recompile_limit = max(limits.recompile_limit, 1024)
         for block in self.blocks:
             block.compile(dynamic=any_length)
         self.compiled = True

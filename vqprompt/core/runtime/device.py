@@ -16,6 +16,7 @@ import torch
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
+from vqprompt.core.files import cache_folder
 from vqprompt.core.runtime.distributed import ALONE, Ranks, joined
 
 
@@ -49,6 +50,7 @@ class Runtime:
         compiled = compile == "on" or (compile == "auto" and chosen.type == "cuda")
         if compiled:
             torch._dynamo.config.suppress_errors = compile == "auto"  # without a compiler, run as written
+            keep_kernels(cache_folder() / "kernels")
         return cls(chosen, pick_precision(precision, chosen), compiled, deterministic, ranks)
 
     def alone(self) -> Runtime:
@@ -67,6 +69,15 @@ class Runtime:
 
     def repeatable(self) -> AbstractContextManager[None]:
         return repeatable_kernels(self.device, self.deterministic)
+
+
+def keep_kernels(folder: Path) -> None:
+    """Keep compiled kernels in this folder, where the next process finds them. PyTorch's own place for them is the
+    folder for temporary files, which is emptied sooner or later; it stays in use if this one cannot be written to."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def pick_device(name: str) -> torch.device:

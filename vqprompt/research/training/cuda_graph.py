@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 
 import torch
 
 from vqprompt.research.training.optim import Inputs, Losses
+
+
+class _Shared(threading.local):
+    """What recordings of one thread share. A new one reuses the memory of the last one; without that, every task would
+    take gigabytes of new memory from the driver."""
+
+    stream: torch.cuda.Stream | None = None  # for the steps before a recording, which need another stream
+    last: torch.cuda.CUDAGraph | None = None  # kept alive, because its memory is released with it
+
+
+_shared = _Shared()
 
 
 class GraphedStep:
@@ -31,7 +43,7 @@ class GraphedStep:
             return self.step(inputs)
         if self.eager_left:
             self.eager_left -= 1
-            side = torch.cuda.Stream()  # the warm-up for a graph needs a separate stream
+            _shared.stream = side = _shared.stream or torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 losses = self.step(inputs)
@@ -39,14 +51,15 @@ class GraphedStep:
             return losses
         if self.graph is None:
             self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may be reading images
+            memory = _shared.last.pool() if _shared.last else None
+            try:  # in this thread only: others may be reading images
+                with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
                     self.losses = self.step(self.inputs)
             except RuntimeError as error:
                 self.enabled = False
                 warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
                 return self.step(inputs)
-            self.graph = graph
+            self.graph = _shared.last = graph
         for name, tensor in inputs.items():
             self.inputs[name].copy_(tensor)
         self.graph.replay()
