@@ -15,8 +15,8 @@ class _Shared(threading.local):
     """What recordings of one thread share. A new one reuses the memory of the last one; without that, every task would
     take gigabytes of new memory from the driver."""
 
-    stream: torch.cuda.Stream | None = None  # for the steps before a recording, which need another stream
-    last: torch.cuda.CUDAGraph | None = None  # kept alive, because its memory is released with it
+    stream: torch.cuda.Stream | None = None  # a recording, and the step before it, need a stream of their own
+    last: torch.cuda.CUDAGraph | None = None  # its memory is released when it is deleted
 
 
 _shared = _Shared()
@@ -44,6 +44,8 @@ class GraphedStep:
         if self.eager_left:
             self.eager_left -= 1
             _shared.stream = side = _shared.stream or torch.cuda.Stream()
+            if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # this step may need as much again
+                _shared.last = None
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 losses = self.step(inputs)
@@ -51,10 +53,8 @@ class GraphedStep:
             return losses
         if self.graph is None:
             self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
-            memory = _shared.last.pool() if _shared.last else None
-            try:  # in this thread only: others may be reading images
-                with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-                    self.losses = self.step(self.inputs)
+            try:
+                self.losses = self._record(graph)
             except RuntimeError as error:
                 self.enabled = False
                 warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
@@ -64,3 +64,17 @@ class GraphedStep:
             self.inputs[name].copy_(tensor)
         self.graph.replay()
         return self.losses
+
+    def _record(self, graph: torch.cuda.CUDAGraph) -> Losses:
+        """As `torch.cuda.graph` does it, but memory is given back to the driver only before the first recording."""
+        assert _shared.stream is not None
+        memory = _shared.last.pool() if _shared.last else None
+        if memory is None:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(_shared.stream):
+            graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may be reading images
+            try:
+                return self.step(self.inputs)
+            finally:
+                graph.capture_end()
