@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,13 @@ tokens  all rows become tokens of the sequence at that block, and stay (prompt t
 """
 
 
+TILES = {
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64,
+    "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64, "bwd_num_warps": 4, "bwd_num_stages": 2, "PRESCALE_QK": True,
+    "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
+}  # fmt: skip
+"""Settings of FlexAttention for sequences of a few hundred tokens, measured on an H200."""
+
 Prompts = Mapping[int, Tensor]
 """Prompts by block: [B or 1, L_p, D] each."""
 
@@ -40,6 +47,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.mask: Any = None  # is set by `compile_blocks`
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
@@ -57,7 +65,19 @@ class Attention(nn.Module):
             k = torch.cat([prefix_k.expand(x.shape[0], -1, -1), k], dim=1)
             v = torch.cat([prefix_v.expand(x.shape[0], -1, -1), v], dim=1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return linear(self.proj, F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return linear(self.proj, self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention [B, heads, tokens, width of a head]. Of PyTorch's kernels for CUDA, the one that gives the same bits
+        every time has tiles that suit long sequences. FlexAttention does too, and its tiles can be chosen."""
+        if (
+            self.mask is None or len(q) == 1 or q.shape[2] == 1 or q.shape[3] != 64 or q.dtype != torch.bfloat16
+            or not (torch.compiler.is_compiling() and torch.are_deterministic_algorithms_enabled())
+        ):  # fmt: skip
+            return F.scaled_dot_product_attention(q, k, v)
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention(q, k, v, block_mask=self.mask, kernel_options=TILES)
 
     def prefix(self, prompt: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
         """The rows that join the keys and those that join the values."""
@@ -244,7 +264,17 @@ class ViT(nn.Module):
         # about ten variants per method: prompted or not, learning or not, last block or not; all of them are wanted
         limits = torch._dynamo.config
         limits.recompile_limit = limits.accumulated_recompile_limit = max(limits.recompile_limit, 1024)
+        mask = _no_mask(self.cls_token.device) if self.cls_token.is_cuda and not any_length else None
         for block in self.blocks:
+            block.attn.mask = mask
             block.compile(dynamic=any_length)
         self.compiled = True
         return self
+
+
+def _no_mask(device: torch.device) -> Any:
+    """What FlexAttention takes for "every query sees every key". Without it, it would make one at every call."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    one, zero = (torch.full([1, 1, 1], value, dtype=torch.int32, device=device) for value in (1, 0))
+    return BlockMask.from_kv_blocks(one, zero[..., None], BLOCK_SIZE=1 << 30, seq_lengths=(1, 1))
