@@ -29,6 +29,9 @@ def test_compiled_blocks_compute_what_plain_ones_do():
     prompts = {block: torch.rand(4, 8, TINY.width) for block in range(2)}
     torch.testing.assert_close(compiled(images, prompts), plain(images, prompts), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(compiled(images), compiled(images, prompts), atol=1e-3), "the prompts must matter"
+    fewer, their = images[:3], {block: prompt[:3] for block, prompt in prompts.items()}
+    with torch._dynamo.config.patch(error_on_recompile=True):  # one compilation serves batches of every size
+        torch.testing.assert_close(compiled(fewer, their), plain(fewer, their), rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,9 +30,9 @@ tokens  all rows become tokens of the sequence at that block, and stay (prompt t
 
 
 TILES = {
-    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64,
-    "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64, "bwd_num_warps": 4, "bwd_num_stages": 2, "PRESCALE_QK": True,
-    "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 4, "fwd_num_stages": 3,
+    "bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64, "bwd_num_warps": 4,
+    "bwd_num_stages": 2, "PRESCALE_QK": True, "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
 }  # fmt: skip
 """Settings of FlexAttention for sequences of a few hundred tokens, measured on an H200."""
 
@@ -68,8 +68,8 @@ class Attention(nn.Module):
         return linear(self.proj, self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention [B, heads, tokens, width of a head]. Of PyTorch's kernels for CUDA, the one that gives the same bits
-        every time has tiles that suit long sequences. FlexAttention does too, and its tiles can be chosen."""
+        """Attention [B, heads, tokens, width of a head]. Of PyTorch's kernels for CUDA, the one that repeats its bits has
+        large tiles, for long sequences. FlexAttention repeats its bits too, with tiles of any size."""
         if (
             self.mask is None or len(q) == 1 or q.shape[2] == 1 or q.shape[3] != 64 or q.dtype != torch.bfloat16
             or not (torch.compiler.is_compiling() and torch.are_deterministic_algorithms_enabled())
@@ -106,7 +106,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """A linear layer. In bf16 the bias is added apart, because compiled code then adds it in the kernel that follows. A
     product that adds it itself takes longer, and PyTorch looks for its kernel again at every call (0.2 ms)."""
     if layer.weight.dtype != torch.bfloat16:
-        return layer(x)
+        return F.linear(x, layer.weight, layer.bias)
     return F.linear(x, layer.weight) + layer.bias
 
 
@@ -266,7 +266,7 @@ class ViT(nn.Module):
         limits.recompile_limit = limits.accumulated_recompile_limit = max(limits.recompile_limit, 1024)
         mask = _no_mask(self.cls_token.device) if self.cls_token.is_cuda and not any_length else None
         for block in self.blocks:
-            block.attn.mask = mask
+            cast(Block, block).attn.mask = mask
             block.compile(dynamic=any_length)
         self.compiled = True
         return self
