@@ -29,12 +29,10 @@ tokens  all rows become tokens of the sequence at that block, and stay (prompt t
 """
 
 
-TILES = {
-    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_warps": 4, "fwd_num_stages": 3,
-    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32, "bwd_num_warps": 4,
-    "bwd_num_stages": 3, "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
+TILES = {  # of FlexAttention, for a few hundred tokens; measured on an H200
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64,
+    "bwd_BLOCK_N2": 32, "num_warps": 4, "num_stages": 3, "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
 }  # fmt: skip
-"""Settings of FlexAttention for sequences of a few hundred tokens, measured on an H200."""
 
 Prompts = Mapping[int, Tensor]
 """Prompts by block: [B or 1, L_p, D] each."""
@@ -47,7 +45,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.mask: Any = None  # is set by `compile_blocks`
+        self.mask: Any = None  # of FlexAttention; set by `compile_blocks`
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
@@ -68,16 +66,14 @@ class Attention(nn.Module):
         return linear(self.proj, self.attend(q, k, v).transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention [B, heads, tokens, width of a head]. Of PyTorch's kernels for CUDA, the one that repeats its bits has
-        large tiles, for long sequences. FlexAttention repeats its bits too, with tiles of any size."""
-        if (
-            self.mask is None or len(q) == 1 or q.shape[2] == 1 or q.shape[3] != 64 or q.dtype != torch.bfloat16
-            or not (torch.compiler.is_compiling() and torch.are_deterministic_algorithms_enabled())
-        ):  # fmt: skip
+        """Attention [B, heads, tokens, 64 or another width]. Where the same bits are wanted, compiled code on CUDA uses
+        FlexAttention: PyTorch's other kernels that repeat their bits have large tiles, for longer sequences."""
+        repeats = torch.compiler.is_compiling() and torch.are_deterministic_algorithms_enabled()
+        if self.mask is None or not repeats or q.dtype != torch.bfloat16 or q.shape[3] != 64 or 1 in q.shape:
             return F.scaled_dot_product_attention(q, k, v)
         from torch.nn.attention.flex_attention import flex_attention
 
-        return flex_attention(q, k, v, block_mask=self.mask, kernel_options=TILES)
+        return flex_attention(q, k, v, block_mask=self.mask, kernel_options=cast(Any, TILES))
 
     def prefix(self, prompt: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
         """The rows that join the keys and those that join the values."""
@@ -103,11 +99,10 @@ class Mlp(nn.Module):
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer. In bf16 the bias is added apart, because compiled code then adds it in the kernel that follows. A
-    product that adds it itself takes longer, and PyTorch looks for its kernel again at every call (0.2 ms)."""
-    if layer.weight.dtype != torch.bfloat16:
-        return F.linear(x, layer.weight, layer.bias)
-    return F.linear(x, layer.weight) + layer.bias
+    """A linear layer. In bf16 the bias is added apart: compiled code adds it in the next kernel, and PyTorch looks for
+    the kernel of a product with bias again at every call, which takes 0.2 ms."""
+    apart = layer.weight.dtype == torch.bfloat16
+    return F.linear(x, layer.weight) + layer.bias if apart else F.linear(x, layer.weight, layer.bias)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -264,17 +259,14 @@ class ViT(nn.Module):
         # about ten variants per method: prompted or not, learning or not, last block or not; all of them are wanted
         limits = torch._dynamo.config
         limits.recompile_limit = limits.accumulated_recompile_limit = max(limits.recompile_limit, 1024)
-        mask = _no_mask(self.cls_token.device) if self.cls_token.is_cuda and not any_length else None
+        mask = None
+        if self.cls_token.is_cuda and not any_length:  # "every query sees every key"; else it is made at every call
+            from torch.nn.attention.flex_attention import BlockMask
+
+            one, zero = (torch.full([1, 1, 1], n, dtype=torch.int32, device=self.cls_token.device) for n in (1, 0))
+            mask = BlockMask.from_kv_blocks(one, zero[..., None], BLOCK_SIZE=1 << 30, seq_lengths=(1, 1))
         for block in self.blocks:
             cast(Block, block).attn.mask = mask
             block.compile(dynamic=any_length)
         self.compiled = True
         return self
-
-
-def _no_mask(device: torch.device) -> Any:
-    """What FlexAttention takes for "every query sees every key". Without it, it would make one at every call."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    one, zero = (torch.full([1, 1, 1], value, dtype=torch.int32, device=device) for value in (1, 0))
-    return BlockMask.from_kv_blocks(one, zero[..., None], BLOCK_SIZE=1 << 30, seq_lengths=(1, 1))

@@ -72,8 +72,7 @@ class Runtime:
 
 
 def keep_kernels(folder: Path) -> None:
-    """Keep compiled kernels in this folder, where the next process finds them. PyTorch's own place for them is the
-    folder for temporary files, which is emptied sooner or later; it stays in use if this one cannot be written to."""
+    """Keep compiled kernels here, if it can be written to, and not among temporary files, as PyTorch does."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -152,20 +151,12 @@ def derive_seed(*parts: int | str) -> int:
 _seeding = threading.RLock()  # PyTorch has one random state for all threads
 
 
-class seeded:
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
     """Draw from a seed inside the block and leave the caller's random state as it was. One thread at a time."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        _seeding.acquire()
-        self.state = torch.random.get_rng_state()
-        torch.default_generator.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        torch.random.set_rng_state(self.state)
-        _seeding.release()
+    with _seeding, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 # ------------------------------------------------------------------------------------------------------ machine

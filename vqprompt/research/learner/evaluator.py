@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -119,7 +120,8 @@ class Evaluator:
 
     def compute_queries(self, images: Images, mirrored: bool = False) -> ShardedRows:
         """Queries, computed now, of the images as they are or mirrored."""
-        return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, progress=ignore)
+        work = _mirrored_query_of if mirrored else attrgetter("query")
+        return self._compute(images, work, Stage.TESTING, progress=ignore)
 
     def _known(self, images: Images, again: bool = True) -> Rows | None:
         """Queries from the cache. A backbone that learns gives other ones after every step, so none are kept."""
@@ -196,10 +198,6 @@ def evaluation_mode(method: Method) -> Iterator[None]:
         yield
     finally:
         method.train()
-
-
-def _query_of(view: View) -> Tensor:
-    return view.query
 
 
 def _mirrored_query_of(view: View) -> Tensor:

@@ -12,11 +12,10 @@ from vqprompt.research.training.optim import Inputs, Losses
 
 
 class _Shared(threading.local):
-    """What recordings of one thread share. A new one reuses the memory of the last one; without that, every task would
-    take gigabytes of new memory from the driver."""
+    """What the recordings of one thread share. The next one reuses the memory of the last one."""
 
     stream: torch.cuda.Stream | None = None  # a recording, and the step before it, need a stream of their own
-    last: torch.cuda.CUDAGraph | None = None  # its memory is released when it is deleted
+    last: torch.cuda.CUDAGraph | None = None
 
 
 _shared = _Shared()
@@ -29,10 +28,8 @@ class GraphedStep:
     another shape are not recorded either. If recording fails, or is not `enabled`, no step is recorded.
     """
 
-    EAGER_STEPS = 1
-
     def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, enabled: bool = True) -> None:
-        self.step, self.eager_left = step, self.EAGER_STEPS
+        self.step, self.first = step, True
         self.enabled = device.type == "cuda" and enabled
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
@@ -41,8 +38,8 @@ class GraphedStep:
     def __call__(self, inputs: Inputs) -> Losses:
         if not self.enabled or (self.graph and any(t.shape != self.inputs[n].shape for n, t in inputs.items())):
             return self.step(inputs)
-        if self.eager_left:
-            self.eager_left -= 1
+        if self.first:
+            self.first = False
             _shared.stream = side = _shared.stream or torch.cuda.Stream()
             if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved():  # this step may need as much again
                 _shared.last = None
@@ -66,11 +63,9 @@ class GraphedStep:
         return self.losses
 
     def _record(self, graph: torch.cuda.CUDAGraph) -> Losses:
-        """As `torch.cuda.graph` does it, but memory is given back to the driver only before the first recording."""
-        assert _shared.stream is not None
+        """As `torch.cuda.graph` does it, but only the first recording gives free memory back to the driver."""
         memory = _shared.last.pool() if _shared.last else None
         if memory is None:
-            torch.cuda.synchronize()
             torch.cuda.empty_cache()
         with torch.cuda.stream(_shared.stream):
             graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may be reading images

@@ -65,14 +65,9 @@ def normalized_cross_entropy(
 
 
 def rebalance(
-    head: nn.Linear,
-    statistics: ClassStatistics,
-    old_classes: int,
-    batch_size: int,
-    settings: Rebalancing,
-    seed: int,
+    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int,
     task_sizes: Sequence[int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Correct the classifier, using only the statistics.
 
     Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
@@ -123,9 +118,8 @@ def rebalance(
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
         for name, values in {"features": features, "labels": labels, "order": order}.items():
-            # a recorded step reads them where they were when it was recorded
-            drawn[name] = drawn[name].copy_(values) if step.graph else values
-        rows.copy_(torch.arange(count, device=device))
+            drawn[name] = drawn[name].copy_(values) if step.graph else values  # a recording reads them where they were
+        rows.remainder_(count)
         for number in range(epoch * steps, (epoch + 1) * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
