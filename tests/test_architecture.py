@@ -77,7 +77,7 @@ def test_the_check_sees_what_it_has_to_see():
 
 def test_the_root_holds_next_to_nothing():
     inside = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert inside == {*ROOMS, "assets", "__init__.py", "__main__.py", "_version.py"}
+    assert inside == {*ROOMS, "assets", "__init__.py", "__main__.py", "_version.py", "py.typed"}
 
 
 def test_the_page_lists_every_module():

@@ -23,10 +23,10 @@ from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper import pool as runner
 from vqprompt.research.paper.charts import make_charts
-from vqprompt.research.paper.grids import GRIDS, combine, described, find_grid, plan, smaller
-from vqprompt.research.paper.numbers import NUMBERS, Quoted
+from vqprompt.research.paper.execution import Advanced
+from vqprompt.research.paper.grids import GRIDS, NUMBERS, Quoted, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.parameters import prompt_configurations
-from vqprompt.research.paper.pool import Advanced, LocalExecutor, adopt, split_done
+from vqprompt.research.paper.pool import LocalExecutor, adopt, split_done
 from vqprompt.research.paper.table_rows import differences, make_rows, read_runs
 from vqprompt.research.paper.tables import Table
 from vqprompt.research.results.config import flatten
@@ -195,7 +195,7 @@ class TestTables:
         return Table(grid, make_rows(grid, read_runs(out), out))
 
     def test_by_hand(self, out):
-        rows = cells(self.table(out).markdown())
+        rows = cells(self.table(out).text.markdown())
         # (86 + 87 + 89) / 3 = 87.333…; deviations −4/3, −1/3, 5/3: √((16 + 1 + 25) / 9 / 3) = 1.2472…
         assert rows["VQ-Prompt"] == {
             "method": "VQ-Prompt", "FAA": "87.33 ± 1.25", "CAA": "90.33 ± 1.25", "forgetting": "4.00 ± 0.00",
@@ -211,7 +211,7 @@ class TestTables:
         """What somebody gets whose runs all failed."""
         table = self.table(tmp_path)
         assert len(table.write(tmp_path, figure=True)) == 4
-        assert cells(table.markdown())["SLCA"]["paper FAA"] == "84.71 ± 0.40" and len(table.rows) == 10
+        assert cells(table.text.markdown())["SLCA"]["paper FAA"] == "84.71 ± 0.40" and len(table.rows) == 10
 
     def test_it_is_said_what_ran_on_which_hardware(self, out):
         (other,) = plan(CUB, ["slca"], [1])
@@ -223,19 +223,19 @@ class TestTables:
             "Hardware: abacus: FT, VQ-Prompt",
             "Hardware: slide rule: SLCA, VQ-Prompt",
         ]
-        kept = {row["method"]: row["hardware"] for row in csv.DictReader(table.csv().splitlines())}
+        kept = {row["method"]: row["hardware"] for row in csv.DictReader(table.text.csv().splitlines())}
         assert (kept["slca"], kept["vq-prompt"]) == ("slide rule", "abacus; slide rule")
 
     def test_other_backbones_are_marked(self, out):
         table = self.table(out)
-        row = cells(table.markdown())["FT"]
+        row = cells(table.text.markdown())["FT"]
         assert [row[key] for key in ("FAA", "CAA", "Δ FAA", "Δ CAA")] == ["9.00†", "20.00†", "-2.04†", "-11.96†"]
         assert (row["seeds"], row["backbone"]) == ("1", "vit-s14†")
         (note,) = [note for note in table.notes if note.startswith("†")]
         assert "NOT the paper's backbone" in note and "vit-s14" in note and "vit-b16-in21k" in note
         assert "Not the paper’s backbone" in table.html(out) and "vit-s14†" in table.html(out)
-        assert r"vit-s14$^\dagger$" in table.latex()
-        assert "†" not in " ".join(cells(table.markdown())["VQ-Prompt"].values())
+        assert r"vit-s14$^\dagger$" in table.text.latex()
+        assert "†" not in " ".join(cells(table.text.markdown())["VQ-Prompt"].values())
 
     def test_backbones_and_settings_are_never_mixed(self, out):
         for changes in ({"backbone": "vit-s14"}, {"epochs": 2}):
@@ -249,12 +249,12 @@ class TestTables:
             ([1], "vit-b16-in21k", {"epochs": ("2", "20")}),
         ]
         assert "§ epochs is 2, not 20: VQ-Prompt" in table.notes
-        assert [name for name in cells(table.markdown()) if "VQ" in name] == ["VQ-Prompt", "VQ-Prompt, epochs=2§"]
+        assert [name for name in cells(table.text.markdown()) if "VQ" in name] == ["VQ-Prompt", "VQ-Prompt, epochs=2§"]
 
     def test_nor_are_held_out_images(self, tmp_path):
         (run,) = plan(CUB, ["ft"], [1], {"validation": 0.2})
         write_run(tmp_path / run.name, run, 50.0, 60.0)
-        assert cells(self.table(tmp_path).markdown())["FT§"]["paper FAA"] == "11.04 ± 0.78"
+        assert cells(self.table(tmp_path).text.markdown())["FT§"]["paper FAA"] == "11.04 ± 0.78"
         assert all(row.difference("faa") is None for row in self.table(tmp_path).rows)
 
     def test_other_data_is_not_subtracted(self, tmp_path):
@@ -262,7 +262,7 @@ class TestTables:
         (run,) = plan(grid, ["vq-prompt-s"], [1], {"data": "cub200=/birds", "tau": 1.0})
         write_run(tmp_path / run.name, run, 50.0, 60.0)
         table = self.table(tmp_path, grid)
-        row = cells(table.markdown())["VQ-Prompt-S§"]
+        row = cells(table.text.markdown())["VQ-Prompt-S§"]
         assert (row["tau"], row["FAA"], row["CAA"], row["paper FAA"]) == ("1.0", "50.00", "60.00", "78.05‡")
         assert "Δ FAA" not in row, "nothing is in that column"
         assert "§ data is cub200, not imagenet-r: VQ-Prompt-S" in table.notes
@@ -330,7 +330,7 @@ class TestTables:
         (chart,) = make_charts(grid, self.table(tmp_path, grid).rows)
         assert [line.name for line in chart.lines] == [f"VQ-Prompt, vq_weight={w}" for w in (0.0, 0.1, 0.4, 1.0)]
         assert [list(line.values) for line in chart.lines] == [[50.0 + 4 * i + j for j in range(4)] for i in range(4)]
-        assert cells(self.table(tmp_path, grid).markdown())  # λ_q = 0.4, λ_c = 0.1 is the paper's default
+        assert cells(self.table(tmp_path, grid).text.markdown())  # λ_q = 0.4, λ_c = 0.1 is the paper's default
         assert not any(line.spread for line in chart.lines) and "±" not in chart.caption
 
     def test_ablation_plots_show_how_seeds_differ(self, tmp_path):
@@ -400,7 +400,7 @@ class TestParameters:
     """Table 6 of the paper, counted from the methods."""
 
     def rows(self) -> dict[tuple[str, str], list[str]]:
-        return {(row.method, row.settings): row.cells[2:] for row in prompt_configurations().rows}
+        return {(method, settings): rest for method, settings, *rest in prompt_configurations().rows}
 
     def test_configurations_are_the_paper_s(self):
         rows, five = self.rows(), "[0 1 2 3 4]"

@@ -170,20 +170,28 @@ def test_what_is_usual_in_a_folder_is_no_fault():
     assert not list(faults([*blank, *paper]))
 
 
-def test_screenshots_and_drawings_among_photographs_are_of_another_kind(tmp_path):
+def test_screenshots_scans_and_drawings_among_photographs_are_of_another_kind(tmp_path):
     for c in range(3):
         for seed in range(20):
             (tmp_path / str(c)).mkdir(exist_ok=True)
             photograph(100 * c + seed).save(tmp_path / str(c) / f"{seed}.png")
     assert not any(f.kind is Kind.FOREIGN for f in check(tmp_path, **TINY).findings)
-    screen = Image.new("RGB", (160, 120), (244, 244, 246))
+    screen, dark, page = (Image.new("RGB", (160, 120), shade) for shade in ((244, 244, 246), (30, 31, 36), "ivory"))
     screen.paste((40, 90, 170), (0, 0, 160, 12))
+    dark.paste((45, 46, 52), (0, 0, 40, 120))
     for line in range(20, 110, 8):
         screen.paste((60, 60, 60), (40, line, 60 + line, line + 3))
-    screen.save(tmp_path / "0" / "screenshot.png")
-    Image.fromarray(drawings()[0][3, 0]).resize((160, 160)).save(tmp_path / "1" / "drawing.png")
-    found = {Path(f.where).name for f in check(tmp_path, **TINY).findings if f.kind is Kind.FOREIGN}
-    assert found == {"screenshot.png", "drawing.png"}
+        dark.paste((205, 205, 210), (50, line, 70 + line // 2, line + 3))
+        page.paste((40, 40, 45), (12, line, 150 - line % 37, line + 3))
+    planted = {
+        "screenshot": screen, "dark screenshot": dark,
+        "drawing": Image.fromarray(drawings()[0][3, 0]).resize((160, 160)),
+        "scan on its side": page.rotate(90, expand=True), "crooked scan": page.rotate(7, expand=True, fillcolor="grey"),
+    }  # fmt: skip
+    for number, (name, image) in enumerate(planted.items()):
+        image.save(tmp_path / str(number % 3) / f"{name}.png")
+    foreign = {Path(f.where).stem for f in check(tmp_path, **TINY).findings if f.kind is Kind.FOREIGN}
+    assert foreign == planted.keys()
 
 
 # ---------------------------------------------------------------------------------------------- folders

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import urllib.error
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +25,9 @@ from vqprompt.core.data.decode import decode, to_pixels
 from vqprompt.core.data.stream import Stream
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Stage
-from vqprompt.research.datasets import (
-    DATASETS,
-    cifar100,
-    common,
-    cub200,
-    imagenet_a,
-    imagenet_r,
-    open_dataset,
-    parse_data,
-    vtab,
-)
-from vqprompt.research.datasets.common import Expected, Origin, Remote
+from vqprompt.research.datasets import DATASETS, cifar100, common, open_dataset, parse_data
+from vqprompt.research.datasets.common import Remote
+from vqprompt.research.datasets.published import PUBLISHED, TABLES, list_cub200, read_list
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.base import StatisticsOptions
@@ -57,9 +49,9 @@ def no_network(monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
 
 
-def expect(monkeypatch, module, **changes):
+def expect(monkeypatch, name, **changes):
     """The counts of a small copy instead of the whole set's."""
-    monkeypatch.setattr(module, "EXPECTED", Expected(**{**vars(module.EXPECTED), **changes}))
+    monkeypatch.setitem(PUBLISHED, name, replace(PUBLISHED[name], **changes))
 
 
 def jpeg(colour: tuple[int, int, int], size=(20, 16), kind="JPEG") -> bytes:
@@ -192,7 +184,7 @@ def write_cifar_parquet(folder: Path, image: str = "img") -> Path:
 
 @pytest.fixture
 def small_cifar(monkeypatch):
-    expect(monkeypatch, cifar100, classes=4, images=36, train=24)
+    expect(monkeypatch, "cifar100", classes=4, images=36, train=24)
 
 
 @pytest.mark.usefixtures("small_cifar")
@@ -253,10 +245,10 @@ class TestCifar100:
         refused(f"cifar100={archive}", "damaged archive .*get it again")
 
     def test_what_is_missing_is_counted_and_named(self, tmp_path, monkeypatch):
-        expect(monkeypatch, cifar100, classes=100, images=60_000)
+        expect(monkeypatch, "cifar100", classes=100, images=60_000)
         names = tuple(cifar100.CLASSES[c] for c in (*CIFAR_CLASSES, 50))
         refused(f"cifar100={write_cifar_python(tmp_path)}", "4 classes, not 100 .*'baby'.* and 36 images, not 60,000")
-        expect(monkeypatch, cifar100, classes=5, images=36, names=names)
+        expect(monkeypatch, "cifar100", classes=5, images=36, names=names)
         refused(f"cifar100={tmp_path}", "not the whole of cifar100: it has 4 classes, not 5 \\(missing: 'mouse'\\)")
 
 
@@ -360,7 +352,7 @@ def write_cub_parquet(folder: Path) -> Path:
 
 @pytest.fixture
 def small_cub(monkeypatch):
-    expect(monkeypatch, cub200, classes=4, images=24, train=16)
+    expect(monkeypatch, "cub200", classes=4, images=24, train=16)
 
 
 @pytest.mark.usefixtures("small_cub")
@@ -390,7 +382,7 @@ class TestCub200:
         pack(write_cub_folders(tmp_path / "folders"), home / "data" / "cub200.zip")
         assert same(first, open_dataset("cub200", SIZE))
 
-    @pytest.mark.parametrize("table", cub200.TABLES)
+    @pytest.mark.parametrize("table", TABLES)
     def test_a_missing_table_is_named(self, tmp_path, table):
         (write_cub(tmp_path) / "CUB_200_2011" / table).unlink()
         refused(f"cub200={tmp_path}", f"'{table}' missing")
@@ -417,7 +409,7 @@ class TestCub200:
         refused(f"cub200={tmp_path / 'CUB_200_2011' / 'images'}", "which images are for testing")
 
     def test_another_split_is_told(self, tmp_path, monkeypatch):
-        expect(monkeypatch, cub200, train=18)
+        expect(monkeypatch, "cub200", train=18)
         (note,) = open_dataset(f"cub200={write_cub(tmp_path)}", SIZE).notes
         assert "split 16 to learn from / 8 to test with, not the usual 18 / 6" in note
 
@@ -447,11 +439,11 @@ class TestCub200:
 
 @pytest.mark.skipif(not SHARED_CUB.exists(), reason="the real CUB-200 is not here")
 def test_the_real_cub200_is_whole():
-    listing = cub200.list_cub200(SHARED_CUB)
+    listing = list_cub200(PUBLISHED["cub200"], SHARED_CUB)
     splits = [e.split for e in listing.entries]
     assert (splits.count("train"), splits.count("test"), len(listing.classes)) == (5994, 5794, 200)
     assert listing.classes[0] == "001.Black_footed_Albatross"
-    common.check_whole("cub200", SHARED_CUB, listing.classes, len(listing.entries), cub200.EXPECTED)
+    common.check_whole(PUBLISHED["cub200"], SHARED_CUB, listing.classes, len(listing.entries))
 
 
 # ---------------------------------------------------------------------------------------------- ImageNet-R, ImageNet-A
@@ -488,8 +480,8 @@ def write_lists(folder: Path, rows=None) -> dict[str, bool]:
 
 @pytest.fixture
 def small_imagenet(monkeypatch):
-    expect(monkeypatch, imagenet_r, classes=3, images=15, train=9)
-    expect(monkeypatch, imagenet_a, classes=3, images=15)
+    expect(monkeypatch, "imagenet-r", classes=3, images=15, train=9)
+    expect(monkeypatch, "imagenet-a", classes=3, images=15)
 
 
 @pytest.mark.usefixtures("small_imagenet")
@@ -557,10 +549,10 @@ class TestImageNetR:
 
     def test_quoted_paths_and_comments(self, tmp_path):
         write(tmp_path / "l.yaml", "# split\ndata:\n- 'data/imagenet-r/n1/a b.jpg'\n\ntargets:\n- 3\n")
-        assert imagenet_r.read_list(tmp_path / "l.yaml") == {"n1/a b.jpg": 3}
+        assert read_list(tmp_path / "l.yaml") == {"n1/a b.jpg": 3}
 
     def test_a_missing_class_is_named(self, tmp_path, monkeypatch):
-        expect(monkeypatch, imagenet_r, names=(*WNIDS[1:], "n01443537"))
+        expect(monkeypatch, "imagenet-r", names=(*WNIDS[1:], "n01443537"))
         shutil.rmtree(write_imagenet(tmp_path) / "imagenet-r" / "n02066245")
         refused(f"imagenet-r={tmp_path}", "2 classes, not 3 \\(missing: 'n02066245'\\) and 10 images, not 15")
 
@@ -591,10 +583,10 @@ class TestImageNetA:
         assert dataset.is_test.sum() == 3 and not dataset.notes
 
     def test_whole_sets_have_200_known_classes(self):
-        assert len(set(imagenet_r.IMAGENET_R)) == len(set(imagenet_a.IMAGENET_A)) == 200
-        assert list(imagenet_a.IMAGENET_A) == sorted(imagenet_a.IMAGENET_A)
-        assert {"n01443537", "n02066245", "n02165456"} <= set(imagenet_r.IMAGENET_R)
-        assert all(re.fullmatch(r"n\d{8}", w) for w in (*imagenet_r.IMAGENET_R, *imagenet_a.IMAGENET_A))
+        of_r, of_a = PUBLISHED["imagenet-r"].names, PUBLISHED["imagenet-a"].names
+        assert len(set(of_r)) == len(set(of_a)) == 200 and list(of_a) == sorted(of_a)
+        assert {"n01443537", "n02066245", "n02165456"} <= set(of_r)
+        assert all(re.fullmatch(r"n\d{8}", w) for w in (*of_r, *of_a))
 
 
 # ---------------------------------------------------------------------------------------------- VTAB
@@ -611,7 +603,7 @@ def write_vtab(folder: Path, first: int = 10, per_domain: int = 2) -> Path:
 class TestVtab:
     @pytest.fixture(autouse=True)
     def small_vtab(self, monkeypatch):
-        expect(monkeypatch, vtab, classes=10)
+        expect(monkeypatch, "vtab", classes=10)
 
     @pytest.mark.parametrize("first", [0, 8, 10])
     def test_a_domain_a_task(self, tmp_path, first):
@@ -625,7 +617,7 @@ class TestVtab:
         assert same(dataset, open_dataset(f"vtab={pack(tmp_path / 'v', tmp_path / 'vtab.zip', 'vtab-cil/')}", SIZE))
 
     def test_ten_classes_each(self, tmp_path, monkeypatch):
-        expect(monkeypatch, vtab, classes=50)
+        expect(monkeypatch, "vtab", classes=50)
         dataset = open_dataset(f"vtab={write_vtab(tmp_path, per_domain=10)}", SIZE)
         assert [len(g) for g in dataset.groups] == [10] * 5 and len(dataset.classes) == 50
         shutil.rmtree(tmp_path / "vtab" / "train" / "20")
@@ -672,7 +664,7 @@ class TestParquet:
         refused(f"cub200={tmp_path}", "\n.*1-of-00002.parquet/7/.*cannot be read \\(the row has no image in it")
 
     def test_plain_bytes_and_labels_without_names(self, tmp_path, monkeypatch):
-        expect(monkeypatch, cub200, classes=11, images=44, train=22)
+        expect(monkeypatch, "cub200", classes=11, images=44, train=22)
         for split in ("train", "test"):
             rows = {"image": [jpeg((c * 20, 9, 9)) for c in range(11)] * 2, "label": list(range(11)) * 2}
             write_parquet(tmp_path / "default" / split / "0000.parquet", rows)
@@ -705,7 +697,7 @@ class TestDownload:
     def test_once_with_progress_and_checksum(self, home, tmp_path, monkeypatch):
         data = pack(write_cub(tmp_path), tmp_path / "x.tgz").read_bytes()
         remote = Remote("CUB_200_2011.tgz", "https://x/CUB.tgz", hashlib.md5(data).hexdigest())
-        monkeypatch.setattr(cub200, "ORIGIN", Origin((remote,)))
+        expect(monkeypatch, "cub200", files=(remote,), hub=None)
         asked, seen = self.serve(monkeypatch, {remote.url: data}), []
         first = open_dataset("cub200", SIZE, progress=seen.append)
         assert seen[0].stage is Stage.DOWNLOADING and seen[0].detail == "CUB_200_2011.tgz, MB"
@@ -713,7 +705,7 @@ class TestDownload:
         assert [p.name for p in (home / "data" / "cub200").iterdir()] == ["CUB_200_2011.tgz"]
 
     def test_a_wrong_checksum_leaves_nothing(self, home, monkeypatch):
-        monkeypatch.setattr(cub200, "ORIGIN", Origin((Remote("a.tgz", "https://x/a.tgz", "0" * 32),)))
+        expect(monkeypatch, "cub200", files=(Remote("a.tgz", "https://x/a.tgz", "0" * 32),), hub=None)
         self.serve(monkeypatch, {"https://x/a.tgz": b"half"})
         refused("cub200", "could not be downloaded .*has the md5 .*, not 000")
         assert not list((home / "data" / "cub200").iterdir())
@@ -721,17 +713,15 @@ class TestDownload:
     @pytest.mark.parametrize("name", ["cifar100", "imagenet-r", "cub200", "imagenet-a"])
     def test_offline_says_what_to_fetch_and_where_to_put_it(self, home, name):
         message = refused(name, f"{name} is not on this machine and could not be downloaded .*no network here")
-        modules = {"cifar100": cifar100, "imagenet-r": imagenet_r, "cub200": cub200, "imagenet-a": imagenet_a}
-        for remote in modules[name].ORIGIN.files:
+        for remote in (*PUBLISHED[name].files, *PUBLISHED[name].optional_files):
             assert f"from {remote.url}\n  to   {home / 'data' / name / remote.name}" in message
         assert f"--data {name}=/path/to/it" in message
 
     @pytest.mark.usefixtures("small_imagenet")
     def test_lists_are_optional_and_come_first(self, home, tmp_path, monkeypatch):
         data = pack(write_imagenet(tmp_path), tmp_path / "x.tar").read_bytes()
-        tar, *lists = imagenet_r.ORIGIN.files
-        tar = Remote(tar.name, tar.url, hashlib.md5(data).hexdigest())
-        monkeypatch.setattr(imagenet_r, "ORIGIN", Origin((tar, *lists)))
+        (tar,), lists = PUBLISHED["imagenet-r"].files, PUBLISHED["imagenet-r"].optional_files
+        expect(monkeypatch, "imagenet-r", files=(tar._replace(md5=hashlib.md5(data).hexdigest()),), hub=None)
         asked = self.serve(monkeypatch, {tar.url: data})
         assert len(open_dataset("imagenet-r", SIZE).labels) == 15
         assert asked == [lists[0].url, lists[1].url, tar.url]

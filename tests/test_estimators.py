@@ -117,6 +117,15 @@ def test_bad_settings_are_refused_in_words(settings, words):
         ClosedFormClassifier(**settings).fit(X, y)
 
 
+@pytest.mark.parametrize("y", [[None, None], ["a", None]])
+def test_labels_that_are_none_are_named(y):
+    rows, images = np.eye(2), np.zeros((2, 8, 8, 3), np.uint8)
+    ours = ClosedFormClassifier()
+    for learn, X in ((ours.fit, rows), (ours.partial_fit, rows), (VQPromptClassifier(size=28).fit, images)):
+        with pytest.raises(ValueError, match="y: classes are names or whole numbers, not None"):
+            learn(X, y)
+
+
 def test_names_after_numbers_are_refused():
     X, y = load_iris(return_X_y=True)
     ours = ClosedFormClassifier().fit(X, y)

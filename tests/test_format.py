@@ -17,14 +17,14 @@ from safetensors import safe_open
 from vqprompt import Model
 
 NAMES = ["apple", "bicycle", "cactus"]
-OLD = Path(__file__).parent / "data" / "models-of-format-2"
+OLD = Path(__file__).parent / "data" / "older-models"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "format.md"
 
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
     home = tmp_path_factory.mktemp("format")
-    model = Model(size=28, device="cpu")
+    model = Model(size=56, device="cpu")  # the smallest size for which there is a world
     folder = write_drawings(home / "images", NAMES, range(12))
     model.learn(folder)
     model.rename("cactus", "kaktus")
@@ -56,16 +56,19 @@ def read(path: Path):
 def test_metadata_tensors_and_records_are_as_described(taught):
     model, path, _ = taught
     metadata, tensors = read(path)
-    assert metadata["format"] == "vqprompt-model" and metadata["version"] == "3"
+    assert metadata["format"] == "vqprompt-model" and metadata["version"] == "4"
     described = json.loads(metadata["model"])
     width, records = described["backbone"]["width"], described["records"]
     images, kept = sum(r["images"] for r in records), sum(r["kept"] for r in records)
-    modes = len(tensors["owners"])
+    modes, world = len(tensors["owners"]), len(tensors["rivals_left"])
     expected = {
         "ids": ("uint64", (images,)), "totals": ("int64", (len(records), width)), "kept": ("int16", (kept, width)),
         "modes": ("uint8", (kept,)), "gram": ("float64", (width * (width + 1) // 2,)),
         "weights": ("float32", (modes, width)), "bias": ("float32", (modes,)), "owners": ("int32", (modes,)),
         "spread": ("float32", (width + 1, width)),
+        "world_codes": ("int8", (2, world, width)), "world_scales": ("float32", (2, world)),
+        "rivals_left": ("uint8", (world,)), "rivals_center": ("float32", (2, width)),
+        "rivals_norms": ("float32", (world,)), "rivals_reliance": ("float32", (modes,)),
     }  # fmt: skip
     assert {name: (str(t.dtype), t.shape) for name, t in tensors.items()} == expected
     documented = re.findall(r"^\| `(\w+)` \| (?:u?int|float)\d+ \|", DOCUMENT.read_text(), re.MULTILINE)
@@ -104,15 +107,24 @@ def test_the_unknown_is_as_described(taught):
     assert w["certainty"] == "entropy"
     familiarity = (certainty - sure) / spread + w["nearness"] * m + w["steep"] * np.minimum(m + w["far"], 0)
     assert "familiarity = c + w.nearness · m + w.steep · min(m + w.far, 0)" in DOCUMENT.read_text()
+    (o, z), reliance = t["rivals_center"], t["rivals_reliance"][scores.argmax(1)][:, None]
+    left = t["rivals_left"] > 0
+    apart = (t["world_codes"][0] * t["world_scales"][0][:, None] - o)[left]
+    products = (x @ t["spread"][:-1] / (solution["share"] - 1) - z) @ apart.T
+    rivals = reliance * products - 0.5 * reliance**2 * t["rivals_norms"][left]
+    ahead = scores.max(1) - (x @ z - 0.5 * o @ z) - rivals.max(1)
+    mean, deviation = solution["ahead"]
+    familiarity += w["world"] * (ahead - mean) / deviation + w["steeper"] * np.minimum(ahead, 0) / deviation
+    assert "`w.world · (a − mean) / deviation + w.steeper · min(a, 0) / deviation`" in DOCUMENT.read_text()
     np.testing.assert_allclose(familiarity - solution["threshold"], margin, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["instant", "good", "best", "no-weighing"])
-def test_files_of_formats_1_and_2_open_answer_the_same_and_are_written_as_format_3(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["instant", "good", "best", "no-weighing", "instant-3", "good-3"])
+def test_files_of_older_formats_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
     monkeypatch.chdir(OLD)  # their backbone is named without a folder
-    answers = np.load("answers.npz")
+    answers, name = np.load("answers.npz"), file.removesuffix("-3")
     drawn = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28))
-    old = Model.load(f"{name}.vqp", device="cpu")
+    old = Model.load(f"{file}.vqp", device="cpu")
     new = Model.load(old.save(tmp_path / "new.vqp"), device="cpu")
     for model in (old, new):
         x = model.embed(drawn)
@@ -123,7 +135,7 @@ def test_files_of_formats_1_and_2_open_answer_the_same_and_are_written_as_format
         assert np.array_equal(shares, answers[f"{name}.probabilities"])
         assert np.array_equal(margin, answers[f"{name}.familiarity"])
     assert [e.detail for e in new.history if e.what != "learned"] == ["airplane → renamed", "apple"]
-    assert read(tmp_path / "new.vqp")[0]["version"] == "3"
+    assert read(tmp_path / "new.vqp")[0]["version"] == "4"
     new.undo(2)
     assert new.knowledge.version == len(old.versions) - 2 and new.judge(new.embed(drawn))[0].shape == (12, 5)
 

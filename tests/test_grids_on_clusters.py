@@ -14,13 +14,11 @@ from conftest import TINY, make_vit
 import vqprompt
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
-from vqprompt.research.cluster import ray_cluster
-from vqprompt.research.cluster.transfer import pack, unpack
 from vqprompt.research.paper import ray_executor, slurm_executor
 from vqprompt.research.paper.execution import Advanced, Finished, Lost, Started
 from vqprompt.research.paper.grids import find_grid, plan
 from vqprompt.research.paper.pool import LocalExecutor
-from vqprompt.research.paper.ray_executor import RayExecutor
+from vqprompt.research.paper.ray_executor import RayExecutor, pack, unpack
 from vqprompt.research.paper.slurm_executor import SlurmExecutor
 from vqprompt.research.paper.table_rows import make_rows, read_runs
 from vqprompt.research.paper.tables import Table
@@ -102,7 +100,7 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
     out, loss_was_noticed, seconds = tmp_path / "there", tmp_path / "noticed", {}
     monkeypatch.setattr(runner, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(ray_executor, "SECONDS_BETWEEN_MESSAGES", 0.0)
-    monkeypatch.setattr(ray_cluster, "SECONDS_TO_GREET", 600)  # workers import PyTorch, beside everything else
+    monkeypatch.setattr(ray_executor, "SECONDS_TO_GREET", 600)  # workers import PyTorch, beside everything else
     monkeypatch.setattr(ray_executor, "work", waits_in_second_task(loss_was_noticed))
     monkeypatch.chdir(tmp_path)  # Ray lets workers import from the folder that a program is started in
     size = {"object_store_memory": 80 << 20}
@@ -147,10 +145,10 @@ def waits_in_second_task(signal: Path):
     one is lost, however fast or slow machines are. It names its Ray node, because both nodes are on one host."""
     as_it_is, wait = ray_executor.work, waiting_for(signal)
 
-    def work(job):
+    def work(job, files):
         import ray
 
-        for item in as_it_is(job):
+        for item in as_it_is(job, files):
             yield Started(ray.get_runtime_context().get_node_id()) if isinstance(item, Started) else item
             if isinstance(item, Advanced) and (item.progress.task or 0) >= 1:
                 wait()
@@ -219,8 +217,8 @@ def job_that_waits(start_was_heard: Path, loss_was_noticed: Path):
     wait_at_start, wait_in_second_task = waiting_for(start_was_heard), waiting_for(loss_was_noticed)
 
     class Job(slurm_executor.SlurmJob):
-        def _say(self, event):
-            super()._say(event)
+        def report(self, event):
+            super().report(event)
             if isinstance(event, Started):
                 wait_at_start()
             elif isinstance(event, Advanced) and (event.progress.task or 0) >= 1:
@@ -231,13 +229,13 @@ def job_that_waits(start_was_heard: Path, loss_was_noticed: Path):
 
 def jobs_of(folder: Path) -> list[int]:
     """Processes that submitit started with scripts in a folder, and that do the work."""
-    found = []
+    processes = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with suppress(OSError):
                 if f"{folder}".encode() in (command := (process / "cmdline").read_bytes()) and b"_submit" in command:
-                    found.append(int(process.name))
-    return found
+                    processes.append(int(process.name))
+    return processes
 
 
 def test_slurm_asks_for_what_a_run_needs(monkeypatch, tmp_path, grid_here):

@@ -438,7 +438,7 @@ def test_folders_without_classes_are_refused(folders, taught, tmp_path):
     (tmp_path / "empty").mkdir()
     unchanged(taught, lambda m: m.learn(tmp_path / "empty"), "without classes")
     unchanged(taught, lambda m: m.learn([1, 2], ["a", "b"]), "give a path, the bytes of an image file, a Pillow image")
-    unchanged(taught, lambda m: m.learn([Image.new("RGB", (9, 9))]), "needs labels")
+    unchanged(taught, lambda m: m.learn([Image.new("RGB", (9, 9))]), "which class is on 1 image")
     unchanged(taught, lambda m: m.learn([Image.new("RGB", (9, 9))], ["a", "b"]), "1 images but 2 labels")
     unchanged(taught, lambda m: m.forget("heron"), "knows no class 'heron'")
 

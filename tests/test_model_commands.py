@@ -113,7 +113,7 @@ def test_faults_are_told_in_one_sentence(command, drawn, tmp_path):
 
 
 def test_what_needs_no_network_does_not_wait_for_pytorch(tmp_path):
-    sample = Path(__file__).parent / "data" / "models-of-format-2" / "instant.vqp"
+    sample = Path(__file__).parent / "data" / "older-models" / "instant.vqp"
     code = (
         "import sys; from vqprompt import Model; model = Model.load(sys.argv[1]); model.rename('bed', 'cot')\n"
         "model.forget('banana'); model.undo(); model.save(sys.argv[2]); model.show()\n"

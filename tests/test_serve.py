@@ -248,7 +248,7 @@ class TestLooking:
             row = {b: n for a, b, n in told["cells"] if a == c}
             shares.append(row.get(c, 0) / sum(row.values()))
         assert np.isclose(np.mean(shares), model.accuracy) and told["tested"] == 16
-        assert left_out_answers(Model(size=SIZE)).images.size == 0
+        assert left_out_answers(Model(size=SIZE).knowledge).images.size == 0
 
     def test_card_and_file_can_be_downloaded(self, client, taught):
         assert client.get("/models/m/file").content == taught.read_bytes()

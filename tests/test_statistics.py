@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
+from scipy.optimize import minimize_scalar
+from scipy.special import stdtrit
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from vqprompt.core.statistics import discriminant
 from vqprompt.core.statistics.gaussians import JITTER, ClassStatistics, make_statistics
+from vqprompt.product.model.calibration import student_quantile
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.base import Head
 from vqprompt.research.training.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
@@ -393,3 +397,21 @@ def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(ho
     features = learner.features(first)
     means = torch.stack([features[first.labels == c].mean(0) for c in range(2)])
     torch.testing.assert_close(learner.method.statistics.means[:2, 0], means)
+
+
+def test_what_is_computed_without_scipy_agrees_with_it() -> None:
+    rng = np.random.default_rng(0)
+    scores, classes = 3 * rng.normal(size=(60, 5)), rng.integers(0, 5, 60)
+    scores[np.arange(60), classes] += 4
+
+    def loss(log_temperature: float) -> float:
+        shares = np.log(discriminant.probabilities(scores, np.exp(log_temperature)))
+        rival = np.where(np.arange(5) == classes[:, None], -np.inf, shares).max(1)
+        return float(-(shares[np.arange(60), classes] + rival / 60).mean())
+
+    expected = minimize_scalar(
+        loss, bounds=np.log(discriminant.TEMPERATURES), method="bounded", options={"xatol": 1e-5}
+    )
+    assert np.log(discriminant.best_temperature(scores, classes)) == pytest.approx(expected.x, abs=2e-3)
+    for freedom in (1, 1.5, 4, 19):
+        assert student_quantile(freedom, 0.05) == pytest.approx(stdtrit(freedom, 0.05), abs=1e-4)

@@ -25,7 +25,7 @@ def fill(page: str) -> str:
 
     def table(block: re.Match[str]) -> str:
         start, name, source, end = block.groups()
-        _, text = make_table(find_grid(name), ROOT / source, from_bench=False).markdown().split("\n\n", 1)
+        _, text = make_table(find_grid(name), ROOT / source, from_bench=False).text.markdown().split("\n\n", 1)
         return f"{start}\n{text}\n{end}"
 
     return BLOCK.sub(table, page)

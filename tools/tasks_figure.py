@@ -30,18 +30,20 @@ Accuracies = dict[str, dict[int, dict[int, float]]]  # method, tasks, seed
 
 def accuracies(data: str) -> Accuracies:
     """Final average accuracy of all runs, the best method first."""
-    found: Accuracies = defaultdict(lambda: defaultdict(dict))
+    runs: Accuracies = defaultdict(lambda: defaultdict(dict))
     for run in json.loads((ROOT / "results" / "tasks.json").read_text(encoding="utf-8")):
         if run["config"]["data"] == data:
             tasks = TASKS[data] if run["config"]["method"] in ANY_NUMBER else (run["config"]["tasks"],)
             for number in tasks:
-                found[name_of(run["config"])][number][run["config"]["seed"]] = run["faa"]
-    return dict(sorted(found.items(), key=lambda item: -np.mean(list(next(iter(item[1].values())).values()))))
+                runs[name_of(run["config"])][number][run["config"]["seed"]] = run["faa"]
+    return dict(sorted(runs.items(), key=lambda item: -np.mean(list(next(iter(item[1].values())).values()))))
 
 
 def name_of(config: dict[str, Any]) -> str:
     title: str = find_method(config["method"]).title
     title += ", rank 16" if config["method"] == "moving-weights" else ""
+    if config["method"].startswith("moving") and not config.get("batches_per_epoch"):
+        title += ", large batches"
     return title if config["options"].get("mirror") else f"{title}, one class token"
 
 
@@ -56,9 +58,9 @@ def cell(by_seed: dict[int, float]) -> str:
 def table(data: str) -> str:
     head = ["method", *(f"{n} tasks" for n in TASKS[data]), "seeds"]
     rows = [head, ["---"] * len(head)]
-    for name, found in accuracies(data).items():
-        seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
-        rows.append([name, *(cell(found.get(n, {})) for n in TASKS[data]), ", ".join(map(str, seeds))])
+    for name, by_tasks in accuracies(data).items():
+        seeds = sorted({seed for by_seed in by_tasks.values() for seed in by_seed})
+        rows.append([name, *(cell(by_tasks.get(n, {})) for n in TASKS[data]), ", ".join(map(str, seeds))])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -70,9 +72,9 @@ def fill(page: str) -> str:
 def draw(data: str) -> str:
     """Methods that were measured for one number of tasks only are points."""
     lines = []
-    for number, (name, found) in enumerate(accuracies(data).items()):
-        means = [float(np.mean(list(found[n].values()))) if n in found else None for n in TASKS[data]]
-        spread = [float(np.std(list(found[n].values()))) if n in found else None for n in TASKS[data]]
+    for number, (name, by_tasks) in enumerate(accuracies(data).items()):
+        means = [float(np.mean(list(by_tasks[n].values()))) if n in by_tasks else None for n in TASKS[data]]
+        spread = [float(np.std(list(by_tasks[n].values()))) if n in by_tasks else None for n in TASKS[data]]
         line = figures.distinct_line(number, name, means)
         same = len({value for value in means if value is not None}) == 1 and None not in means
         lines.append(replace(line, style="--" if same else "-", spread=spread))

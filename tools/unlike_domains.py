@@ -17,21 +17,22 @@ from pathlib import Path
 
 from PIL import Image
 
-from vqprompt.research.datasets.cub200 import list_cub200
-from vqprompt.research.datasets.quickdraw import open_quickdraw
+from vqprompt.research.datasets import open_quickdraw
+from vqprompt.research.datasets.published import PUBLISHED, list_cub200
 
 PER_TASK, SIDE = 25, 28
 BIRD_TASKS, DRAWING_TASKS = (0, 2, 4, 5), (1, 3)
 
 
 def main(cub200: str, target: str) -> None:
-    birds, drawings = list_cub200(Path(cub200)), open_quickdraw(None, SIDE, 0)
+    birds, drawings = list_cub200(PUBLISHED["cub200"], Path(cub200)), open_quickdraw(None, SIDE, 0)
     places = {name: _place(BIRD_TASKS, i) for i, name in enumerate(birds.classes[: PER_TASK * len(BIRD_TASKS)])}
     with zipfile.ZipFile(target, "w") as out:
         for entry in birds.entries:
             if entry.label in places:
                 out.writestr(
-                    f"{entry.split}/{places[entry.label]}-{entry.label}/{Path(entry.path).name}", birds.read(entry)
+                    f"{entry.split}/{places[entry.label]}-{entry.label}/{Path(entry.path).name}",
+                    birds.read_path(entry.path),
                 )
         for row, (label, test) in enumerate(zip(drawings.labels, drawings.is_test, strict=True)):
             png = io.BytesIO()

@@ -26,7 +26,7 @@ from vqprompt.product.model import file as files
 from vqprompt.product.model.parsing import ModelError, checksum
 from vqprompt.product.model.records import ClassRecord
 
-DATA = Path(__file__).parents[1] / "data" / "models-of-format-2"
+DATA = Path(__file__).parents[1] / "data" / "older-models"
 BACKBONE = DATA / "backbone.safetensors"
 MODELS = ("instant", "good", "best", "no-weighing")
 REMOVE = object()

@@ -9,19 +9,22 @@ import os
 import sys
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
-from vqprompt.commands.console import accept_all_characters, print_error
+from vqprompt.commands.console import accept_all_characters, print_error, verbosity
 from vqprompt.commands.example import example
-from vqprompt.commands.interrupted import explains_interruption, report_interruption
+from vqprompt.commands.interrupted import as_command, report_interruption
 from vqprompt.commands.options import option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.serve import serve
+from vqprompt.commands.settings import read_settings
+from vqprompt.commands.watch import watch
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
@@ -33,17 +36,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    example, check.check, teach.learn, predict, serve, test.test, teach.show, teach.rename, teach.forget, teach.undo,
-    export.export, teach.cache,
+    example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.relabel, teach.unlearn,
+    teach.merge, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
 ):  # fmt: skip
-    app.command(rich_help_panel=OWN_MODEL)(explains_interruption(command))
+    app.command(rich_help_panel=OWN_MODEL)(as_command(command))
 for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
-    app.command(rich_help_panel=RESEARCH)(explains_interruption(research_command))
+    app.command(rich_help_panel=RESEARCH)(as_command(research_command))
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
+TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub")  # modules of the extra `train`
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
     errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",
@@ -66,7 +71,16 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="VQPROMPT_CONFIG",
+            help="Defaults of options, as TOML; vqprompt.toml in this folder, if there is one.",
+        ),
+    ] = None,
 ) -> None:
+    context.default_map = read_settings(context.command, config)
     if started_together() > 1 and context.invoked_subcommand != "run":
         raise UserError(
             f"vqprompt {context.invoked_subcommand}: {started_together()} processes were started together, but only "
@@ -86,6 +100,8 @@ def main() -> None:
         end_run(LOST_STATUS, partial(report_interruption, sys.argv, str(error)), lost=True)
     except Exception as error:
         explanation = explain(error)
+        if verbosity.verbose:
+            traceback.print_exc()
         if explanation is not None:
             end_run(2, partial(print_error, explanation))
         if started_together() > 1:
@@ -97,6 +113,8 @@ def explain(error: Exception) -> str | None:
     """What the user can do about it; None for a bug."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in TRAIN:
+        return f"this needs {error.name}, which a small install does not have; pip install 'vqprompt[train]'"
     if isinstance(error, RecursionError):
         return "a file or setting is nested too deeply; give a simpler one"
     if isinstance(error, ValueError) and "null byte" in str(error):

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from vqprompt.commands.console import SafeConsole, console, print_plain
-from vqprompt.commands.interrupted import explains_interruption
+from vqprompt.commands.interrupted import as_command
 from vqprompt.commands.options import Track
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.core.errors import UserError
@@ -33,7 +33,7 @@ Draw = Annotated[bool, typer.Option("--figure", help="Also draw the figure, into
 
 
 @app.command("list")
-@explains_interruption
+@as_command
 def list_grids() -> None:
     """List the tables."""
     from vqprompt.research.paper import parameters
@@ -56,7 +56,7 @@ def list_grids() -> None:
 
 
 @app.command()
-@explains_interruption
+@as_command
 def run(
     name: Name,
     out: Annotated[
@@ -247,7 +247,7 @@ def fit_to_width(table: Table, width: int) -> tuple[RichTable, list[str]]:
 
 
 @app.command("table")
-@explains_interruption
+@as_command
 def print_table(
     name: Name,
     out: Annotated[
@@ -287,7 +287,7 @@ def print_table(
     if results is None and not source.is_dir():
         raise UserError(f"{source}: no such folder; `vqprompt bench run {name} --out {source}` makes it")
     table = make_table(grid, source, from_bench=results is None)
-    print(table.markdown())
+    print(table.text.markdown())
     if save is not None:
         save_runs(table.rows, save)
         print_plain(f"wrote {save}")
@@ -298,12 +298,12 @@ def print_table(
 
 def write_parameters(out: Path | None, methods: Sequence[str] = (), backbone: str | None = None) -> None:
     """Print Table 6, and write it into a folder if one is given."""
-    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations
+    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations, write_configurations
 
     table = prompt_configurations(methods, backbone or BACKBONE)
     print(table.markdown())
     if out is not None:
-        for path in table.write(out):
+        for path in write_configurations(table, out):
             print_plain(f"wrote {path}")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import print_json, print_plain
-from vqprompt.commands.options import Device, Json
+from vqprompt.commands.console import print_json, print_note, print_plain
+from vqprompt.commands.options import ClassFolders, Device, Json
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.words import counted
+
+if TYPE_CHECKING:
+    from vqprompt.product.check.findings import CheckResult
 
 
 def check(
@@ -20,6 +23,7 @@ def check(
             help="What you would give to `vqprompt learn`: a folder or zip with one folder per class, or a table."
         ),
     ],
+    classes: ClassFolders = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A model that these images are for; what it knows helps to judge."),
@@ -34,6 +38,9 @@ def check(
     size: Annotated[int | None, typer.Option(help="Image size in px, without a model.")] = None,
     backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`, or a weights file.")] = None,
     device: Device = "auto",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with status 1 if an image is doubtful, such as in CI.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Look for doubtful images before teaching: copies, wrong labels, outliers, unreadable ones. Nothing is deleted.
@@ -47,26 +54,33 @@ def check(
 
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
     with progress_shown() as progress:
-        found = look_through(
-            folder, test=test, model=known, backbone=backbone or "vit-s14", size=size, device=device, progress=progress
-        )
+        report = look_through(
+            folder, classes=classes or "", test=test, model=known, backbone=backbone or "vit-s14", size=size,
+            device=device, progress=progress,
+        )  # fmt: skip
     place = out or Path()
-    listed = write_list(found, place / "exclude.txt")
-    page = write_page(found, place / "check.html", str(folder), listed)
+    listed = write_list(report, place / "exclude.txt")
+    page = write_page(report, place / "check.html", str(folder), listed)
     if as_json:
-        print_json({**found.to_json(), "page": str(page), "list": str(listed)}, indent=2)
-        return
-    for note in found.notes:
-        print_plain(f"note: {note}")
-    for f in found.findings:
+        print_json({**report.to_json(), "page": str(page), "list": str(listed)}, indent=2)
+    else:
+        _tell(report, page, listed)
+    if strict and report.doubtful:
+        raise typer.Exit(1)
+
+
+def _tell(report: CheckResult, page: Path, listed: Path) -> None:
+    for note in report.notes:
+        print_note(note)
+    for f in report.findings:
         print_plain(f"{f.where}: {f.kind}: {f.says}")
-    for one, other, share in found.alike:
+    for one, other, share in report.alike:
         print_plain(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
-    for name, count in found.few:
+    for name, count in report.few:
         print_plain(f"class {name} has only {counted(count, 'image')}")
     print_plain(
-        f"doubtful: {found.doubtful} of {counted(found.images, 'image')}"
-        if found.doubtful
-        else f"{counted(found.images, 'image')}, nothing doubtful"
+        f"doubtful: {report.doubtful} of {counted(report.images, 'image')}"
+        if report.doubtful
+        else f"{counted(report.images, 'image')}, nothing doubtful"
     )
-    print_plain(f"look at {page}; {listed} names {counted(len(found.left_out), 'image')} for vqprompt learn --exclude")
+    print_plain(f"look at {page}; {listed} names {counted(len(report.left_out), 'image')} for vqprompt learn --exclude")

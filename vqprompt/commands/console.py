@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -23,16 +24,42 @@ class SafeConsole(Console):
 console = SafeConsole()
 
 
+@dataclass
+class Verbosity:
+    """quiet: no progress and no notes. verbose: errors come with a traceback."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+
+verbosity = Verbosity()  # of the command that runs
+
+
 def print_error(text: str) -> None:
     """One message on standard error, with `error:` in red."""
+    _print_marked("[red]error:[/red]", text)
+
+
+def print_warning(text: str) -> None:
+    """One message on standard error about something that does not end the command."""
+    _print_marked("[yellow]warning:[/yellow]", text)
+
+
+def _print_marked(mark: str, text: str) -> None:
     stderr = SafeConsole(stderr=True)
-    stderr.print("[red]error:[/red]", end=" ")
+    stderr.print(mark, end=" ")
     stderr.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_plain(text: str, style: str | None = None) -> None:
     """Text as it is: brackets are no markup, lines are not wrapped."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """What a person may like to know, but did not ask for."""
+    if not verbosity.quiet:
+        print_plain(f"note: {text}")
 
 
 def print_json(value: Any, indent: int | None = None) -> None:

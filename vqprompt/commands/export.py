@@ -9,20 +9,21 @@ import typer
 
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import ModelPath
+from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.errors import UserError
 
 
 def export(
     model: ModelPath,
     onnx: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it as ONNX, for onnxruntime and others.")
+        Path | None, typer.Option(metavar="FILE", help="Write it as ONNX, with FILE.json that says how to use it.")
     ] = None,
     web: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write a page that predicts in any browser; needs --ort.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write a page that predicts in any browser.")
     ] = None,
     ort: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="For --web: what `npm pack onnxruntime-web` wrote, or its unpacked folder."),
+        typer.Option(metavar="PATH", help="For --web: the npm package onnxruntime-web; downloaded by default."),
     ] = None,
     hub_folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write model and card as the Hugging Face hub has them.")
@@ -35,21 +36,23 @@ def export(
     """
     if onnx is None and web is None and hub_folder is None:
         raise UserError("what to write? Give --onnx FILE, --web FOLDER or --hub-folder FOLDER")
-    if (web is None) != (ort is None):
-        raise UserError("--web FOLDER and --ort PATH belong together; fetch the latter with `npm pack onnxruntime-web`")
+    if web is None and ort is not None:
+        raise UserError("--ort belongs to --web FOLDER; give both, or leave it out")
     from vqprompt.product.export.onnx import check_target, export_onnx
-    from vqprompt.product.export.web_page import check_folder, export_page, read_runtime
+    from vqprompt.product.export.web_page import check_folder, export_page, fetch_runtime, read_runtime
     from vqprompt.product.model.model import Model
 
     if onnx is not None:
         check_target(onnx)
-    if web is not None and ort is not None:
+    if web is not None:
         check_folder(web)
+        with progress_shown() as progress:
+            ort = ort or fetch_runtime(progress)
         read_runtime(ort)
     taken = Model.load(model, device="cpu", backbone=backbone)
     if onnx is not None:
-        print_plain(f"wrote {export_onnx(taken, onnx)} ({onnx.stat().st_size / 1e6:.1f} MB)")
-    if web is not None and ort is not None:
+        print_plain(f"wrote {export_onnx(taken, onnx)} ({onnx.stat().st_size / 1e6:.1f} MB), and {onnx}.json about it")
+    if web is not None:
         export_page(taken, web, ort)
         size = sum(file.stat().st_size for file in web.iterdir())
         print_plain(f"wrote {web} ({size / 1e6:.1f} MB): open its index.html, or put it on any web server")

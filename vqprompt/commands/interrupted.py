@@ -7,29 +7,28 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any
 
 from vqprompt.commands.console import SafeConsole
-from vqprompt.commands.options import option_value
+from vqprompt.commands.options import option_value, with_verbosity
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import end_run
 
 RESUMABLE_COMMANDS = ("run", "demo")
 CHECKPOINT = "checkpoint.json"
-Arguments = ParamSpec("Arguments")
 
 
-def explains_interruption(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Make a command say, after Ctrl-C, what was kept. (Without this, Typer would end it silently.)"""
+def as_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a function a command: it has -q and -v, and says after Ctrl-C what was kept. (Typer would end silently.)"""
 
     @functools.wraps(command)
-    def explained(*arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+    def explained(*arguments: Any, **named: Any) -> None:
         try:
             command(*arguments, **named)
         except KeyboardInterrupt:
             end_run(130, lambda: report_interruption(sys.argv), lost=True)
 
-    return explained
+    return with_verbosity(explained)
 
 
 def report_interruption(arguments: list[str], reason: str = "interrupted") -> None:

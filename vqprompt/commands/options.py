@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from vqprompt.commands.console import verbosity
+
+
+class ClassFolder(StrEnum):
+    outer = "outer"
+    inner = "inner"
+
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
 NewSize = Annotated[int | None, typer.Option("--size", help="Image size in px, for a new model.")]
 NewBackbone = Annotated[
-    str | None, typer.Option("--backbone", help="See `vqprompt backbones`, or a weights file; for a new model.")
+    str | None,
+    typer.Option("--backbone", help="best, a name of `vqprompt backbones`, or a weights file; for a new model."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]
+Preview = Annotated[bool, typer.Option("--preview", help="Only tell which answers would change; change nothing.")]
+ClassFolders = Annotated[
+    ClassFolder | None,
+    typer.Option(help="Of folders in folders, which ones are the classes. Without this you are asked if it matters."),
+]
 Track = Annotated[
     list[str] | None,
     typer.Option(
@@ -22,6 +40,29 @@ Track = Annotated[
         "tensorboard/. May be given twice."
     ),
 ]
+
+
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress and no notes.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print where an error comes from, for a bug report.")]
+
+
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options -q and -v."""
+
+    @functools.wraps(command)
+    def complete(*arguments: Any, quiet: bool, verbose: bool, **named: Any) -> None:
+        verbosity.quiet, verbosity.verbose = quiet, verbose
+        command(*arguments, **named)
+
+    own = inspect.signature(command, eval_str=True)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+    signature = own.replace(parameters=[*own.parameters.values(), *more])
+    complete.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads the options from it
+    complete.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return complete
 
 
 def option_value(arguments: list[str], option: str) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from vqprompt.commands.console import print_json, print_plain
 from vqprompt.commands.options import Device
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.answers import Answer
 
 
 def predict(
@@ -47,11 +50,11 @@ def predict(
     files = [file for path in images for file in image_files(path)]
     predictor = Predictor.load(learned, device, backbone=backbone)
     bad: list[str] = []
-    for file, found in zip(files, predictor.predict_each(files), strict=True):
-        if isinstance(found, UserError):
-            bad.append(str(found))
+    for file, logits in zip(files, predictor.predict_each(files), strict=True):
+        if isinstance(logits, UserError):
+            bad.append(str(logits))
             continue
-        shares, places = found.topk(min(top, len(predictor.classes)))
+        shares, places = logits.topk(min(top, len(predictor.classes)))
         classes = {predictor.classes[p]: s for p, s in zip(places.tolist(), shares.tolist(), strict=True)}
         if as_json:
             print_json({"image": str(file), "classes": classes})
@@ -72,20 +75,27 @@ def _predict_with_model(
     bad = []
     for start in range(0, len(files), 64):
         part = files[start : start + 64]
-        for file, found in zip(
-            part, asked.try_answers(part, top=top, unknown=unknown, strictness=strictness), strict=True
-        ):
-            if isinstance(found, Exception):
-                bad.append(str(found))
-            elif as_json:
-                familiarity = found.familiarity if math.isfinite(found.familiarity) else None
-                answer = {"class": found.name, "classes": dict(found.classes), "familiarity": familiarity}
-                print_json({"image": str(file), **answer})
-            elif found.name == "unknown":  # percentages are shares among known classes: they would contradict it
-                print_plain(f"{file}: unknown (most like {', '.join(name for name, _ in found.classes)})")
+        answers = asked.try_answers(part, top=top, unknown=unknown, strictness=strictness)
+        for file, answer in zip(part, answers, strict=True):
+            if isinstance(answer, Exception):
+                bad.append(str(answer))
             else:
-                print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in found.classes))
+                print_answer(file, answer, as_json)
     _refuse(bad, len(files))
+
+
+def print_answer(file: Path, answer: Answer, as_json: bool) -> None:
+    names = ", ".join(name for name, _ in answer.classes)
+    if as_json:
+        familiarity = answer.familiarity if math.isfinite(answer.familiarity) else None
+        told = {"class": answer.name, "classes": dict(answer.classes), "familiarity": familiarity}
+        print_json({"image": str(file), **told, "note": answer.note})
+    elif answer.name == "unknown":  # percentages are shares among known classes: they would contradict it
+        print_plain(f"{file}: unknown (most like {names})")
+    elif answer.note:
+        print_plain(f"{file}: {names} ({answer.note})")
+    else:
+        print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in answer.classes))
 
 
 def _refuse(bad: list[str], count: int) -> None:

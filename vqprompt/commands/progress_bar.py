@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as LiveBars
 
+from vqprompt.commands.console import verbosity
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import duration, printable
 
@@ -56,6 +57,7 @@ class Bars:
         self.live = LiveBars(  # the description comes last: a narrow terminal cuts off the end of a line
             BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
             TextColumn("remaining"), TextColumn("{task.description}", markup=False), console=console, transient=True,
+            disable=verbosity.quiet,
         )  # fmt: skip
         self.bars: dict[str, TaskID] = {}
         self.timelines: dict[str, Timeline] = {}
@@ -78,7 +80,7 @@ class Bars:
         self.live.update(self.bars[name], completed=event.done, total=event.total or None, description=text)
         timeline = self.timelines[name]
         remaining = timeline.remaining(event)
-        if not self.console.is_terminal and timeline.is_line_due(event):
+        if not self.console.is_terminal and not verbosity.quiet and timeline.is_line_due(event):
             text += f", {event.done / event.total:.0%} done" if event.total else ""
             text += f", {duration(time.monotonic() - timeline.started)} elapsed"
             text += f", {duration(remaining)} remaining" if remaining is not None else ""

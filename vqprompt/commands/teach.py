@@ -1,4 +1,4 @@
-"""The commands for a model of your own: learn, show, rename, forget, undo, cache.
+"""The commands for a model of your own: learn, show, relabel, unlearn, merge, rename, forget, undo, cache.
 
 A model is one file. Every command reads it, changes it under a lock, and replaces it in one step.
 """
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vqprompt.commands.console import console, print_json, print_plain
-from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
-from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell
+from vqprompt.commands.options import ClassFolders, Device, Json, ModelPath, NewBackbone, NewSize, Preview
+from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell, tell_correction
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
     from vqprompt.product.model.model import Model
+
+TaughtImages = Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Files or folders, as they were taught.")]
+NewClass = Annotated[str, typer.Option("--as", metavar="CLASS", help="The class that they become.")]
 
 
 def learn(
@@ -34,11 +37,21 @@ def learn(
     label: Annotated[
         str | None, typer.Option("--as", metavar="CLASS", help="All these images are of this class.")
     ] = None,
+    as_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--as-unknown",
+            help="These images look similar, but are none of the classes. They are never an answer; what is nearer to "
+            "them than to any class is unknown.",
+        ),
+    ] = False,
+    classes: ClassFolders = None,
     effort: Annotated[
         str,
         typer.Option(
             help="instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the "
-            "network instead. The expected time is printed first. Later teachings can use this effort or instant."
+            "network instead. auto: measures first, and trains if it is expected to be worth its time. "
+            "The expected time is printed first. Later teachings can use this effort, auto or instant."
         ),
     ] = "instant",
     hold_out: Annotated[
@@ -46,7 +59,7 @@ def learn(
         typer.Option(
             min=0,
             max=0.9,
-            help="0 does not measure accuracy. At good and best, this share of the images is not "
+            help="0 does not measure accuracy. At good and best, this share of the images (for 0, a fifth) is not "
             "trained on, to measure with.",
         ),
     ] = 0.2,
@@ -67,18 +80,23 @@ def learn(
             "way nothing of it is kept, not even a name.",
         ),
     ] = False,
+    preview: Preview = False,
     as_json: Json = False,
 ) -> None:
     """Teach a model: make it, or add to it. New classes are added, known ones get better; no image is kept.
 
-    [bold]vqprompt learn garden.vqp birds/[/bold]
+    [bold]vqprompt learn garden.vqp birds/[/bold], [bold]vqprompt learn garden.vqp a.jpg b.jpg --as heron[/bold],
+    [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
+    from vqprompt.core.backbones.registry import BEST, BEST_SIZE
     from vqprompt.product.check.quick import noticed
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
 
     check_effort(effort)
+    if backbone == "best":
+        backbone, size = BEST, size or BEST_SIZE
     source = images if len(images) > 1 else images[0]
     with files.locked(model):
         if model.exists():
@@ -89,11 +107,12 @@ def learn(
         with progress_shown() as progress:
             taught = changed.learn(
                 source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
-                seed=seed, on_disk=not no_cache, announce=announce, progress=progress,
+                seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
+                announce=announce, progress=progress,
             )  # fmt: skip
-        if taught.images:
+        if taught.images and not preview:
             changed.save(model, locked=True)
-    line = noticed(changed.knowledge.classes, {c.name for c in taught.classes})
+    line = None if preview else noticed(changed.knowledge.classes, {*taught.new_classes, *taught.grown_classes})
     if as_json:
         print_json({**taught.to_json(), "noticed": line})
     else:
@@ -107,9 +126,9 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     """
     from vqprompt.product.model.model import Model
 
-    found = Model.load(model).show()
+    facts = Model.load(model).show()
     if as_json:
-        print_json(found, indent=2)
+        print_json(facts, indent=2)
         return
     from rich.markup import escape
     from rich.table import Table
@@ -117,30 +136,31 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     table = Table(show_edge=False, header_style="bold")
     for heading in ("class", "images", "recognized", "kinds", "last taught"):
         table.add_column(heading, justify="left" if heading in ("class", "last taught") else "right")
-    for c in found["classes"]:
+    for c in facts["classes"]:
         table.add_row(
             escape(c["name"]), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
             c["taught"][-1][:10] if c["taught"] else "",
         )  # fmt: skip
     console.print(table)
-    b = found["backbone"]
+    b = facts["backbone"]
     trained = {
         "instant": "instant (nothing is trained)",
         "good": "good (prompts are trained)",
         "best": "best (the network is tuned)",
     }
-    moved = f" (an estimate for {counted(len(found['moved']), 'class')}, whose memory moved)" if found["moved"] else ""
+    moved = f" (an estimate for {counted(len(facts['moved']), 'class')}, whose memory moved)" if facts["moved"] else ""
+    against = f", {counted(facts['counterexamples'], 'counterexample')}" if facts["counterexamples"] else ""
     lines = [
         "",
-        f"{counted(len(found['classes']), 'class')}, {counted(found['images'], 'image')}; "
-        f"effort {trained[found['effort']]}",
-        f"accuracy {percent(found['accuracy'])} on images it had not learned{moved}",
-        f"percentages are off by {percent((found['calibration_error'] or [None])[-1])} on average",
-        f"backbone {b['name']}, {b['size']} px; file {found['bytes'] / 1e6:.1f} MB; "
-        f"{counted(found['can_undo'], 'step')} to undo",
+        f"{counted(len(facts['classes']), 'class')}, {counted(facts['images'], 'image')}{against}; "
+        f"effort {trained[facts['effort']]}",
+        f"accuracy {percent(facts['accuracy'])} on images it had not learned{moved}",
+        f"percentages are off by {percent((facts['calibration_error'] or [None])[-1])} on average",
+        f"backbone {b['name']}, {b['size']} px; file {facts['bytes'] / 1e6:.1f} MB; "
+        f"{counted(facts['can_undo'], 'step')} to undo",
         "",
     ]
-    for event in found["history"]:
+    for event in facts["history"]:
         what = f"{event['what']} {event.get('detail', '')}".strip()
         if "images" in event:
             effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
@@ -148,6 +168,52 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
     for line in lines:
         print_plain(line)
+
+
+def relabel(
+    model: ModelPath, images: TaughtImages, label: NewClass, preview: Preview = False, as_json: Json = False
+) -> None:
+    """Move images that were taught as the wrong class to the right one. They are found by their content.
+
+    [bold]vqprompt relabel garden.vqp kestrel/17.jpg --as falcon[/bold]; [bold]--as unknown[/bold]: none of the classes
+    """
+    with _changing(model) as changed:
+        done = changed.relabel(images, label, preview=preview)
+    tell_correction(f"{counted(done.images, 'image')} moved to {label}", done, preview, as_json)
+
+
+def unlearn(
+    model: ModelPath,
+    images: TaughtImages,
+    for_good: Annotated[
+        bool, typer.Option("--for-good", help="Also delete every older version that knows one of them.")
+    ] = False,
+    preview: Preview = False,
+    as_json: Json = False,
+) -> None:
+    """Take images away that were taught, as if they had never been. They are found by their content.
+
+    [bold]vqprompt unlearn garden.vqp kestrel/17.jpg[/bold]
+    """
+    with _changing(model) as changed:
+        done = changed.unlearn(images, for_good=for_good, preview=preview)
+    tell_correction(f"{counted(done.images, 'image')} taken away", done, preview, as_json)
+
+
+def merge(
+    model: ModelPath,
+    names: Annotated[list[str], typer.Argument(metavar="CLASS", help="Two classes or more.")],
+    new: NewClass,
+    preview: Preview = False,
+    as_json: Json = False,
+) -> None:
+    """Make one class of several.
+
+    [bold]vqprompt merge garden.vqp kestrel falcon --as falcon[/bold]
+    """
+    with _changing(model) as changed:
+        done = changed.merge(names, new, preview=preview)
+    tell_correction(f"{', '.join(names)} merged: {new} has {counted(done.images, 'image')}", done, preview, as_json)
 
 
 def rename(
@@ -166,7 +232,9 @@ def rename(
 
 def forget(
     model: ModelPath,
-    name: Annotated[str, typer.Argument(metavar="CLASS", help="A class of the model.")],
+    name: Annotated[
+        str, typer.Argument(metavar="CLASS", help='A class of the model; "unknown": all that was taught as such.')
+    ],
     for_good: Annotated[
         bool,
         typer.Option(
@@ -250,8 +318,10 @@ def _changing(path: Path) -> Iterator[Model]:
 
     with files.locked(path):
         model = Model.load(path)
+        before = model.knowledge
         yield model
-        model.save(path, locked=True)
+        if model.knowledge is not before:
+            model.save(path, locked=True)
 
 
 def _check_size(path: Path, model: Model, size: int | None) -> None:

@@ -7,48 +7,81 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vqprompt.commands.console import print_plain
+from vqprompt.commands.console import print_json, print_note, print_plain, verbosity
 from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
     from vqprompt.core.progress import Report
+    from vqprompt.product.model.correcting import Correction
     from vqprompt.product.model.model import Model
     from vqprompt.product.model.teaching import Plan, Taught
 
 
 def announce(plan: Plan) -> None:
+    if verbosity.quiet:
+        return
     new = f" ({len(plan.new_classes)} new)" if plan.new_classes else ""
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"
-    what = f"{counted(plan.images, 'image')} of {counted(plan.classes, 'class')}{new}{effort}"
-    print(f"{what}: about {duration(plan.seconds)}", file=sys.stderr, flush=True)
+    classes = f"{counted(plan.classes, 'class')}{new}{effort}" if plan.classes else "none of the classes"
+    what = f"{counted(plan.images, 'image')} of {classes}"
+    says = f"about {duration(plan.seconds)}"
+    if plan.gain is not None:
+        worth = "not worth it" if plan.effort == "instant" else "worth it"
+        says = f"training takes {says} and may bring {100 * plan.gain:.1f} points of accuracy: {worth}"
+    print(f"{what}: {says}", file=sys.stderr, flush=True)
 
 
 def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     for note in taught.notes:
-        print_plain(f"note: {note}")
+        print_note(note)
     if taught.known_images:
-        print_plain(f"note: left out {counted(taught.known_images, 'image')} that the model knows already")
+        print_note(f"left out {counted(taught.known_images, 'image')} that the model knows already")
     if taught.copies:
-        print_plain(f"note: left out {counted(taught.copies, 'repeated image')}")
+        print_note(f"left out {counted(taught.copies, 'repeated image')}")
     for message in taught.broken[:10]:
         print_plain(f"left out: {message}")
     if len(taught.broken) > 10:
         print_plain(f"left out: … and {len(taught.broken) - 10} more")
+    if taught.changes is not None:
+        print_plain(f"preview, nothing is changed: {taught.changes}")
+        return
     if not taught.images:
         print_plain("nothing was learned; the model is as it was")
         return
+    against = f", {counted(taught.counterexamples, 'counterexample')}" if taught.counterexamples else ""
     grown = f", more images of {counted(len(taught.grown_classes), 'known class')}" if taught.grown_classes else ""
+    known = counted(len(model.classes), "class")
     print_plain(
         f"learned {counted(taught.images, 'image')} in {duration(taught.seconds)}: "
-        f"{counted(len(taught.new_classes), 'new class')}{grown}; {path} knows {counted(len(model.classes), 'class')}"
+        f"{counted(len(taught.new_classes), 'new class')}{grown}{against}; {path} knows {known}"
     )
     if taught.accuracy is not None:
         before = f" (before: {percent(taught.accuracy_before)})" if taught.accuracy_before is not None else ""
-        print_plain(f"accuracy now: {percent(taught.accuracy)} on images it has not learned{before}")
+        low, high = taught.accuracy_interval or (0.0, 1.0)
+        sure = f"{percent(taught.accuracy)} ({low:.0%} to {high:.0%})"
+        print_plain(f"accuracy now: {sure} on images it has not learned{before}")
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
+    for warning in taught.warnings[:5]:
+        print_plain(f"warning: {warning}")
+    if taught.warnings:
+        print_plain(f"to take this lesson back: vqprompt undo {path}")
     if noticed is not None:
-        print_plain(f"note: {noticed}")
+        print_note(noticed)
+
+
+def tell_correction(what: str, done: Correction, preview: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(done.to_json())
+        return
+    for note in done.notes:
+        print_note(note)
+    if not done.images:
+        return
+    print_plain(f"{'preview, nothing is changed: ' if preview else ''}{what}")
+    print_plain(str(done.changes))
+    if done.accuracy is not None:
+        print_plain(f"accuracy: {percent(done.accuracy)} (before: {percent(done.accuracy_before)})")
 
 
 def progress_shown() -> AbstractContextManager[Report]:

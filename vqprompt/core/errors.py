@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # slow to import, and only some commands need it
@@ -33,6 +34,13 @@ class UserError(ValueError):
 
 class ImageError(UserError):
     """An image, folder or archive that cannot be used as it is."""
+
+
+def missing(path: object, wanted: str, advice: str = "check the path") -> ImageError:
+    """About a path that is not there. It may be a URL, of which a path has only one slash left."""
+    if re.match(r"\w{2,}:/", str(path)):
+        return ImageError(f"{path}: this is a URL; download it first, and give the files or folders on this machine")
+    return ImageError(f"{path}: no such {wanted}; {advice}")
 
 
 class WriteError(UserError, OSError):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = Sequence[Sequence[float | None]]
+CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
 
 
 def _column(accuracy: Matrix, j: int) -> list[float]:
@@ -55,6 +57,16 @@ def forgetting(accuracy: Matrix) -> float:
     """Mean of `forgetting_per_task`; 0 for a single task, because nothing came after it."""
     drops = forgetting_per_task(accuracy)
     return sum(drops) / len(drops) if drops else 0.0
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """The interval that holds the true share 19 times in 20, if this share of so many images was right (Wilson)."""
+    if not count:
+        return 0.0, 1.0
+    z = CONFIDENCE
+    center = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, center - half), min(1.0, center + half)
 
 
 # ---------------------------------------------------------------------------------------------- calibration

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -14,6 +16,33 @@ def counted(count: int, noun: str) -> str:
 def shorten(names: Sequence[str], most: int = 5) -> str:
     """The first names in quotes, and how many there are in total."""
     return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'length'? `, if a name is close to a known one, and which there are."""
+    names = list(known)
+    near = nearest_name(name, names)
+    return (f"did you mean {near!r}? " if near else "") + f"there are {', '.join(names)}"
+
+
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """The name that somebody may have meant who wrote another one."""
+    folded = {other.casefold(): other for other in names}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
+def look_misspelled(one: str, other: str) -> bool:
+    """Whether two names may be spellings of the same word, such as `elefant` and `elephant`: they differ in one word,
+    which is nearly the same. The names of no two of 200 species of birds are."""
+    words = [re.findall(r"[^\W\d_]+|\d+", name.casefold()) for name in (one, other)]
+    if len(words[0]) != len(words[1]):
+        words = [["".join(parts)] for parts in words]
+    pairs = [pair for pair in zip(*words, strict=True) if pair[0] != pair[1]]
+    if len(pairs) != 1:
+        return False
+    needed = 0.8 if max(map(len, pairs[0])) > 5 else 0.88  # `house` and `horse` are two words
+    return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= needed
 
 
 def duration(seconds: float) -> str:

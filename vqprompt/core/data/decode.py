@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels, check_sides
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import open_regular
 
 IMAGE_SUFFIXES = frozenset(
@@ -68,9 +68,9 @@ def accepted_formats() -> tuple[str, ...]:
     """Names of the formats that are decoded on this machine."""
     Image.init()
     with suppress(Exception):  # not installed, or without its library
-        import pillow_heif
+        import pi_heif
 
-        pillow_heif.register_heif_opener()
+        pi_heif.register_heif_opener()
     return tuple(name for name in (*FORMATS, "AVIF", "HEIF") if name in Image.OPEN)
 
 
@@ -102,7 +102,7 @@ def aspect_of(data: bytes, name: str) -> float:
         image = _identify(data)
         _check_size(image, name, squashed=True)
         width, height = image.size
-        return height / width if _is_on_its_side(image) else width / height
+        return height / width if _orientation(image) >= 5 else width / height
 
 
 @contextmanager
@@ -118,10 +118,12 @@ def _refusing(data: bytes, name: str) -> Iterator[None]:
         raise ImageError(f"{name}: {_reason(data, error)}; replace the file or take it out") from None
 
 
-def _is_on_its_side(image: Image.Image) -> bool:
+def _orientation(image: Image.Image) -> int:
+    """EXIF's: 1 is upright, from 5 on it lies on its side."""
     with suppress(Exception):  # damaged EXIF: the image stays as it is
-        return image.getexif().get(0x0112) in (5, 6, 7, 8)
-    return False
+        orientation = image.getexif().get(0x0112)
+        return orientation if isinstance(orientation, int) and orientation in range(2, 9) else 1
+    return 1
 
 
 def _identify(data: bytes) -> Image.Image:
@@ -182,7 +184,7 @@ def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Imag
     with _budget.take(width * height if _is_progressive(image) else image.width * image.height):
         small = _in_strips(image, side) if side is not None else image
         rgb = to_rgb(small)
-    turned = rgb.size != small.size or (rgb.width == rgb.height and _is_on_its_side(image))
+    turned = rgb.size != small.size or (rgb.width == rgb.height and _orientation(image) >= 5)
     return rgb, height / width if turned else width / height
 
 
@@ -200,27 +202,18 @@ def _in_strips(image: Image.Image, side: int) -> Image.Image:
         across, down = max(1, width // (2 * side)), max(1, height // (2 * side))
     elif factor < 2 or width * height < LARGE:
         return image
-    exif = _exif(image)
+    orientation = _orientation(image)
     small = Image.new("RGB", (-(-width // across), -(-height // down)))
     top = _brightest(image)
     rows = max(1, STRIP // width // down) * down
     for start in range(0, height, rows):
         strip = image.crop((0, start, width, min(start + rows, height)))
         small.paste(_flatten(strip, top).reduce((across, down)), (0, start // down))
-    if exif is not None:
-        small.info["exif"] = exif
+    if orientation > 1:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        small.info["exif"] = exif.tobytes()
     return small
-
-
-def _exif(image: Image.Image) -> bytes | None:
-    """Only the orientation, as EXIF bytes."""
-    with suppress(Exception):  # damaged EXIF: the image stays as it is
-        orientation = image.getexif().get(0x0112)
-        if orientation in range(2, 9):
-            exif = Image.Exif()
-            exif[0x0112] = orientation
-            return exif.tobytes()
-    return None
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -228,11 +221,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
     with suppress(struct.error, SyntaxError, ValueError, TypeError, KeyError):  # damaged EXIF: it stays as it is
         image = ImageOps.exif_transpose(image)
     return _flatten(image, _brightest(image))
-
-
-def _is_deep(image: Image.Image) -> bool:
-    """16 and 32 bits per pixel, which Pillow would clip instead of scaling."""
-    return image.mode.startswith("I") or image.mode == "F"
 
 
 def _brightest(image: Image.Image) -> float:
@@ -244,7 +232,7 @@ def _brightest(image: Image.Image) -> float:
 
 
 def _flatten(image: Image.Image, top: float) -> Image.Image:
-    if _is_deep(image):
+    if image.mode.startswith(("I", "F")):  # 16 and 32 bits per pixel, which Pillow would clip instead of scaling
         values = np.asarray(image, dtype=np.float64)
         return Image.fromarray(np.nan_to_num(values / top * 255).clip(0, 255).round().astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -303,6 +291,6 @@ def read_image(given: str | Path) -> bytes:
     except UserError:
         raise
     except FileNotFoundError:
-        raise ImageError(f"{given}: no such image file; check the path") from None
+        raise missing(given, "image file") from None
     except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte in the path; RuntimeError: no home
         raise ImageError(f"{given}: no image file that can be read ({error}); give a regular file") from None

@@ -8,12 +8,10 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -32,28 +30,39 @@ BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 LAYOUT = "expected NAME.jpg with NAME.cls beside it (WebDataset's layout)"
 
 
-class Shards(Protocol):
+class Shards(ABC):
     """Images by row, in the order of their files.
 
-    labels: [n], positions in `classes`. splits: [n], whether an image is to test with; None where the source does not
-    say. groups: [n], images with the same number are read together. scattered: whether any image can be read as fast as
-    its neighbour; if not, read group by group. key: identifies the content.
+    numbers: of the classes, by name. labels: [n], the numbers. sizes: of the groups, which are read together. kinds: of
+    the groups, "train" or another word; None where it is not known. scattered: whether any image can be read as fast as
+    its neighbour; if not, read group by group.
     """
 
     path: Path
-    classes: list[str]
-    labels: np.ndarray
-    splits: np.ndarray | None
-    groups: np.ndarray
     scattered: bool
 
+    def __init__(
+        self, numbers: dict[str, int], labels: np.ndarray, sizes: Sequence[int], kinds: Sequence[str | None]
+    ) -> None:
+        self.classes, self.labels = in_order(list(numbers), labels)  # [n], positions in `classes`
+        self.groups = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)  # [n]
+        self.first = np.cumsum([0, *sizes])  # the first row of each group
+        tests = np.array([kind != "train" for kind in kinds])
+        known = None not in kinds and len(set(tests)) == 2
+        self.splits = tests[self.groups] if known else None  # [n], whether an image is to test with
+
     @property
-    def key(self) -> str: ...
+    @abstractmethod
+    def key(self) -> str:
+        """Identifies the content."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
+    @abstractmethod
     def read(self, row: int) -> bytes: ...
 
+    @abstractmethod
     def where(self, row: int) -> str: ...
 
 
@@ -95,7 +104,7 @@ def _has_labels(path: Path) -> bool:
         return False
 
 
-class TarShards:
+class TarShards(Shards):
     """Tar shards. A shard whose name begins with train or test (or val) says which of the two its images are for."""
 
     scattered = True
@@ -103,58 +112,37 @@ class TarShards:
     def __init__(self, paths: Sequence[Path]) -> None:
         self.path = paths[0] if len(paths) == 1 else paths[0].parent
         self.paths = list(paths)
-        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open = lru_cache(OPEN_FILES)(open_regular)  # a file is closed when its last reader is done
         known = _class_names(paths[0].parent / NAMES)
         numbers = {name: n for n, name in enumerate(known)}
-        labels, offsets, sizes, counts = [], [], [], []
+        shards = []
         for path in self.paths:
             _refuse_compressed(path)
             files = TarFiles(path)
-            images = _list_shard(files, path, known, numbers)
-            counts.append(len(images))
-            labels.append(images[:, 0].astype(np.int32))
-            offsets.append(images[:, 1])
-            sizes.append(images[:, 2])
+            shards.append(_list_shard(files, path, known, numbers))
             files.close()
-        self.labels = np.concatenate(labels)
-        if not len(self.labels):
+        images = np.concatenate(shards)
+        if not len(images):
             raise ImageError(f"{self.path}: no image in these shards; {LAYOUT}")
-        self.classes, self.labels = in_order(list(numbers), self.labels)
-        self._offsets, self._sizes = np.concatenate(offsets), np.concatenate(sizes)
-        self.groups = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
-        self.splits = _splits(self.paths, self.groups)
-        self._starts = np.cumsum([0, *counts])
-
-    def __len__(self) -> int:
-        return len(self.labels)
+        kinds = [match[1] if (match := re.match(r"(train|test|val)", path.name)) else None for path in self.paths]
+        super().__init__(numbers, images[:, 0].astype(np.int32), list(map(len, shards)), kinds)
+        self._offsets, self._sizes = images[:, 1].copy(), images[:, 2].copy()
 
     @cached_property
     def key(self) -> str:  # not in the constructor, because hashing all shards takes long and teaching does not need it
         return ":".join(ContentHashes(path).of_path() for path in self.paths)
 
     def read(self, row: int) -> bytes:
-        size, number = int(self._sizes[row]), int(self.groups[row])
+        size, path = int(self._sizes[row]), self.paths[self.groups[row]]
         check_file_size(self.where(row), size)
-        file = self._file(number)
-        data = read_at(file, int(self._offsets[row]), size)
+        data = read_at(self._open(path), int(self._offsets[row]), size)
         if len(data) != size:
-            raise OSError(f"{self.paths[number]} ends too early; it changed while it was being read")
+            raise OSError(f"{path} ends too early; it changed while it was being read")
         return data
 
     def where(self, row: int) -> str:
         number = int(self.groups[row])
-        return f"{self.paths[number]}: image {row - int(self._starts[number]) + 1}"
-
-    def _file(self, number: int) -> BinaryIO:
-        """A shard; the last few stay open."""
-        with self._lock:
-            if number not in self._open:
-                self._open[number] = open_regular(self.paths[number])
-                if len(self._open) > OPEN_FILES:
-                    self._open.popitem(last=False)  # closed when its last reader is done
-            self._open.move_to_end(number)
-            return self._open[number]
+        return f"{self.paths[number]}: image {row - int(self.first[number]) + 1}"
 
 
 def in_order(classes: Sequence[str], labels: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -206,11 +194,3 @@ def _list_shard(files: TarFiles, path: Path, known: Sequence[str], numbers: dict
         listed.append((numbers.setdefault(text, len(numbers)), files.offset(name), files.sizes[name]))
     listed.sort(key=lambda entry: entry[1])
     return np.array(listed, np.int64).reshape(-1, 3)
-
-
-def _splits(paths: Sequence[Path], groups: np.ndarray) -> np.ndarray | None:
-    kinds = [re.match(r"(train|test|val)", path.name) for path in paths]
-    if {kind[1] == "train" for kind in kinds if kind} != {True, False} or not all(kinds):
-        return None
-    tests: np.ndarray = np.array([kind[1] != "train" for kind in kinds if kind])[groups]
-    return tests

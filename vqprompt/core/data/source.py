@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,16 +24,35 @@ class Entry:
     split: str | None
 
 
-class ImageSource(Protocol):
-    """What a store can be built from. key: identifies the content of all entries, and their order."""
+class Rows(Protocol):
+    """Image files by row. key: identifies their content and their order. where: what a message calls one."""
 
     path: Path
-    entries: list[Entry]
 
     @property
     def key(self) -> str: ...
 
-    def read(self, entry: Entry) -> bytes: ...
+    def __len__(self) -> int: ...
+
+    def read(self, row: int) -> bytes: ...
+
+    def where(self, row: int) -> str: ...
+
+
+class RowsOfEntries:
+    """Rows that are listed as entries. read_path: the content of a file, by its path inside the source."""
+
+    entries: list[Entry]
+    read_path: Callable[[str], bytes]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def read(self, row: int) -> bytes:
+        return self.read_path(self.entries[row].path)
+
+    def where(self, row: int) -> str:
+        return self.entries[row].path
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -49,7 +68,7 @@ def images_in(folder: Path) -> list[Path]:
     return images
 
 
-class Source:
+class Source(RowsOfEntries):
     """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`. keep: see `open_files`."""
 
     def __init__(self, path: str | Path, keep: bool = True) -> None:
@@ -57,15 +76,13 @@ class Source:
         if not exists(self.path):
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
         self.files = open_files(self.path, keep)
+        self.read_path = self.files.read
         self.ignored: list[str] = list(self.files.skipped)
         self.entries = self._list()
 
     @cached_property
     def key(self) -> str:  # not in the constructor, because hashing takes long and teaching does not need it
         return key_of(self.files.key, self.files.stamps([entry.path for entry in self.entries]))
-
-    def read(self, entry: Entry) -> bytes:
-        return self.files.read(entry.path)
 
     def _list(self) -> list[Entry]:
         files = [p for p in self.files.names if not hidden(p)]

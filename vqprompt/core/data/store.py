@@ -22,12 +22,12 @@ from torch import Tensor
 
 from vqprompt.core.data.decode import decode_pixels
 from vqprompt.core.data.limits import CACHE_GB
-from vqprompt.core.data.source import ImageSource
+from vqprompt.core.data.source import Rows
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import cache_folder, delete_abandoned, load_array, replacing_cached, save_array, warn_no_cache
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 
-DIGESTED = 4096  # images whose pixels are read together for a digest
+AT_ONCE = 4096  # images that are read together
 
 
 class Store:
@@ -56,8 +56,8 @@ class Store:
     def digest(self, rows: np.ndarray) -> str:
         """Changes with the content of these rows. Only the middle row of each image is read."""
         digest, middle = hashlib.sha256(), self.pixels.shape[2] // 2
-        for start in range(0, len(rows), DIGESTED):
-            digest.update(self.pixels[rows[start : start + DIGESTED], :, middle].tobytes())
+        for start in range(0, len(rows), AT_ONCE):
+            digest.update(self.pixels[rows[start : start + AT_ONCE], :, middle].tobytes())
         return digest.hexdigest()[:16]
 
     def on_device(self, device: torch.device) -> Tensor | None:
@@ -71,25 +71,25 @@ class Store:
         return self._resident[device]
 
 
-def build_store(source: ImageSource, side: int, progress: Report = ignore) -> Store:
+def build_store(rows: Rows, side: int, progress: Report = ignore) -> Store:
     """The decoded store of a source: from the cache if the content is the same, else decoded now. What is larger than
     VQPROMPT_CACHE_GB is decoded when it is needed."""
-    if 3 * side * side * len(source.entries) > CACHE_GB.value * 1e9:
-        from vqprompt.core.data.streamed import RowsOfEntries, StreamedStore
+    if 3 * side * side * len(rows) > CACHE_GB.value * 1e9:
+        from vqprompt.core.data.streamed import StreamedStore
 
-        return StreamedStore(RowsOfEntries(source), side, progress)
-    fingerprint = hashlib.sha256(f"{side}:{source.key}".encode()).hexdigest()[:24]
+        return StreamedStore(rows, side, progress)
+    fingerprint = hashlib.sha256(f"{side}:{rows.key}".encode()).hexdigest()[:24]
     folder = cache_folder() / "images"
     target, aspects = folder / f"{fingerprint}.npy", folder / f"{fingerprint}.aspect.npy"
-    stored = _load(target, aspects, len(source.entries), side)
+    stored = _load(target, aspects, len(rows), side)
     if stored is None:
         try:
-            _decode_to_cache(source, side, target, aspects, progress)
-            stored = _load(target, aspects, len(source.entries), side)
+            _decode_to_cache(rows, side, target, aspects, progress)
+            stored = _load(target, aspects, len(rows), side)
         except WriteError as error:
             warn_no_cache(error)
     if stored is None:  # there is no cache: the pixels stay in memory
-        stored = _in_memory(source, side, progress)
+        stored = _in_memory(rows, side, progress)
     return Store(*stored, fingerprint)
 
 
@@ -105,13 +105,12 @@ def _load(target: Path, aspects: Path, count: int, side: int) -> tuple[np.ndarra
     return pixels, aspect
 
 
-def _decode_to_cache(source: ImageSource, side: int, target: Path, aspects: Path, progress: Report) -> None:
-    count = len(source.entries)
+def _decode_to_cache(rows: Rows, side: int, target: Path, aspects: Path, progress: Report) -> None:
     delete_abandoned(target.parent)
     with replacing_cached(target) as partial:
-        pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(count, 3, side, side))
+        pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(len(rows), 3, side, side))
         _reserve(partial)
-        aspect = _decode_all(source, side, pixels, progress)
+        aspect = _decode_all(rows, side, pixels, progress)
         pixels.flush()
         del pixels
         save_array(aspects, aspect)
@@ -124,50 +123,55 @@ def _reserve(path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def _in_memory(source: ImageSource, side: int, progress: Report) -> tuple[np.ndarray, np.ndarray]:
-    shape = (len(source.entries), 3, side, side)
+def _in_memory(rows: Rows, side: int, progress: Report) -> tuple[np.ndarray, np.ndarray]:
+    shape = (len(rows), 3, side, side)
     try:
         pixels = np.empty(shape, dtype=np.uint8)
     except MemoryError:
         raise ImageError(
-            f"{source.path}: {np.prod(shape) / 1e9:.1f} GB of pixels fit neither in the cache nor in memory; set "
+            f"{rows.path}: {np.prod(shape) / 1e9:.1f} GB of pixels fit neither in the cache nor in memory; set "
             "VQPROMPT_HOME to a folder with space, or choose a smaller size"
         ) from None
-    return pixels, _decode_all(source, side, pixels, progress)
+    return pixels, _decode_all(rows, side, pixels, progress)
 
 
-def _decode_all(source: ImageSource, side: int, pixels: np.ndarray, progress: Report) -> np.ndarray:
-    """Fill `pixels`; returns the aspect ratios. All images that cannot be used are named in one error."""
-    entries = source.entries
-    aspect = np.empty(len(entries), dtype=np.float32)
-    problems: list[str] = []
+def _decode_all(rows: Rows, side: int, pixels: np.ndarray, progress: Report) -> np.ndarray:
+    """Fill `pixels`; returns the aspect ratios."""
+    aspect = np.empty(len(rows), dtype=np.float32)
 
-    def work(i: int) -> None:
-        try:
-            pixels[i], aspect[i] = decode_pixels(source.read(entries[i]), entries[i].path, side)
-        except ImageError as error:
-            problems.append(str(error))
-        except OSError as error:
-            problems.append(f"{entries[i].path}: cannot be read ({error}); replace the file or take it out")
+    def decode(row: int) -> None:
+        pixels[row], aspect[row] = decode_pixels(rows.read(row), rows.where(row), side)
 
-    _map(work, len(entries), progress)
-    raise_all(source.path, problems, len(entries))
+    for_each(rows, decode, progress)
     return aspect
 
 
-def raise_all(path: Path, problems: list[str], count: int) -> None:
-    """All images that cannot be used, in one error; nothing if there are none."""
-    if problems:
-        shown = "\n  ".join(sorted(problems)[:10])
-        more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ImageError(f"{path}: {len(problems)} of {count} images cannot be used:\n  {shown}{more}")
+def for_each(rows: Rows, work: Callable[[int], None], progress: Report) -> None:
+    """Do something with every image, in threads. All images that cannot be used are named in one error."""
+    problems, count = list[str](), len(rows)
 
+    def guarded(row: int) -> None:
+        try:
+            work(row)
+        except ImageError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(str(unreadable(rows, row, error)))
 
-def _map(work: Callable[[int], None], count: int, progress: Report) -> None:
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow releases the GIL while it decodes
         try:
-            for done, _ in enumerate(pool.map(work, range(count), chunksize=16), start=1):
-                progress(Progress(Stage.DECODING, done, count))
+            for start in range(0, count, AT_ONCE):
+                batch = range(start, min(start + AT_ONCE, count))
+                for done, _ in enumerate(pool.map(guarded, batch, chunksize=16), start + 1):
+                    progress(Progress(Stage.DECODING, done, count))
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    if problems:
+        shown = "\n  ".join(sorted(problems)[:10])
+        more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise ImageError(f"{rows.path}: {len(problems)} of {count} images cannot be used:\n  {shown}{more}")
+
+
+def unreadable(rows: Rows, row: int, error: OSError) -> ImageError:
+    return ImageError(f"{rows.where(row)}: cannot be read ({error}); replace the file or take it out")

@@ -17,6 +17,7 @@ import numpy as np
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.core.words import shorten
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ def check_names(name: str, classes: Sequence[str]) -> None:
     if odd := [c for c in classes if c != c.encode("utf-8", "replace").decode()]:
         raise ImageError(f"{name}: the class name {odd[0]!r} is not UTF-8; rename its folder")
     if twice := [c for c, count in Counter(classes).items() if count > 1]:
-        shown = ", ".join(map(repr, twice[:5])) + (" …" if len(twice) > 5 else "")
-        raise ImageError(f"{name}: the class name {shown} is there more than once; give every class its own name")
+        raise ImageError(
+            f"{name}: the class name {shorten(twice)} is there more than once; give every class its own name"
+        )
 
 
 def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np.ndarray) -> None:
@@ -57,8 +59,7 @@ def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np
         counts = np.bincount(labels[wanted], minlength=len(classes))
         empty = [classes[i] for i in np.flatnonzero(counts == 0)]
         if empty:
-            shown = ", ".join(map(repr, empty[:5])) + (" …" if len(empty) > 5 else "")
-            raise ImageError(f"{name}: no {split} images for the class {shown}; every class needs some")
+            raise ImageError(f"{name}: no {split} images for the class {shorten(empty)}; every class needs some")
 
 
 class Task:

@@ -14,8 +14,6 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,44 +21,10 @@ from torch import Tensor
 
 from vqprompt.core.data.decode import aspect_of, decode_pixels
 from vqprompt.core.data.limits import CACHE_GB
-from vqprompt.core.data.source import ImageSource
-from vqprompt.core.data.store import Store, raise_all
-from vqprompt.core.errors import ImageError
+from vqprompt.core.data.source import Rows
+from vqprompt.core.data.store import Store, for_each, unreadable
 from vqprompt.core.files import cache_folder, keep_array, load_array, read_at, temporary_file, write_at
-from vqprompt.core.progress import Progress, Report, Stage
-
-AT_ONCE = 4096  # images whose headers are being read at a time
-
-
-class Rows(Protocol):
-    """Image files by row. See `Shards` for the other fields."""
-
-    path: Path
-
-    @property
-    def key(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, row: int) -> bytes: ...
-
-    def where(self, row: int) -> str: ...
-
-
-class RowsOfEntries:
-    """The entries of a folder or an archive, by row."""
-
-    def __init__(self, source: ImageSource) -> None:
-        self.path, self.source, self.key = source.path, source, source.key
-
-    def __len__(self) -> int:
-        return len(self.source.entries)
-
-    def read(self, row: int) -> bytes:
-        return self.source.read(self.source.entries[row])
-
-    def where(self, row: int) -> str:
-        return self.source.entries[row].path
+from vqprompt.core.progress import Report
 
 
 class StreamedStore(Store):
@@ -98,7 +62,7 @@ class StreamedStore(Store):
         try:
             pixels[:] = decode_pixels(self.rows.read(row), self.rows.where(row), self.side)[0]
         except OSError as error:
-            raise _unreadable(self.rows, row, error) from None
+            raise unreadable(self.rows, row, error) from None
         self._cache.keep(row, pixels)
 
     def _aspects(self, name: str, progress: Report) -> np.ndarray:
@@ -107,29 +71,14 @@ class StreamedStore(Store):
         known = load_array(file)
         if known is not None and known.shape == (self.count,):
             return known
-        aspect, problems = np.empty(self.count, np.float32), list[str]()
+        aspect = np.empty(self.count, np.float32)
 
-        def work(row: int) -> None:
-            try:
-                aspect[row] = aspect_of(self.rows.read(row), self.rows.where(row))
-            except ImageError as error:
-                problems.append(str(error))
-            except OSError as error:
-                problems.append(str(_unreadable(self.rows, row, error)))
+        def read_header(row: int) -> None:
+            aspect[row] = aspect_of(self.rows.read(row), self.rows.where(row))
 
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for start in range(0, self.count, AT_ONCE):
-                stop = min(start + AT_ONCE, self.count)
-                for _ in pool.map(work, range(start, stop), chunksize=16):
-                    pass
-                progress(Progress(Stage.DECODING, stop, self.count))
-        raise_all(self.rows.path, problems, self.count)
+        for_each(self.rows, read_header, progress)
         keep_array(file, aspect)
         return aspect
-
-
-def _unreadable(rows: Rows, row: int, error: OSError) -> ImageError:
-    return ImageError(f"{rows.where(row)}: cannot be read ({error}); replace the file or take it out")
 
 
 class DecodedCache:

@@ -7,7 +7,6 @@ import gzip
 import lzma
 import os
 import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +18,10 @@ from vqprompt.core.files import (
     cache_folder,
     delete_abandoned,
     open_regular,
+    read_at,
     replacing_cached,
     sealed_length,
+    temporary_file,
     warn_no_cache,
 )
 
@@ -83,7 +84,7 @@ class TarFiles(Files):
 
     def _unpacked(self) -> tuple[BinaryIO, int]:
         """The plain tar in a temporary file, and its length."""
-        plain = tempfile.TemporaryFile()  # noqa: SIM115 (kept open as long as the archive is)
+        plain = temporary_file(anywhere=True)
         _copy(self.path, self._packed, plain)
         return plain, plain.tell()
 
@@ -115,7 +116,7 @@ class TarFiles(Files):
     def offset(self, name: str) -> int:
         """Where a member's content begins in the plain tar."""
         if self._members[name].issparse():
-            raise ImageError(f"{self.path}: {name!r} is a sparse member, which is not read here; pack it again")
+            raise ImageError(f"{self.path}: {name!r} is a sparse member, not read here; pack it again without --sparse")
         return self._members[name].offset_data
 
     def close(self) -> None:
@@ -123,13 +124,8 @@ class TarFiles(Files):
         self._packed.close()
 
     def _read(self, name: str) -> bytes:
-        member = self._members[name]
-        if member.issparse():
-            raise OSError("it is a sparse member, which is not read here; pack it again without --sparse")
-        with self._lock:
-            self._file.seek(member.offset_data)
-            data = self._file.read(member.size)
-        if len(data) < member.size:
+        data = read_at(self._file, self.offset(name), self.sizes[name])
+        if len(data) < self.sizes[name]:
             raise OSError("the archive ends too early")
         return data
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import socket
@@ -106,7 +107,7 @@ def _sync_folder(folder: Path) -> None:
 def delete_abandoned(folder: Path, name: str | None = None) -> None:
     """Delete partial files and folders (of one file, or of all in a folder) whose process was killed."""
     with suppress(OSError):
-        for partial in folder.glob(f".{_escaped(name)}.*.partial" if name is not None else "*.partial*"):
+        for partial in folder.glob(f".{glob.escape(name)}.*.partial" if name is not None else "*.partial*"):
             host, number = [*partial.name.split(".")[-4:], "", ""][:2]
             with suppress(OSError):
                 if host == HOST and number.isdecimal():
@@ -117,10 +118,6 @@ def delete_abandoned(folder: Path, name: str | None = None) -> None:
                     shutil.rmtree(partial, ignore_errors=True)
                 elif abandoned:
                     partial.unlink(missing_ok=True)
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _is_running(process: int) -> bool:

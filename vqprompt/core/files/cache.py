@@ -76,17 +76,23 @@ def clear_cache() -> None:
             shutil.rmtree(part.folder)
 
 
-def temporary_file(size: int = 0) -> BinaryIO:
+def temporary_file(size: int = 0, anywhere: bool = False) -> BinaryIO:
     """A file in the cache folder that only this process can read. The system deletes it when the process ends, even if
     it is killed.
 
     Raises OSError if no such file can be made, or if `size` bytes are more than half of the free space on the disk.
+    anywhere: where the cache cannot be written to, take the system's folder for temporary files.
     """
     folder = cache_folder()
-    make_folder(folder)
-    if size > shutil.disk_usage(folder).free / 2:
-        raise OSError(errno.ENOSPC, f"{size:,} bytes are more than half of the free space", str(folder))
-    return tempfile.TemporaryFile(dir=folder, prefix=".temporary-")
+    try:
+        make_folder(folder)
+        if size > shutil.disk_usage(folder).free / 2:
+            raise OSError(errno.ENOSPC, f"{size:,} bytes are more than half of the free space", str(folder))
+        return tempfile.TemporaryFile(dir=folder, prefix=".temporary-")
+    except OSError:
+        if not anywhere:
+            raise
+        return tempfile.TemporaryFile()
 
 
 # ---------------------------------------------------------------------------------------------- checksums

@@ -11,6 +11,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,11 @@ class Discriminant:
 
     def scores(self, features: Array) -> Array:
         """Features [n, D] to scores [n, classes]."""
-        return join_modes(features.astype(self.weights.dtype, copy=False) @ self.weights.T + self.bias, self.owners)
+        return join_modes(self.scores_of_modes(features), self.owners)
+
+    def scores_of_modes(self, features: Array) -> Array:
+        """Features [n, D] to scores [n, M]."""
+        return features.astype(self.weights.dtype, copy=False) @ self.weights.T + self.bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,11 +258,9 @@ class LeaveOneOut:
         distance = float(outside.mean()) if len(outside) else 0.0
         means = Means.of(self.rotated, counts, self.basis.shrunk(shrinkage), distance)
         mu = means.shrunk[self.compared].astype(self.precision)
-        along, scaled = (q * x).sum(1), mu / variances
-        # the two large products, [n, M], in single precision; what they decide does not need more
-        crossed = (q.astype(np.float32) @ mu.T.astype(np.float32)).astype(np.float64)
-        scores = (x.astype(np.float32) @ scaled.T.astype(np.float32)).astype(np.float64)
-        scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (scaled * mu).sum(1)
+        along = (q * x).sum(1)
+        crossed, scores = _products(q, mu), _products(x, mu / variances)
+        scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (mu**2 / variances).sum(1)
         # without x the center moves by `step` r, and with it every mean, as far as it does not rely on its own images
         step = -1 / (np.maximum(self.others, 1) * (counts > 0).sum())
         moving = 1 - means.reliance(counts[self.compared])
@@ -273,6 +276,19 @@ class LeaveOneOut:
         apart = x - center
         from_center = (apart**2 / variances).sum(1) + growth * (q * apart).sum(1) ** 2
         return LeftOut(scores, norms, from_center, means, distance)
+
+    def around(self, shrinkage: float, center: Array, others: Array) -> tuple[Array, Array, Array]:
+        """Others than the groups, under the covariance without each image x: (x - o)ᵀ Σ⁻¹ (w - o) [n, W], its square
+        norms (w - o)ᵀ Σ⁻¹ (w - o) [n, W], and the score of o itself [n]. center: o [D]. others: w [W, D]. Both in the
+        coordinates of the basis."""
+        variances, q, _, growth = self._without(shrinkage)
+        apart, offsets = others - center, self.x - center
+        crossed, inside = _products(q, apart), growth * (q * offsets).sum(1)
+        products = _products(offsets, apart / variances) + inside[:, None] * crossed
+        norms = (apart**2 / variances).sum(1) + growth[:, None] * crossed**2
+        toward = (q * center).sum(1)
+        own = (center / variances * (self.x - 0.5 * center)).sum(1)
+        return products, norms, own + growth * toward * ((q * self.x).sum(1) - 0.5 * toward)
 
     def stretch(self, shrinkage: float) -> Array:
         """By which factor squared distances grow if the diagonal, too, is computed without the image [n]: to first
@@ -295,6 +311,11 @@ class LeaveOneOut:
         far = (q * self.offsets).sum(1)
         share = (1 - shrinkage) * self.longer / freedom  # of r rᵀ in the covariance
         return variances, q, far, share / np.maximum(1 - share * far, 1e-9)
+
+
+def _products(rows: Array, columns: Array) -> Array:
+    """rows @ columns.T in single precision: the large products, and what they decide does not need more."""
+    return (rows.astype(np.float32) @ columns.T.astype(np.float32)).astype(np.float64)
 
 
 # ---------------------------------------------------------------------------------------------- probabilities
@@ -322,8 +343,6 @@ def best_temperature(
     further one certain. weights: of the images [n]. wrong: the share of classes that are wrong themselves; otherwise a
     few wrong labels would lower every probability. precision: of the temperature's logarithm.
     """
-    from scipy.optimize import minimize_scalar
-
     weights = np.full(len(scores), 1 / len(scores)) if weights is None else weights / weights.sum()
     one_more = float((weights**2).sum())  # 1 / n, if all weights are the same
     scores = (scores - scores.max(1, keepdims=True)).astype(np.float32)
@@ -340,5 +359,22 @@ def best_temperature(
             log_share = np.log((1 - wrong) * np.exp(log_share) + wrong / scores.shape[1])
         return -float(weights @ (log_share + one_more * (rival * cold - total)))
 
-    found = minimize_scalar(loss, bounds=tuple(np.log(TEMPERATURES)), method="bounded", options={"xatol": precision})
-    return float(np.exp(found.x))
+    coldest, hottest = np.log(TEMPERATURES)
+    return float(np.exp(_lowest(loss, coldest, hottest, precision)))
+
+
+def _lowest(loss: Callable[[float], float], low: float, high: float, precision: float) -> float:
+    """Where a function with one valley is lowest: golden-section search. (SciPy, which has it, is large to install.)"""
+    golden = (5**0.5 - 1) / 2
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    while high - low > 2 * precision:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = loss(right)
+    return (low + high) / 2

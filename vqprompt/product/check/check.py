@@ -60,6 +60,7 @@ def check(
     source: Any,
     labels: Sequence[str] | str | None = None,
     *,
+    classes: str = "",
     test: Any = None,
     model: Model | None = None,
     backbone: str | Path = "vit-s14",
@@ -70,7 +71,7 @@ def check(
     """Check images, given as for `Model.learn`. test: a second source, whose images must not be in the first; by
     default, the test/ of a folder or archive. model: what it remembers votes too, and its backbone is used."""
     started = time.monotonic()
-    pictures, notes = find_pictures(source, labels)
+    pictures, notes = find_pictures(source, labels, classes)
     held_out = find_pictures(test)[0] if test is not None else _own_test(source)
     if held_out:  # the note says that test/ is left out, which is not true of a check
         notes = [note for note in notes if not note.startswith(FROM_TRAINING)]

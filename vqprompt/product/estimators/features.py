@@ -23,6 +23,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 
 
+def check_labels(labels: np.ndarray) -> None:
+    """Refuse what cannot be a class, such as None."""
+    if odd := [label for label in labels.tolist() if label is None]:
+        raise ValueError(f"y: classes are names or whole numbers, not {odd[0]!r}")
+    check_classification_targets(labels)
+
+
 class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A linear discriminant with one covariance for all classes. It is solved, not trained, and learns new classes.
 
@@ -44,7 +51,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Learn from rows X [n, D] with labels y [n]. Everything learned before is forgotten."""
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
+        check_labels(y)
         self._forget()
         return self._take_in(X, y, np.unique(y))
 
@@ -53,7 +60,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self._check_settings()
         first = not hasattr(self, "classes_")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        check_classification_targets(y)
+        check_labels(y)
         if first:
             self._forget()
         announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))

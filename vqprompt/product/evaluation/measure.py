@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.core.metrics import ReliabilityBin, calibration_error, reliability
+from vqprompt.core.metrics import CONFIDENCE, ReliabilityBin, calibration_error, reliability, wilson
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.words import counted
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
 
-CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
 BINS = 10
 
 
@@ -42,12 +41,7 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        if not self.total:
-            return 0.0, 1.0
-        n, p, z = self.total, self.hits / self.total, CONFIDENCE
-        center = (p + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * float(np.sqrt(p * (1 - p) / n + z * z / (4 * n * n)))
-        return max(0.0, center - half), min(1.0, center + half)
+        return wilson(self.value or 0.0, self.total)
 
     def to_json(self) -> dict[str, Any]:
         low, high = self.interval
@@ -181,9 +175,9 @@ class Evaluation:
 
     def confused_pairs(self) -> list[tuple[str, str, int]]:
         """A class, the class it was taken for, and how often; most often first, then by share of the class's images."""
-        found = Counter((a.label, a.answer) for a in self.images if not a.right and a.answer != UNKNOWN)
+        pairs = Counter((a.label, a.answer) for a in self.images if not a.right and a.answer != UNKNOWN)
         totals = Counter(a.label for a in self.images)
-        return [(*pair, n) for pair, n in sorted(found.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
+        return [(*pair, n) for pair, n in sorted(pairs.items(), key=lambda f: (-f[1], -f[1] / totals[f[0][0]], f[0]))]
 
 
 def evaluate(
@@ -283,14 +277,14 @@ def _count(
     confusion = np.zeros((len(classes), len(classes) + 1), int)
     for a in asked:
         confusion[place[a.label], place[a.answer]] += 1
-    found = tuple(
+    per_class = tuple(
         PerClass(
             name, Share(int(confusion[c, c]), int(confusion[c].sum())),
             Share(int(confusion[c, c]), int(confusion[:, c].sum())), earlier.get(name),
         )
         for c, name in enumerate(classes)
     )  # fmt: skip
-    return found, confusion
+    return per_class, confusion
 
 
 def _reliability(asked: list[ImageAnswer]) -> tuple[ReliabilityBin, ...]:

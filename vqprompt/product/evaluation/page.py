@@ -23,23 +23,23 @@ PAIRS, EXAMPLES, WORST = 12, 3, 24
 LONGEST = 28  # characters of a class name beside the matrix
 
 
-def write_page(found: Evaluation, target: Path, model: str, source: str, held_out: float | None) -> Path:
+def write_page(result: Evaluation, target: Path, model: str, source: str, held_out: float | None) -> Path:
     """held_out: the accuracy that the model measured when it was taught; None if it did not."""
     page = render(
-        "test.html", found=found, model=model, source=source, held_out=held_out, headline=_headline(found),
-        share=_share, interval=_interval, pairs=_pairs(found), worst=_worst(found), matrix=Markup(_matrix(found)),
-        diagram=Markup(_diagram(found)), weakest=sorted(found.per_class, key=_weakness), unknown_word=UNKNOWN,
+        "test.html", found=result, model=model, source=source, held_out=held_out, headline=_headline(result),
+        share=_share, interval=_interval, pairs=_pairs(result), worst=_worst(result), matrix=Markup(_matrix(result)),
+        diagram=Markup(_diagram(result)), weakest=sorted(result.per_class, key=_weakness), unknown_word=UNKNOWN,
     )  # fmt: skip
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target
 
 
-def _headline(found: Evaluation) -> str:
+def _headline(result: Evaluation) -> str:
     """The result in a few sentences."""
-    weak = [c for c in found.per_class if c.recall.value is not None and c.recall.value < 0.7]
-    text = f"The answer was right for {found.accuracy.hits} of {counted(found.accuracy.total, 'image')}."
-    balanced, plain = found.balanced_accuracy, found.accuracy.value
+    weak = [c for c in result.per_class if c.recall.value is not None and c.recall.value < 0.7]
+    text = f"The answer was right for {result.accuracy.hits} of {counted(result.accuracy.total, 'image')}."
+    balanced, plain = result.balanced_accuracy, result.accuracy.value
     if balanced is not None and plain is not None and plain - balanced > 0.02:
         text += f" Large classes make this look better: if every class counts the same, it is {balanced:.1%}."
     if weak:
@@ -64,39 +64,41 @@ def _interval(share: Share) -> str:
     return f"{100 * low:.0f}–{100 * high:.0f}" if share.total else "–"
 
 
-def _pairs(found: Evaluation) -> list[dict[str, Any]]:
+def _pairs(result: Evaluation) -> list[dict[str, Any]]:
     pairs = []
-    for label, answer, times in found.confused_pairs()[:PAIRS]:
-        wrong = [a for a in found.images if a.label == label and a.answer == answer][:EXAMPLES]
-        right = [a for a in found.images if a.label == answer and a.right][:EXAMPLES]
-        pictures = [[(a.where, thumbnail(found.opened.get(a.where), a.where)) for a in part] for part in (wrong, right)]
-        total = next(c.recall.total for c in found.per_class if c.name == label)
+    for label, answer, times in result.confused_pairs()[:PAIRS]:
+        wrong = [a for a in result.images if a.label == label and a.answer == answer][:EXAMPLES]
+        right = [a for a in result.images if a.label == answer and a.right][:EXAMPLES]
+        pictures = [
+            [(a.where, thumbnail(result.opened.get(a.where), a.where)) for a in part] for part in (wrong, right)
+        ]
+        total = next(c.recall.total for c in result.per_class if c.name == label)
         pairs.append({"label": label, "answer": answer, "times": times, "total": total, "wrong": pictures[0],
                       "right": pictures[1]})  # fmt: skip
     return pairs
 
 
-def _worst(found: Evaluation) -> list[dict[str, Any]]:
-    return [{"m": m, "picture": thumbnail(found.opened.get(m.where), m.where)} for m in found.mistakes()[:WORST]]
+def _worst(result: Evaluation) -> list[dict[str, Any]]:
+    return [{"m": m, "picture": thumbnail(result.opened.get(m.where), m.where)} for m in result.mistakes()[:WORST]]
 
 
-def _matrix(found: Evaluation) -> str:
+def _matrix(result: Evaluation) -> str:
     """Rows: the class of the images. Columns: what the model says; the last one is unknown."""
-    tested = [c for c in range(len(found.classes)) if found.confusion[c].sum()]
-    columns = [c for c in range(len(found.classes) + 1) if c in set(tested) or found.confusion[:, c].sum()]
-    names = [*found.classes, UNKNOWN]
+    tested = [c for c in range(len(result.classes)) if result.confusion[c].sum()]
+    columns = [c for c in range(len(result.classes) + 1) if c in set(tested) or result.confusion[:, c].sum()]
+    names = [*result.classes, UNKNOWN]
     cell, left = 12, 150
     width, height = left + cell * len(columns), left + cell * len(tested)
     shapes = []
     for y, row in enumerate(tested):
-        total = found.confusion[row].sum()
+        total = result.confusion[row].sum()
         shapes.append(_label(left - 4, left + (y + 0.75) * cell, names[row], "end"))
         for x, column in enumerate(columns):
-            count = int(found.confusion[row, column])
+            count = int(result.confusion[row, column])
             if not count:
                 continue
             strength = 0.15 + 0.85 * count / total
-            color = "var(--accent)" if row == column else "#8a8f98" if column == len(found.classes) else "var(--wrong)"
+            color = "var(--accent)" if row == column else "#8a8f98" if column == len(result.classes) else "var(--wrong)"
             hint = f"{names[row]}: {count} of {total} named {names[column]}"
             shapes.append(
                 f'<rect x="{left + x * cell}" y="{left + y * cell}" width="{cell - 1}" height="{cell - 1}" '
@@ -117,18 +119,18 @@ def _label(x: float, y: float, name: str, anchor: str, turned: bool = False) -> 
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="8" text-anchor="{anchor}"{turn}>{escape(short)}</text>'
 
 
-def _diagram(found: Evaluation) -> str:
+def _diagram(result: Evaluation) -> str:
     """Reliability: how sure the model was, and how often it was right."""
     side, pad = 300, 36
-    most = max((n for n, _, _ in found.reliability), default=1) or 1
+    most = max((n for n, _, _ in result.reliability), default=1) or 1
     shapes = [
         f'<line x1="{pad}" y1="{pad + side}" x2="{pad + side}" y2="{pad}" stroke="#8a8f98" stroke-dasharray="4 4"/>',
         f'<rect x="{pad}" y="{pad}" width="{side}" height="{side}" fill="none" stroke="currentColor" opacity=".25"/>',
     ]
-    for b, (count, sure, right) in enumerate(found.reliability):
+    for b, (count, sure, right) in enumerate(result.reliability):
         if not count:
             continue
-        step = side / len(found.reliability)
+        step = side / len(result.reliability)
         x, tall = pad + b * step, right * side
         low, high = Share(round(right * count), count).interval
         hint = f"{counted(count, 'answer')} given with {sure:.0%} on average; {right:.0%} right"

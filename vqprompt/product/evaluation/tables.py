@@ -9,19 +9,19 @@ from typing import Any
 from vqprompt.product.evaluation.measure import Evaluation
 
 
-def images_csv(found: Evaluation) -> str:
+def images_csv(evaluation: Evaluation) -> str:
     """One line per image."""
     rows = [
         (a.where, a.label, a.answer, a.best, f"{a.probability:.6f}", f"{a.familiarity:.6f}", int(a.right))
-        for a in (*found.images, *found.others)
+        for a in (*evaluation.images, *evaluation.others)
     ]
     return _csv(("image", "class", "answer", "most_likely", "probability", "familiarity", "right"), rows)
 
 
-def classes_csv(found: Evaluation) -> str:
+def classes_csv(evaluation: Evaluation) -> str:
     """One line per class."""
     rows = []
-    for c in found.per_class:
+    for c in evaluation.per_class:
         numbers = [c.recall.total, c.recall.hits, c.recall.value, *c.recall.interval]
         numbers += [c.precision.total, c.precision.value, *c.precision.interval]
         rows.append((c.name, *("" if n is None else f"{n:.6f}" if isinstance(n, float) else n for n in numbers)))

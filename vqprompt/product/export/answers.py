@@ -6,6 +6,7 @@ import numpy as np
 
 from vqprompt.core.onnx.graph import Graph
 from vqprompt.core.statistics.discriminant import Discriminant
+from vqprompt.product.model.calibration import Rivals
 from vqprompt.product.model.knowledge import Solution
 
 NEVER = -1e30  # a score that takes no part in a sum of exponentials
@@ -16,17 +17,20 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
     graph."""
     op, constant = graph.op, graph.constant
     discriminant, calibration, background = solution.discriminant, solution.calibration, solution.background
-    scores = _scores(graph, features, discriminant)
+    weights, bias = graph.weight("weights", discriminant.weights), graph.weight("bias", discriminant.bias)
+    modes = op("Gemm", features, weights, bias, transB=1)
+    scores = _join_modes(graph, modes, discriminant)
     tempered = op("Div", scores, constant(calibration.temperature))
     shares, logs = op("Softmax", tempered, axis=1), op("LogSoftmax", tempered, axis=1)
     classes = int(discriminant.owners.max()) + 1
+    best = op("ReduceMax", scores, graph.integers(1), keepdims=0)
     if not solution.knows_unknown:
         familiar = op("ReduceMax", op("Ceil", shares), graph.integers(1), keepdims=0)  # 1 for every image
     else:
         spread, slope = graph.weight("spread", background.matrix), graph.weight("slope", background.vector)
-        distance = op("ReduceSum", op("Mul", op("MatMul", features, spread), features), graph.integers(1), keepdims=0)
+        scaled = op("MatMul", features, spread)
+        distance = op("ReduceSum", op("Mul", scaled, features), graph.integers(1), keepdims=0)
         nearness = op("Add", op("Add", distance, op("MatMul", features, slope)), constant(background.constant))
-        best = op("ReduceMax", scores, graph.integers(1), keepdims=0)
         nearness = op("Add", nearness, op("Mul", best, constant(2.0)))
         if calibration.weighing.certainty == "largest":
             certainty = op("ReduceMax", logs, graph.integers(1), keepdims=0)
@@ -38,15 +42,38 @@ def add_answers(graph: Graph, features: str, solution: Solution) -> None:
         far = op("Min", op("Add", near, constant(weighing.far)), constant(0.0))
         familiar = op("Add", certain, op("Mul", near, constant(weighing.nearness)))
         familiar = op("Add", familiar, op("Mul", far, constant(weighing.steep)))
+        if solution.rivals is not None:
+            ahead = _ahead(graph, features, scaled, modes, solution.rivals, background.share)
+            behind = op("Mul", op("Min", ahead, constant(0.0)), constant(weighing.steeper / calibration.ahead[1]))
+            more = op("Mul", _standardized(graph, ahead, calibration.ahead), constant(weighing.world))
+            familiar = op("Add", familiar, op("Add", more, behind))
         familiar = op("Sub", familiar, constant(calibration.threshold))
+    if (against := solution.against) is not None:
+        weights, bias = graph.weight("against", against.weights), graph.weight("against_bias", against.bias)
+        rival = op("ReduceMax", op("Gemm", features, weights, bias, transB=1), graph.integers(1), keepdims=0)
+        ahead = op("Div", op("Sub", best, rival), constant(calibration.temperature))
+        familiar = op("Min", familiar, ahead)
     graph.output(shares, "probabilities", "n", classes)
     graph.output(familiar, "familiarity", "n")
 
 
-def _scores(graph: Graph, features: str, discriminant: Discriminant) -> str:
+def _ahead(graph: Graph, features: str, scaled: str, modes: str, rivals: Rivals, share: float) -> str:
+    """By how much the best class is ahead of the best rival [n], as `Rivals.ahead`. scaled: features times the
+    background's matrix. modes: scores [n, M]."""
+    op, constant, apart, (center, toward) = graph.op, graph.constant, rivals.apart, rivals.center
+    weights = graph.weight("rivals", (apart / (share - 1)).astype(np.float32))
+    products = op("Gemm", scaled, weights, constant(-apart @ toward), transB=1)
+    best = op("ArgMax", modes, axis=1, keepdims=0)
+    kept = op("Unsqueeze", op("Gather", constant(rivals.reliance), best), graph.integers(1))
+    less = op("Mul", op("Mul", kept, kept), constant(0.5 * rivals.norms[rivals.left]))
+    rival = op("ReduceMax", op("Sub", op("Mul", kept, products), less), graph.integers(1), keepdims=0)
+    middle = op("Sub", op("MatMul", features, constant(toward)), constant(0.5 * float(center @ toward)))
+    above = op("Sub", op("ReduceMax", modes, graph.integers(1), keepdims=0), middle)
+    return op("Sub", above, rival)
+
+
+def _join_modes(graph: Graph, scores: str, discriminant: Discriminant) -> str:
     """Of classes [n, C]: where a class has several modes, the average of their exponentials, as a logarithm."""
-    weights, bias = graph.weight("weights", discriminant.weights), graph.weight("bias", discriminant.bias)
-    scores = graph.op("Gemm", features, weights, bias, transB=1)
     counts = np.bincount(discriminant.owners)
     if counts.max() == 1:
         return scores

@@ -10,31 +10,51 @@ import base64
 import gzip
 import json
 import tarfile
+from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 
+from vqprompt.core.downloads import download
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
+from vqprompt.core.files import cache_folder, write_atomically
+from vqprompt.core.progress import Report, ignore
 from vqprompt.product.export.onnx import onnx_file
 from vqprompt.product.model.model import Model
 
+PACKAGE = "onnxruntime-web-1.30.0.tgz"
+URL = f"https://registry.npmjs.org/onnxruntime-web/-/{PACKAGE}"
+CHECKSUM = "sha256:d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
 RUNTIME = {"script": "ort.wasm.bundle.min.mjs", "wasm": "ort-wasm-simd-threaded.wasm"}
 PAGE = ("index.html", "predict.js", "page.js", "offline.js")
 MADE = "model.js"  # in every folder that was written before
 
 
-def export_page(model: Model, folder: str | Path, runtime: str | Path) -> Path:
-    """runtime: the npm package onnxruntime-web, as `npm pack` gives it or unpacked."""
+def export_page(model: Model, folder: str | Path, runtime: str | Path | None = None) -> Path:
+    """runtime: the npm package onnxruntime-web, as `npm pack` gives it or unpacked; None: it is downloaded once."""
     folder = Path(folder)
     check_folder(folder)
-    parts = {kind: _packed(content) for kind, content in read_runtime(Path(runtime)).items()}
-    graph, metadata = onnx_file(model)
-    described = {"classes": list(model.classes), "side": int(metadata["side"]), "graph": _packed(graph)}
+    parts = {kind: _packed(content) for kind, content in read_runtime(runtime or fetch_runtime()).items()}
+    graph, about = onnx_file(model)
+    described = {"classes": about["classes"], "side": about["side"], "graph": _packed(graph)}
     write_atomically(folder / "runtime.js", f"const vqpromptRuntime = {json.dumps(parts)};\n")
     for name in PAGE:
         write_atomically(folder / name, (files("vqprompt.product.export") / "web" / name).read_bytes())
     write_atomically(folder / MADE, f"const vqpromptModel = {json.dumps(described)};\n")
     return folder
+
+
+def fetch_runtime(progress: Report = ignore) -> Path:
+    """The npm package in the cache; downloaded if it is not there."""
+    target = cache_folder() / "runtime" / PACKAGE
+    if target.is_file():
+        return target
+    try:
+        return download(URL, target, CHECKSUM, progress)
+    except (OSError, HTTPException) as error:
+        raise UserError(
+            f"{URL} could not be downloaded ({error}); fetch it where there is a network, or with `npm pack "
+            "onnxruntime-web`, and give the file with --ort"
+        ) from None
 
 
 def check_folder(folder: Path) -> None:
@@ -45,16 +65,18 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"{folder} has other files in it; give an empty folder or a new one for the page")
 
 
-def read_runtime(package: Path) -> dict[str, bytes]:
+def read_runtime(package: str | Path) -> dict[str, bytes]:
+    package = Path(package)
     try:
         if package.is_dir():
             return {kind: (package / "dist" / name).read_bytes() for kind, name in RUNTIME.items()}
         with tarfile.open(package) as archive:
-            found = {kind: archive.extractfile(f"package/dist/{name}") for kind, name in RUNTIME.items()}
-            return {kind: file.read() for kind, file in found.items() if file is not None}
+            members = {kind: archive.extractfile(f"package/dist/{name}") for kind, name in RUNTIME.items()}
+            return {kind: member.read() for kind, member in members.items() if member is not None}
     except (OSError, KeyError, EOFError, tarfile.TarError) as error:
         raise UserError(
-            f"{package}: not the npm package onnxruntime-web ({error}); fetch it with `npm pack onnxruntime-web`"
+            f"{package}: not the npm package onnxruntime-web ({error}); leave out --ort to have it downloaded, or "
+            "fetch it with `npm pack onnxruntime-web`"
         ) from None
 
 

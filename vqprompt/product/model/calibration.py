@@ -7,6 +7,8 @@
   to its class than to a class that was never taught, which may be anywhere (low far away from all classes). Each misses
   what the other finds: with certainty alone, a bird is taken for a drawing; with nearness alone, an unknown drawing is
   taken for a known one.
+- Beside them counts the world (core/statistics/world.py): an image that is nearer to something ordinary that was never
+  taught than to any taught class is less familiar. What the taught classes stand for themselves is no rival.
 - The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
   docs/trust.md says how near). They are kept in a model's file, so that old files give the same answers.
 - The threshold accepts 95 % of known images, also if there are few.
@@ -26,14 +28,18 @@ from vqprompt.core.statistics.discriminant import (
     Discriminant,
     Groups,
     LeaveOneOut,
+    LeftOut,
     Means,
     best_temperature,
     join_modes,
     probabilities,
 )
+from vqprompt.core.statistics.world import World
 from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
+from vqprompt.product.model.counterexamples import solve_counterexamples
 from vqprompt.product.model.records import ClassRecord
 
+REPLACED = 0.05  # share of a class's left-out images that a mean of the world must win, so that the class replaces it
 ACCEPTED = 0.95  # share of known images that are not called unknown
 BINS = 15
 LEAST_SPREAD = 0.05  # of certainty: if all known images are certain, 99 % must not be far from 100 %
@@ -45,26 +51,98 @@ class Background:
 
     Such a class is anywhere around the center, as far away as taught classes are, so the covariance of its images is
     1 + ratio times the covariance within a class (see `Means`). The squared distance from it, less xᵀ Σ⁻¹ x, is
-    xᵀ matrix x + vector x + constant. matrix: [D, D]. vector: [D].
+    xᵀ matrix x + vector x + constant. matrix: [D, D]. vector: [D]. share: 1 / (1 + ratio); matrix is (share - 1) Σ⁻¹.
     """
 
     matrix: Array
     vector: Array
     constant: float
+    share: float = 0.0
 
     @classmethod
     def of(cls, basis: Basis, shrinkage: float, means: Means) -> Background:
-        scaled, share = basis.vectors / basis.shrunk(shrinkage), 1 / (1 + means.ratio)
+        scaled, share = basis.vectors / basis.shrunk(shrinkage), float(1 / (1 + means.ratio))
         center = scaled @ means.center  # times the inverse of the covariance
         constant = share * float((means.center**2 / basis.shrunk(shrinkage)).sum())
         return cls(
             ((share - 1) * (scaled @ basis.vectors.T)).astype(np.float32), (-2 * share * center).astype(np.float32),
-            constant,
+            constant, share,
         )  # fmt: skip
 
     def scores(self, features: Array) -> Array:
         x = features.astype(np.float32, copy=False)
         return ((x @ self.matrix) * x).sum(1) + x @ self.vector + self.constant
+
+
+@dataclass(frozen=True, eq=False)
+class Rivals:
+    """What an image may be instead of a taught class: the world's means, less those that taught classes replace.
+
+    A class of few images is moved towards the center of all (see `Means`). To be fair, the world's means are moved as
+    much as the class that they are compared with, as if they came from as few images.
+
+    left: bool [W], which means of the world are rivals. center: float32 [2, D], the center o and Σ⁻¹ o. norms: float32
+    [W], the squared distances of the means from the center. reliance: float32 [M], how much of its offset from the
+    center each mode of the taught classes keeps.
+    """
+
+    world: World
+    left: Array
+    center: Array
+    norms: Array
+    reliance: Array
+
+    @property
+    def apart(self) -> Array:
+        """Float32 [L, D]: the rivals, relative to the center."""
+        return self.world.means[self.left] - self.center[0]
+
+    def ahead(self, features: Array, background: Background, scores: Array, examples: bool = False) -> Array:
+        """By how much the best class is ahead of the best rival [n]. scores: of modes [n, M]. examples: the features
+        are those of the world's examples; the mean of its own kind is no rival of an example."""
+        x, (center, toward) = features.astype(np.float32, copy=False), self.center
+        scaled, apart = (x @ background.matrix).astype(np.float64), self.apart
+        products = scaled @ apart.T / (background.share - 1) - apart @ toward
+        above = scores.max(1) - (x @ toward - 0.5 * float(center @ toward))
+        rivals = moved(products, self.norms[self.left], self.reliance[scores.argmax(1)])
+        if examples:
+            rivals[np.flatnonzero(self.left), np.arange(rivals.shape[1])] = -np.inf
+        return above - rivals.max(1)
+
+    @classmethod
+    def of(
+        cls, world: World, left_out: LeaveOneOut, seen: LeftOut, shrinkage: float, classes: Array
+    ) -> tuple[Rivals, Array]:
+        """The rivals of the taught classes, and by how much each left-out image is ahead of them [n]. classes: [n].
+
+        A class replaces means that win its left-out images, at most one per image; a class of one image replaces the
+        mean that is nearest to it."""
+        basis, groups, counts = left_out.basis, left_out.groups, left_out.groups.counts
+        means, variances = seen.means, basis.shrunk(shrinkage)
+        rotated = (world.means @ basis.vectors.astype(np.float32)).astype(np.float64)
+        products, norms, center = left_out.around(shrinkage, means.center, rotated)
+        best = seen.scores.argmax(1)
+        images = np.where(best == left_out.own, left_out.others, counts[best])
+        above, scores = seen.scores.max(1) - center, moved(products, norms, means.reliance(images))
+        wins, won = np.zeros((int(classes.max()) + 1, len(world))), scores.max(1) > above
+        np.add.at(wins, (classes[won], scores[won].argmax(1)), 1)
+        left = np.asarray(~(wins > REPLACED * np.bincount(classes)[:, None]).any(0))
+        apart, single = (rotated - means.center) / np.sqrt(variances), means.means[counts == 1] - means.center
+        squares = (apart**2).sum(1)
+        left[(2 * (single / np.sqrt(variances)) @ apart.T - squares).argmax(1)] = False
+        left |= not left.any()
+        centers = groups.means[counts > 0].mean(0), basis.vectors @ (means.center / variances)
+        rivals = cls(
+            world, left, np.stack(centers).astype(np.float32), squares.astype(np.float32),
+            means.reliance(counts).astype(np.float32),
+        )  # fmt: skip
+        return rivals, above - scores[:, left].max(1)
+
+
+def moved(products: Array, norms: Array, reliance: Array) -> Array:
+    """Scores of means relative to that of the center [n, W], if they keep so much of their offset from it [n]."""
+    kept = reliance[:, None]
+    return kept * products - 0.5 * kept**2 * norms
 
 
 @dataclass(frozen=True)
@@ -73,34 +151,44 @@ class Weighing:
 
     certainty: "entropy" of all probabilities, or "largest" of them. nearness: its weight; that of certainty is 1. far,
     steep: where nearness is more than `far` spreads below average, the part beyond gets the additional weight `steep`,
-    so that no certainty can make up for it.
+    so that no certainty can make up for it. world: the weight of being ahead of the world; steeper: its additional
+    weight where the world is ahead.
     """
 
     certainty: str = "entropy"
     nearness: float = 1.0
     far: float = 4.0
     steep: float = 5.0
+    world: float = 0.5
+    steeper: float = 6.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """certainty, nearness: their average and spread over known images. threshold: the familiarity that 95 % of known
-    images exceed."""
+    """certainty, nearness, ahead (of the world): their average and spread over known images. threshold: the familiarity
+    that 95 % of known images exceed."""
 
     temperature: float
     certainty: tuple[float, float]
     nearness: tuple[float, float]
     threshold: float
     weighing: Weighing = field(default_factory=Weighing)
+    ahead: tuple[float, float] = (0.0, 1.0)
 
 
-def familiarity(shares: Array, nearness: Array, calibration: Calibration) -> Array:
-    """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]."""
+def familiarity(shares: Array, nearness: Array, calibration: Calibration, ahead: Array | None = None) -> Array:
+    """How much each image looks like something known [n]. shares: probabilities [n, C]. nearness: [n]. ahead: of the
+    world [n], if there is one."""
     weighing = calibration.weighing
     (mean_certainty, spread_certainty), (mean_nearness, spread_nearness) = calibration.certainty, calibration.nearness
     certain = (certainty_of(shares, weighing.certainty) - mean_certainty) / spread_certainty
     near = (nearness - mean_nearness) / spread_nearness
-    return certain + weighing.nearness * near + weighing.steep * np.minimum(near + weighing.far, 0)
+    familiar = certain + weighing.nearness * near + weighing.steep * np.minimum(near + weighing.far, 0)
+    if ahead is None:
+        return familiar
+    mean_ahead, spread_ahead = calibration.ahead
+    behind = weighing.steeper * np.minimum(ahead, 0) / spread_ahead
+    return familiar + weighing.world * (ahead - mean_ahead) / spread_ahead + behind
 
 
 def certainty_of(shares: Array, kind: str) -> Array:
@@ -121,12 +209,14 @@ class Solved:
     right: Array
     tested: Array
     calibration_error: tuple[float, float]  # without and with the temperature
+    against: Discriminant | None
+    rivals: Rivals | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """Images under classifiers that have not learned them. scores: [n, C]. nearness: [n]. classes: [n]. weights: [n],
-    so that every class counts the same. means: of all groups. distance: see `LeftOut`."""
+    so that every class counts the same. means: of all groups. distance: see `LeftOut`. ahead: of the world [n]."""
 
     scores: Array
     nearness: Array
@@ -134,17 +224,20 @@ class Sample:
     weights: Array
     means: Means
     distance: float
+    ahead: Array | None = None
 
     @classmethod
-    def of(cls, left_out: LeaveOneOut, shrinkage: float, classes: Array, weights: Array) -> Sample:
-        seen = left_out.at(shrinkage)
+    def of(cls, left_out: LeaveOneOut, seen: LeftOut, shrinkage: float, classes: Array, weights: Array) -> Sample:
         scores = join_modes(seen.scores, left_out.groups.owners)
         nearness = seen.from_center / (1 + seen.means.ratio) - seen.norms + 2 * scores.max(1)
         return cls(scores, nearness * left_out.stretch(shrinkage), classes, weights, seen.means, seen.distance)
 
 
-def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
-    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`)."""
+def solve(
+    records: Sequence[ClassRecord], gram: Array, against: ClassRecord | None = None, world: World | None = None
+) -> Solved:
+    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`). against:
+    counterexamples."""
     groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
@@ -155,10 +248,18 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
         background = Background.of(basis, shrinkage, means)
         discriminant = basis.discriminant(groups, shrinkage)
-        return Solved(discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan))
+        return Solved(
+            discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan),
+            None if against is None else solve_counterexamples(against, basis, shrinkage, means),
+        )  # fmt: skip
     np.add.at(tested, trials.classes, 1)
     left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
-    sample = Sample.of(left_out, shrinkage, trials.classes, 1 / tested[trials.classes])
+    seen = left_out.at(shrinkage)
+    sample = Sample.of(left_out, seen, shrinkage, trials.classes, 1 / tested[trials.classes])
+    rivals = None
+    if world is not None:
+        rivals, ahead = Rivals.of(world, left_out, seen, shrinkage, trials.classes)
+        sample = replace(sample, ahead=ahead)
     np.add.at(right, trials.classes, sample.scores.argmax(1) == trials.classes)
     calibration = _calibrate(sample)
     before, after = (
@@ -166,7 +267,10 @@ def solve(records: Sequence[ClassRecord], gram: Array) -> Solved:
     )
     discriminant = basis.discriminant(groups, shrinkage, sample.distance)
     background = Background.of(basis, shrinkage, sample.means)
-    return Solved(discriminant, background, shrinkage, calibration, right, tested, (before, after))
+    return Solved(
+        discriminant, background, shrinkage, calibration, right, tested, (before, after),
+        None if against is None else solve_counterexamples(against, basis, shrinkage, sample.means), rivals,
+    )  # fmt: skip
 
 
 def _calibrate(sample: Sample) -> Calibration:
@@ -181,15 +285,14 @@ def _calibrate(sample: Sample) -> Calibration:
     calibration = Calibration(
         temperature, mean_and_spread(certainty_of(shares, Weighing().certainty), LEAST_SPREAD),
         mean_and_spread(sample.nearness, 1e-9), 0.0,
+        ahead=(0.0, 1.0) if sample.ahead is None else mean_and_spread(sample.ahead, 1e-9),
     )  # fmt: skip
-    values = familiarity(shares, sample.nearness, calibration)
+    values = familiarity(shares, sample.nearness, calibration, sample.ahead)
     return replace(calibration, threshold=exceeded_by(values, weights, ACCEPTED))
 
 
 def exceeded_by(values: Array, weights: Array, share: float) -> float:
     """The number that this share of further values will probably exceed. weights: of the values; 1 in all."""
-    from scipy.special import stdtrit
-
     order, count = np.argsort(values, kind="stable"), 1 / float((weights**2).sum())
     places = np.cumsum(weights[order]) * (count / (count + 1))  # a further value is below the i-th of n in i / (n + 1)
     if 1 - share >= places[0]:
@@ -197,7 +300,14 @@ def exceeded_by(values: Array, weights: Array, share: float) -> float:
     # too few values: what a normal distribution with their mean and spread makes likely
     mean = float(values @ weights)
     spread = np.sqrt((values - mean) ** 2 @ weights * (count + 1) / (count - 1)) if count > 1 else 0.0
-    return float(min(values.min(), mean + stdtrit(max(count - 1, 1), 1 - share) * spread))
+    return float(min(values.min(), mean + student_quantile(max(count - 1, 1), 1 - share) * spread))
+
+
+def student_quantile(freedom: float, share: float) -> float:
+    """Of Student's t-distribution: with t = sqrt(freedom) tan(angle), angles have the density cos ** (freedom - 1)."""
+    angles = np.linspace(-np.pi / 2, np.pi / 2, 4097)
+    below = np.cumsum([0.0, *np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)])
+    return float(freedom**0.5 * np.tan(np.interp(share, below / below[-1], angles)))
 
 
 def _temperature_untested(groups: Groups) -> float:

@@ -1,4 +1,4 @@
-"""The description in a model's file (format 3): what each field may be, checked before anything is made of it.
+"""The description in a model's file (format 4): what each field may be, checked before anything is made of it.
 
 A file may come from anywhere, and a checksum says only that it is as it was written. So every number is bounded, every
 count is compared with its tensor (file.py), and what is not described here is refused.
@@ -79,9 +79,9 @@ class TrainedFields(Fields):
 
 class EventFields(Fields):
     date: Annotated[Text, StringConstraints(max_length=40)]
-    what: Literal["learned", "renamed", "forgot", "returned"]
+    what: Literal["learned", "relabeled", "unlearned", "merged", "renamed", "forgot", "returned"]
     effort: Literal["instant", "good", "best"] = "instant"
-    classes: dict[ClassName, Count] = {}
+    classes: dict[ClassName | Literal["unknown"], Count] = {}
     name: Text = ""
     new_name: Text = ""
     version: Count | None = None
@@ -95,13 +95,19 @@ class VersionFields(Fields):
     measured: bool
     moved: list[ClassName] = []
     trained: Annotated[int, Field(ge=0)] | None = None
+    against: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def records(self) -> list[int]:
+        """The numbers of all its records: of the classes and of the counterexamples."""
+        return [*self.classes.values(), *([] if self.against is None else [self.against])]
 
     @model_validator(mode="after")
     def _consistent(self) -> VersionFields:
         names = list(self.classes)
         if names != sorted(names):
             raise ValueError("classes must be sorted by name")
-        if len(set(self.classes.values())) < len(names):
+        if len(set(self.records)) < len(self.records):
             raise ValueError("two classes have the same record")
         if not set(self.moved) <= self.classes.keys():
             raise ValueError("moved names a class that is not there")
@@ -113,6 +119,8 @@ class WeighingFields(Fields):
     nearness: Number
     far: Number
     steep: Number
+    world: Number = 0.0
+    steeper: Number = 0.0
 
 
 class MeasurementsFields(Fields):
@@ -128,6 +136,8 @@ class SolutionFields(Fields):
     nearness: tuple[Number, Positive]
     threshold: Number | None
     background: Number
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ahead: tuple[Number, Positive] = (0.0, 1.0)
     weighing: WeighingFields
     measurements: MeasurementsFields | None = None
 
@@ -149,7 +159,7 @@ class Description(Fields):
         if len(set(numbers)) < len(numbers) or max(numbers) > self.latest:
             raise ValueError("the numbers of the versions are not all different, or too large")
         for version in self.versions:
-            if max(version.classes.values(), default=-1) >= len(self.records):
+            if max(version.records, default=-1) >= len(self.records):
                 raise ValueError("a class has a record that is not there")
             if version.trained is not None and version.trained >= len(self.trained):
                 raise ValueError("a version has a training that is not there")

@@ -51,6 +51,8 @@ def pack(stored: Stored) -> bytes:
         }  # fmt: skip
         if known.parent is not None:
             version["parent"] = known.parent
+        if (a := known.against) is not None:
+            version["against"] = records.setdefault(id(a), (len(records), a))[0]
         if (t := known.trained) is not None:
             version["trained"] = trainings.setdefault(id(t), (len(trainings), t))[0]
         versions.append(version)
@@ -72,6 +74,13 @@ def pack(stored: Stored) -> bytes:
             "owners": discriminant.owners.astype(np.int32),
             "spread": np.concatenate([background.matrix, background.vector[None]]),
         }
+        if solution.against is not None:
+            tensors |= {"against_weights": solution.against.weights, "against_bias": solution.against.bias}
+        if (rivals := solution.rivals) is not None:
+            tensors |= {f"rivals_{name}": getattr(rivals, name) for name in ("center", "norms", "reliance")}
+            tensors["rivals_left"] = rivals.left.astype(np.uint8)
+    if (world := stored.knowledge.world) is not None:
+        tensors |= {"world_codes": world.codes, "world_scales": world.scales}
     if trained:
         tensors["unseen"] = np.concatenate([r.unseen for r in rows]).astype(np.uint8)
         tensors |= {f"trained.{i}.{name}": tensor for i, t in enumerate(trained) for name, tensor in t.tensors.items()}
@@ -98,7 +107,8 @@ def _solution_fields(solution: Solution) -> dict[str, Any]:
     return {
         "shrinkage": solution.shrinkage, "temperature": c.temperature, "certainty": c.certainty, "nearness": c.nearness,
         "threshold": c.threshold if solution.knows_unknown else None, "background": solution.background.constant,
-        "weighing": asdict(c.weighing), "measurements": None if measured is None else asdict(measured),
+        "share": solution.background.share, "ahead": c.ahead, "weighing": asdict(c.weighing),
+        "measurements": None if measured is None else asdict(measured),
     }  # fmt: skip
 
 
@@ -118,7 +128,7 @@ def _within_limits(stored: Stored) -> list[Knowledge]:
 
 def _parts(known: Knowledge) -> list[ClassRecord | Trained]:
     """What versions can share."""
-    return [*known.classes.values(), *([] if known.trained is None else [known.trained])]
+    return [*known.records.values(), *([] if known.trained is None else [known.trained])]
 
 
 # ---------------------------------------------------------------------------------------------- on disk

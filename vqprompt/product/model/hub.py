@@ -191,6 +191,7 @@ def _text(shown: dict[str, Any], title: str, name: str, b: dict[str, Any], known
     more = f"\n\n… and {len(classes) - LISTED} more, all in config.json." if len(classes) > LISTED else ""
     weights = Path(b["name"]).name
     licence = f"its weights are under {known.licence}" if known else "check the licence of its weights"
+    licence += f": {known.origin}" if known and known.origin else ""
     needed = "" if known else f" You need the weights file `{_cell(weights)}`, and give it with `backbone=`."
     few_classes = f"{counted(len(few), 'class')} {'has' if len(few) == 1 else 'have'}"
     weak = f"\n- {few_classes} fewer than 5 images: {_cell(', '.join(few[:10]))}." if few else ""

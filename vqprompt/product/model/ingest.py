@@ -141,7 +141,7 @@ def _refuse_other_class(pictures: PictureSet, places: np.ndarray, owners: list[s
             picture = pictures[int(place)]
             raise ImageError(
                 f"{picture.where}: the model has learned this picture as {owner!r}, not {picture.label!r}; "
-                "remove it, or forget that class first"
+                f"remove it, or move it: vqprompt relabel MODEL {picture.where} --as {picture.label!r}"
             )
 
 

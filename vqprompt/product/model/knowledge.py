@@ -6,18 +6,22 @@ cost nothing but what differs, and a change that fails leaves everything as it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from vqprompt.core.data.decode import stored_side
-from vqprompt.core.statistics.discriminant import Discriminant, probabilities
+from vqprompt.core.metrics import wilson
+from vqprompt.core.statistics.discriminant import Discriminant, join_modes, probabilities
+from vqprompt.core.statistics.world import World
 from vqprompt.core.words import counted, shorten
-from vqprompt.product.model.calibration import Background, Calibration, familiarity, solve
+from vqprompt.product.model.calibration import Background, Calibration, Rivals, familiarity, solve
 from vqprompt.product.model.efforts import Trained
+from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.product.model.records import ClassRecord, gram_of
 
 LARGEST_SIZE = 4096  # of images, in px
@@ -43,9 +47,10 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Event:
-    """A change of a model. what: "learned", "renamed", "forgot" or "returned". classes: the number of images of each
-    class that were learned. name: the class that was renamed or forgotten; empty if it was forgotten for good.
-    version: the one that was returned to."""
+    """A change of a model. what: "learned", "relabeled", "unlearned", "merged", "renamed", "forgot" or "returned".
+    classes: the number of images of each class that were learned, taken away or merged; "unknown" for counterexamples.
+    name: the class that was renamed or forgotten; empty if it was forgotten for good. new_name: the class that became
+    of it, or that images were moved to. version: the one that was returned to."""
 
     date: str
     what: str
@@ -69,13 +74,14 @@ class Event:
             return f"to version {self.version}"
         if self.what == "renamed":
             return f"{self.name} → {self.new_name}"
+        if self.classes:
+            names = shorten(list(self.classes), 3)
+            what = names if self.what == "merged" else f"{counted(self.images, 'image')} of {names}"
+            return f"{what} → {self.new_name}" if self.new_name else what
         return self.name or "a class, for good"
 
     def __str__(self) -> str:
-        what = f"{self.what} {self.detail}"
-        if self.what == "learned":
-            what = f"learned {counted(self.images, 'image')} of {shorten(list(self.classes), 3)}"
-        return f"{what} ({self.date[:10]})"
+        return f"{self.what} {self.detail} ({self.date[:10]})"
 
     def to_json(self) -> dict[str, Any]:
         if self.what != "learned":
@@ -83,9 +89,20 @@ class Event:
         learned = {"classes": dict(self.classes), "images": self.images}
         return {"date": self.date, "what": self.what, "effort": self.effort, **learned}
 
-    def about(self, old: str, new: str) -> Event:
-        """The same event after a class was renamed."""
-        return replace(self, classes={new if n == old else n: count for n, count in self.classes.items()})
+    @property
+    def former_names(self) -> set[str]:
+        """Of the class that was renamed, or of those that were merged."""
+        return {self.name} if self.what == "renamed" else set(self.classes) if self.what == "merged" else set()
+
+    def about(self, old: Collection[str], new: str) -> Event:
+        """The same event after classes were renamed or merged. Only what was learned is told with today's names."""
+        if self.what != "learned":
+            return self
+        classes = dict[str, int]()
+        for name, count in self.classes.items():
+            name = new if name in old else name
+            classes[name] = classes.get(name, 0) + count
+        return replace(self, classes=classes)
 
 
 @dataclass(frozen=True)
@@ -104,6 +121,12 @@ class Measurements:
         share = (right + 1) / (tested + 2)
         return float(np.sqrt(share * (1 - share) / (tested + 2)))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the accuracy, 95 % (Wilson). Classes count the same, so those with few images make it wide."""
+        tested = [count for _, count in self.per_class.values() if count]
+        return wilson(self.accuracy, len(tested) ** 2 / sum(1 / count for count in tested))
+
     def share(self, name: str) -> float | None:
         """Of right answers about a class."""
         right, tested = self.per_class.get(name, (0, 0))
@@ -113,7 +136,8 @@ class Measurements:
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The classifier of some classes, in their order, and what is needed to trust it. gram: [D, D], the sum of the
-    outer products of their kept features, in fixed point."""
+    outer products of their kept features, in fixed point. against: scores of counterexamples, if there are any. rivals:
+    what the world says against the classes."""
 
     discriminant: Discriminant
     background: Background
@@ -121,15 +145,25 @@ class Solution:
     calibration: Calibration
     gram: np.ndarray
     measurements: Measurements | None = None
+    against: Discriminant | None = None
+    rivals: Rivals | None = None
 
-    def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
-        scores = self.discriminant.scores(features)
+    def judge(self, features: np.ndarray, examples: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown. examples: see
+        `Rivals.ahead`."""
+        modes = self.discriminant.scores_of_modes(features)
+        scores = join_modes(modes, self.discriminant.owners)
         shares = probabilities(scores, self.calibration.temperature)
-        if not self.knows_unknown:
-            return shares, np.full(len(features), np.inf)
-        nearness = self.background.scores(features) + 2 * scores.max(1)
-        return shares, familiarity(shares, nearness, self.calibration) - self.calibration.threshold
+        best, familiar = scores.max(1), np.full(len(features), np.inf)
+        if self.knows_unknown:
+            nearness = self.background.scores(features) + 2 * best
+            ahead = None if self.rivals is None else self.rivals.ahead(features, self.background, modes, examples)
+            familiar = familiarity(shares, nearness, self.calibration, ahead) - self.calibration.threshold
+        if self.against is not None:
+            familiar = np.minimum(
+                familiar, (best - self.against.scores(features).max(1)) / self.calibration.temperature
+            )
+        return shares, familiar
 
     @property
     def knows_unknown(self) -> bool:
@@ -145,7 +179,8 @@ class Knowledge:
     by name. history: oldest first. trained: what changes the network, if anything was trained; features are those of
     the changed network. moved: classes whose memory was moved when the network was trained on others. measured: whether
     accuracy is wanted. solution: None without classes, and for other versions than the model as it is, which are solved
-    again when they are returned to.
+    again when they are returned to. against: counterexamples: images that are none of the classes. world: what ordinary
+    things look like under the plain backbone.
     """
 
     version: int = 0
@@ -156,6 +191,13 @@ class Knowledge:
     measured: bool = True
     solution: Solution | None = None
     parent: int | None = None
+    world: World | None = None
+    against: ClassRecord | None = None
+
+    @property
+    def records(self) -> dict[str, ClassRecord]:
+        """Of all images it has learned: the classes, and the counterexamples as "unknown"."""
+        return {**self.classes, **({} if self.against is None else {UNKNOWN: self.against})}
 
     @property
     def measurements(self) -> Measurements | None:
@@ -177,12 +219,14 @@ class Knowledge:
                     "images": record.count,
                     "kinds": int(record.modes.max(initial=0)) + 1,
                     "accuracy": None if measured is None else measured.share(name),
-                    "taught": [event.date for event in self.history if name in event.classes],
+                    "taught": [e.date for e in self.history if e.what == "learned" and name in e.classes],
                 }
                 for name, record in self.classes.items()
             ],
             "images": sum(self.counts.values()),
+            "counterexamples": 0 if self.against is None else self.against.count,
             "accuracy": None if measured is None else measured.accuracy,
+            "accuracy_interval": None if measured is None else list(measured.interval),
             "calibration_error": None if measured is None else list(measured.calibration_error),
             "shrinkage": None if solution is None else solution.shrinkage,
             "temperature": None if solution is None else solution.calibration.temperature,
@@ -192,13 +236,15 @@ class Knowledge:
         }
 
     def changed(self, event: Event, **changes: Any) -> Knowledge:
-        """After an event. changes: of other fields; if the classes change, the solution is computed again."""
+        """After an event. changes: of other fields; if `records` change, the solution is computed again."""
         history = (*self.history, event)[-HISTORY_KEPT:]
-        if "classes" not in changes:
+        if "records" not in changes:
             return replace(self, history=history, **changes)
-        classes = dict(sorted(changes.pop("classes").items()))
+        classes = dict(sorted(changes.pop("records").items()))
+        against = classes.pop(UNKNOWN, None)
         moved = frozenset(changes.pop("moved", self.moved)) & classes.keys()
-        return replace(self, history=history, classes=classes, moved=moved, **changes).solved(self)
+        changed = replace(self, history=history, classes=classes, against=against, moved=moved, **changes)
+        return changed.solved(self)
 
     def solved(self, former: Knowledge) -> Knowledge:
         """With its solution. former: one whose solution is known, so that only the differences have to be added up."""
@@ -206,17 +252,18 @@ class Knowledge:
             return replace(self, solution=None)
         records = list(self.classes.values())
         gram = _gram(self.classes, former)
-        found = solve(records, gram)
-        testable = (found.tested > 0) & [record.unseen.any() for record in records]
+        solved = solve(records, gram, self.against, self.world if self.trained is None else None)
+        testable = (solved.tested > 0) & [record.unseen.any() for record in records]
         measurements = None
         if self.measured and testable.any() and len(records) > 1:
-            counts = zip((found.right * testable).tolist(), (found.tested * testable).tolist(), strict=True)
-            accuracy = float((found.right[testable] / found.tested[testable]).mean())
+            counts = zip((solved.right * testable).tolist(), (solved.tested * testable).tolist(), strict=True)
+            accuracy = float((solved.right[testable] / solved.tested[testable]).mean())
             per_class = dict(zip(self.classes, counts, strict=True))
-            measurements = Measurements(accuracy, per_class, found.calibration_error)
+            measurements = Measurements(accuracy, per_class, solved.calibration_error)
         solution = Solution(
-            found.discriminant, found.background, found.shrinkage, found.calibration, gram, measurements
-        )
+            solved.discriminant, solved.background, solved.shrinkage, solved.calibration, gram, measurements,
+            solved.against, solved.rivals,
+        )  # fmt: skip
         return replace(self, solution=solution)
 
     def renamed(self, old: str, new: str) -> Knowledge:
@@ -236,20 +283,31 @@ class Knowledge:
             if measured is not None:
                 per_class = {name(before[i]): measured.per_class[before[i]] for i in order}
                 measured = replace(measured, per_class=per_class)
-            solution = replace(solution, discriminant=discriminant, measurements=measured)
+            rivals = solution.rivals and replace(solution.rivals, reliance=solution.rivals.reliance[taken])
+            solution = replace(solution, discriminant=discriminant, measurements=measured, rivals=rivals)
         renamed = replace(
             self, classes={name(before[i]): self.classes[before[i]] for i in order},
-            history=tuple(event.about(old, new) for event in self.history),
+            history=tuple(event.about((old,), new) for event in self.history),
             moved=frozenset(map(name, self.moved)), solution=solution,
         )  # fmt: skip
         return renamed.changed(Event.now("renamed", name=old, new_name=new))
+
+    def merged(self, names: Collection[str], new: str) -> Knowledge:
+        """With several classes as one."""
+        parts = {name: self.classes[name] for name in names}
+        record = reduce(ClassRecord.merged, parts.values())
+        records = {name: other for name, other in self.records.items() if name not in parts}
+        event = Event.now("merged", classes={name: part.count for name, part in parts.items()}, new_name=new)
+        history = tuple(earlier.about(names, new) for earlier in self.history)
+        moved = self.moved | ({new} if self.moved & parts.keys() else set())
+        return replace(self, history=history).changed(event, records={**records, new: record}, moved=moved)
 
     def aliases(self, name: str) -> frozenset[str]:
         """All names that a class has had."""
         names = {name}
         for event in reversed(self.history):
-            if event.what == "renamed" and event.new_name in names:
-                names.add(event.name)
+            if event.what in ("renamed", "merged") and event.new_name in names:
+                names |= event.former_names
         return frozenset(names)
 
     def without_trace(self, names: frozenset[str]) -> Knowledge:
@@ -258,7 +316,7 @@ class Knowledge:
         for event in reversed(self.history):
             left = {name: count for name, count in event.classes.items() if name not in names}
             if event.new_name in names:
-                names |= {event.name}
+                names |= event.former_names
             elif event.name not in names and (left or not event.classes):
                 history.insert(0, replace(event, classes=left))
         return replace(self, history=tuple(history))

@@ -1,25 +1,38 @@
-"""Which class each of a model's images is taken for, when it is left out."""
+"""Which class each of a model's images is taken for, when it is left out; and how changes of the model change that."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
+from vqprompt.core.words import counted
 from vqprompt.product.model.closed_form import Trials, groups_of
-from vqprompt.product.model.model import Model
+from vqprompt.product.model.knowledge import Knowledge
+from vqprompt.product.model.pictures import UNKNOWN
+
+EXAMPLES = 20  # changed answers that are told one by one
 
 
 @dataclass(frozen=True, eq=False)
 class LeftOutAnswers:
     """classes: the names. images: uint64 [n], the names of the images by content (see `pictures.content_id`). labels,
-    answers: [n], the class of each image and the class it is taken for, as positions in `classes`."""
+    answers: [n], the class of each image and the class it is taken for, as positions in `classes`. unknown: bool [n],
+    whether counterexamples are nearer than this class."""
 
     classes: tuple[str, ...]
     images: Array
     labels: Array
     answers: Array
+    unknown: Array
+
+    def by_image(self) -> dict[int, tuple[str, str]]:
+        """The class of each image, and the answer."""
+        rows = zip(self.images.tolist(), self.labels, self.answers, self.unknown, strict=True)
+        return {image: (self.classes[c], UNKNOWN if none else self.classes[a]) for image, c, a, none in rows}
 
     def confusion(self) -> dict[tuple[int, int], int]:
         """How often a class is taken for another, or for itself; pairs that never occur are absent."""
@@ -33,18 +46,65 @@ class LeftOutAnswers:
         return [int(name) for name in self.images[chosen]]
 
 
-def left_out_answers(model: Model) -> LeftOutAnswers:
+def left_out_answers(known: Knowledge) -> LeftOutAnswers:
     """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
-    known = model.knowledge
-    empty = np.zeros(0, np.int64)
-    no_answers = LeftOutAnswers(model.classes, empty.astype(np.uint64), empty, empty)
-    if known.solution is None or len(known.classes) < 2:
+    classes, solution, empty = tuple(known.classes), known.solution, np.zeros(0, np.int64)
+    no_answers = LeftOutAnswers(classes, empty.astype(np.uint64), empty, empty, empty)
+    if solution is None or len(classes) < 2:
         return no_answers
     records = list(known.classes.values())
-    groups = groups_of(records, known.solution.gram)
+    groups = groups_of(records, solution.gram)
     trials = Trials.of(records, range(len(records)))
     if not len(trials):
         return no_answers
-    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(known.solution.shrinkage)
-    answers = join_modes(left_out.scores, groups.owners).argmax(1)
-    return LeftOutAnswers(model.classes, trials.ids, trials.classes, answers)
+    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(solution.shrinkage)
+    scores = join_modes(left_out.scores, groups.owners)
+    unknown = np.zeros(len(scores), bool)
+    if solution.against is not None:
+        unknown = solution.against.scores(trials.features).max(1) > scores.max(1)
+    return LeftOutAnswers(classes, trials.ids, trials.classes, scores.argmax(1), unknown)
+
+
+@dataclass(frozen=True)
+class ChangedAnswer:
+    """image: by its content. label: its class after the change."""
+
+    image: int
+    label: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a change of a model does to answers about images that it has learned, each left out. tested: how many."""
+
+    tested: int
+    answers: tuple[ChangedAnswer, ...]
+
+    @classmethod
+    def between(cls, before: Knowledge, now: Knowledge, renamed: Mapping[str, str] | None = None) -> Changes:
+        """renamed: old names to new ones, where an answer is no other one because of it."""
+        old, new, names = left_out_answers(before).by_image(), left_out_answers(now).by_image(), renamed or {}
+        both = [
+            ChangedAnswer(image, new[image][0], names.get(old[image][1], old[image][1]), new[image][1])
+            for image in old.keys() & new.keys()
+        ]
+        changed = [answer for answer in both if answer.before != answer.now]
+        return cls(len(both), tuple(sorted(changed, key=lambda answer: (answer.label, answer.image))))
+
+    def to_json(self) -> dict[str, Any]:
+        told = [{**vars(answer), "image": f"{answer.image:016x}"} for answer in self.answers[:EXAMPLES]]
+        return {
+            "tested": self.tested,
+            "changed": len(self.answers),
+            "better": sum(answer.now == answer.label for answer in self.answers),
+            "worse": sum(answer.before == answer.label for answer in self.answers),
+            "examples": told,
+        }
+
+    def __str__(self) -> str:
+        """`3 of 40 images that are left out change their answer: 2 better, 1 worse`"""
+        told = self.to_json()
+        what = f"{told['changed']} of {counted(self.tested, 'left-out image')} change their answer"
+        return f"{what}: {told['better']} for the better, {told['worse']} for the worse" if self.answers else what

@@ -1,8 +1,8 @@
-"""Model files of formats 1 and 2 become format 3 while they are read.
+"""Model files of older formats become format 4 while they are read.
 
-Format 2 was format 1 with trained networks. Differences to format 3: versions had no numbers; the solution of a version
-was a dictionary `facts`, in which older files lack the weighing; events of the history had a text `detail`; the content
-ids were called `names`.
+Format 3 is format 4 without counterexamples, corrections and the world. Format 2 was format 1 with trained networks.
+How both differ from format 3: versions had no numbers; the solution of a version was a dictionary `facts`, in which
+older files lack the weighing; events of the history had a text `detail`; the content ids were called `names`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 OLDEST_WEIGHING = {"certainty": "largest", "nearness": 0.35, "far": 4.0, "steep": 5.0}  # where a file names none
 FOR_GOOD = ("a class", "a class, for good")  # details of classes that were forgotten for good
 SOLUTION = ("shrinkage", "temperature", "certainty", "nearness", "threshold", "background")
@@ -19,10 +19,12 @@ MEASUREMENTS = ("accuracy", "per_class", "calibration_error")
 
 
 def migrated(
-    description: dict[str, Any], tensors: dict[str, np.ndarray]
+    version: int, description: dict[str, Any], tensors: dict[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Description and tensors as format 3 has them. What is wrong in them stays wrong, and is found by the checks of
-    format 3; what is not even of the right type may raise any error here."""
+    """Description and tensors as format 4 has them. What is wrong in them stays wrong, and is found by the checks of
+    format 4; what is not even of the right type may raise any error here."""
+    if version == 3:
+        return description, tensors
     versions, facts = description["versions"], description["versions"][-1]["facts"]
     solution = None
     if versions[-1]["classes"]:

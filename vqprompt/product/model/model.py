@@ -20,20 +20,23 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Report, ignore
-from vqprompt.core.words import shorten
 from vqprompt.product.model import file as files
+from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
+from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.parsing import ModelError, parse
-from vqprompt.product.model.pictures import check_spelling, clean_name, spelling
+from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, about_training, nothing_new, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, nothing_new, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 CROP = 0.875
 
 
-class Model(Predicting, OnTheHub):
+class Model(Predicting, Correcting, OnTheHub):
     """Any number of threads may use a model: changes happen one after another, and questions are answered meanwhile.
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
@@ -83,7 +86,7 @@ class Model(Predicting, OnTheHub):
     @classmethod
     def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
         """A model of classes whose features were computed elsewhere, under the same backbone."""
-        model = cls._of(Stored(backbone), device, None)
+        model = cls._of(Stored.empty(backbone), device, None)
         model.learn_records(records)
         return model
 
@@ -139,6 +142,11 @@ class Model(Predicting, OnTheHub):
     def counts(self) -> dict[str, int]:
         """Images learned of each class."""
         return self.knowledge.counts
+
+    @property
+    def counterexamples(self) -> int:
+        """Images learned as none of the classes."""
+        return 0 if self.knowledge.against is None else self.knowledge.against.count
 
     @property
     def accuracy(self) -> float | None:
@@ -200,17 +208,24 @@ class Model(Predicting, OnTheHub):
         exclude: Iterable[str | Path] = (),
         seed: int = 0,
         on_disk: bool = True,
+        classes: str = "",
+        as_unknown: bool = False,
+        preview: bool = False,
         announce: Callable[[Plan], None] | None = None,
         progress: Report = ignore,
     ) -> Taught:
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network. hold_out:
+        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network,
+        and "auto" decides whether training is worth its time. hold_out:
         if it is 0, accuracy is not measured. At effort instant, accuracy is measured by leaving out one image at a
         time, and the model learns from all images; at the others, this share of the images does not take part in
         training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
         on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
+        classes: "outer" or "inner", if the images are in folders of folders. as_unknown: these images are none of the
+        classes, although they look similar: what is nearer to them than to any class is unknown. preview: only tell
+        what would change.
         announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
@@ -222,86 +237,77 @@ class Model(Predicting, OnTheHub):
             check_effort(effort, before.trained)
             if not 0 <= hold_out < 1:
                 raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
-            pictures, notes = open_pictures(source, labels, exclude)
+            if as_unknown:
+                check_unknown(labels, effort)
+            pictures, notes = open_pictures(source, "none" if as_unknown else labels, exclude, classes)
+            if as_unknown:
+                pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))
             check_spelling(before.classes, pictures.names)
+            notes += misspellings({*pictures.names} - {*before.records}, before.classes)
             extractor, side = self.extractor_of(before), self.backbone.side
+            before = self.knowledge  # of a new model, with the world under its network
             at_once = fits(pictures, side)
             if not at_once:
                 check_streamed(effort)
             with closing(DecodedPictures(side, on_disk)) as decoded:
-                new = select(pictures, before.classes, decoded if at_once else None, skip_broken, progress)
+                new = select(pictures, before.records, decoded if at_once else None, skip_broken, progress)
                 if not len(new):
                     return nothing_new(before, new, notes, started)
+                changed, plan, trained, moved = None, None, before.trained, before.moved
+                if effort == "auto":
+                    changed = ingest(new, extractor, before.records, skip_broken, progress)
+                    plan = decided(
+                        self._plan(new, "best" if trained is None else trained.effort, extractor),
+                        before,
+                        changed,
+                        new.labels,
+                    )
+                    effort = plan.effort
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
                     notes.append(f"nothing was trained: {reason}; learned as at effort instant")
                     effort = "instant"
                 if announce is not None:
-                    announce(self._plan(new, effort, extractor))
-                trained, moved = before.trained, before.moved
+                    announce(plan or self._plan(new, effort, extractor))
                 if effort == "instant":
-                    changed = ingest(new, extractor, before.classes, skip_broken, progress)
-                    classes = {**before.classes, **changed}
+                    changed = changed or ingest(new, extractor, before.records, skip_broken, progress)
+                    records = {**before.records, **changed}
                 else:
                     from vqprompt.product.model.trained import retrain
 
                     plain = self._in_torch(None)
                     done = retrain(
-                        plain, self._extractor, trained, effort, new, before.classes, hold_out, seed, progress
+                        plain, self._extractor, trained, effort, new, before.records, hold_out, seed, progress
                     )
-                    trained, classes, changed = done.trained, done.classes, done.changed
+                    trained, records, changed = done.trained, done.classes, done.changed
                     notes += about_training(done.kept, done.expected)
                     moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
-            counts = {name: record.count - before.counts.get(name, 0) for name, record in changed.items()}
+            former = before.records
+            counts = {n: r.count - (former[n].count if n in former else 0) for n, r in changed.items()}
             event = Event.now("learned", effort=effort, classes=counts)
-            self._add_version(
-                before.changed(event, classes=classes, trained=trained, moved=moved, measured=hold_out > 0)
-            )
-            return summary(before, self.knowledge, new, notes, started, effort)
+            now = before.changed(event, records=records, trained=trained, moved=moved, measured=hold_out > 0)
+            if not preview:
+                self._add_version(now)
+            return summary(before, now, new, notes, started, effort, Changes.between(before, now) if preview else None)
 
     def learn_records(self, records: Mapping[str, ClassRecord], *, measured: bool = True) -> None:
         """Learn classes whose features were computed elsewhere, under the same network. measured: whether accuracy is
         wanted."""
         with self._changing:
-            before = self.knowledge
+            before = self._opened().knowledge
             check_spelling(before.classes, records)
             changed = {n: before.classes[n].merged(r) if n in before.classes else r for n, r in records.items()}
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
-            self._add_version(before.changed(event, classes={**before.classes, **changed}, measured=measured))
+            self._add_version(before.changed(event, records={**before.records, **changed}, measured=measured))
 
     def _plan(self, new: NewPictures, effort: str, extractor: Extractor) -> Plan:
         seconds = extractor.seconds_per_image() * len(new)
         if effort != "instant":
-            each = self._in_torch(None).seconds_per_image()
-            seconds += seconds_of_training(effort, len(new), each, bool(self.classes))
-        names = new.pictures.names
+            seconds += seconds_of_training(self._in_torch(None), effort, len(new), bool(self.classes))
+        names = [name for name in new.pictures.names if name != UNKNOWN]
         fresh = tuple(name for name in names if name not in self.knowledge.classes)
         return Plan(len(new), len(names), fresh, seconds, effort)
 
     # ------------------------------------------------------------------ change
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a class another name. Naming it like a class that exists is refused."""
-        with self._changing:
-            self._check_known(old)
-            new = clean_name(new)
-            if new == old:
-                return
-            check_spelling([name for name in self.classes if name != old], [new])
-            if new in self.classes:
-                raise UserError(f"there is already a class {new!r}; classes cannot be merged by renaming")
-            self._add_version(self.knowledge.renamed(old, new))
-
-    def forget(self, name: str, *, for_good: bool = False) -> None:
-        """Remove a class: the model becomes what it would be if it had never learned it.
-
-        for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
-        back. A class that was forgotten before can be forgotten for good later.
-        """
-        with self._changing:
-            stored = self._opened()
-            if not (for_good and stored.has_traces(name)):
-                self._check_known(name)
-            self._stored = stored.erased(name) if for_good else stored.without(name)
 
     def undo(self, steps: int = 1) -> str:
         """Go back to the model before the last changes. Returns what was undone, newest first. Undone versions are kept
@@ -319,12 +325,6 @@ class Model(Predicting, OnTheHub):
 
     def _add_version(self, known: Knowledge) -> None:
         self._stored = self._opened().with_version(known)
-
-    def _check_known(self, name: str) -> None:
-        if name not in self.knowledge.classes:
-            near = [n for n in self.classes if spelling(n) == spelling(name)]
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it knows {shorten(self.classes) or 'no class yet'}"
-            raise UserError(f"the model knows no class {name!r}{hint}")
 
     # ------------------------------------------------------------------ network and file
 
@@ -364,7 +364,7 @@ class Model(Predicting, OnTheHub):
             backbone = self._network.backbone
             with self._changing:
                 if self._stored is None:
-                    self._stored = Stored(backbone)
+                    self._stored = Stored.empty(backbone)
         return self._stored
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:

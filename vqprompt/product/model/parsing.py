@@ -17,7 +17,8 @@ from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.errors import UserError, shown
 from vqprompt.core.statistics.discriminant import Discriminant
-from vqprompt.product.model.calibration import Background, Calibration, Weighing
+from vqprompt.core.statistics.world import World
+from vqprompt.product.model.calibration import Background, Calibration, Rivals, Weighing
 from vqprompt.product.model.description import LARGEST, Description, SolutionFields, TrainedFields, parse_description
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Measurements, Solution
@@ -26,7 +27,7 @@ from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord
 from vqprompt.product.model.versions import Stored
 
-FORMAT, VERSION = "vqprompt-model", 3
+FORMAT, VERSION = "vqprompt-model", 4
 ADVICE = "restore it from a copy, or make a new one with vqprompt learn"
 
 
@@ -56,9 +57,9 @@ def parse(data: bytes, path: Path) -> Stored:
     if checksum(metadata, tensors) != metadata["checksum"]:
         raise ModelError(f"{path}: damaged, its checksum does not match its content; {ADVICE}")
     text = metadata["model"]
-    if int(metadata["version"]) in FORMATS:
+    if (version := int(metadata["version"])) in FORMATS:
         try:
-            old, tensors = migrated(json.loads(text), tensors)
+            old, tensors = migrated(version, json.loads(text), tensors)
             text = json.dumps(old)
         except Exception:  # it has parts of another type than any vqprompt wrote
             raise ModelError(f"{path}: damaged, its description is not that of a model; {ADVICE}") from None
@@ -113,11 +114,13 @@ def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
         Trained(t.effort, t.method, t.options, _trained_tensors(i, t, tensors, described.backbone.width))
         for i, t in enumerate(described.trained)
     ]
+    world = World(tensors["world_codes"], tensors["world_scales"]) if "world_codes" in tensors else None
     versions = [
         Knowledge(
             v.number, {name: records[i] for name, i in v.classes.items()},
             tuple(Event(**vars(event)) for event in v.history), None if v.trained is None else trained[v.trained],
-            frozenset(v.moved), v.measured, parent=v.parent,
+            frozenset(v.moved), v.measured, parent=v.parent, against=None if v.against is None else records[v.against],
+            world=world,
         )
         for v in described.versions
     ]  # fmt: skip
@@ -141,6 +144,17 @@ def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> No
             "gram": ("float64", (width * (width + 1) // 2,)), "weights": ("float32", (modes, width)),
             "bias": ("float32", (modes,)), "owners": ("int32", (modes,)), "spread": ("float32", (width + 1, width)),
         }  # fmt: skip
+        if (against := described.versions[-1].against) is not None:
+            groups = min(len(tensors.get("against_bias", ())) or 1, described.records[against].kept)
+            expected |= {"against_weights": ("float32", (groups, width)), "against_bias": ("float32", (groups,))}
+    if "world_codes" in tensors:
+        means = tensors["world_codes"].shape[1] if tensors["world_codes"].ndim == 3 else 0
+        expected |= {"world_codes": ("int8", (2, means, width)), "world_scales": ("float32", (2, means))}
+        if "rivals_left" in tensors and described.solution is not None:
+            expected |= {
+                "rivals_left": ("uint8", (means,)), "rivals_center": ("float32", (2, width)),
+                "rivals_norms": ("float32", (means,)), "rivals_reliance": ("float32", (modes,)),
+            }  # fmt: skip
     if described.trained:
         expected["unseen"] = ("uint8", (kept,))
     for name, (kind, shape) in expected.items():
@@ -156,6 +170,8 @@ def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> No
             raise ValueError(f"{shown(name, 100)}: a value is no number, or too large")
     if (tensors["modes"] >= MOST).any() or ("unseen" in tensors and (tensors["unseen"] > 1).any()):
         raise ValueError("modes or unseen: a value is too large")
+    if "rivals_left" in tensors and not tensors["rivals_left"].any():
+        raise ValueError("rivals_left: there are none")
     limits = np.array([r.images for r in described.records], np.int64)[:, None] << 22
     if (tensors["totals"] > limits).any() or (tensors["totals"] < -limits).any():
         raise ValueError("totals: a value is too large")
@@ -174,18 +190,27 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
         sums += record.kept.sum(1, dtype=np.int64) @ record.kept.astype(np.int64)
     if not np.array_equal(gram.astype(np.int64).sum(1), sums):  # whole numbers, so equal if nothing was changed
         raise ValueError("gram: it does not fit the features")
-    measured = fields.measurements
+    measured, rivals = fields.measurements, None
+    if known.world is not None and "rivals_left" in tensors:
+        left, center, norms, reliance = (tensors[f"rivals_{name}"] for name in ("left", "center", "norms", "reliance"))
+        rivals = Rivals(known.world, left.astype(bool), center, norms, reliance)
     return Solution(
         Discriminant(tensors["weights"], tensors["bias"], tensors["owners"]),
-        Background(tensors["spread"][:-1], tensors["spread"][-1], fields.background),
+        Background(tensors["spread"][:-1], tensors["spread"][-1], fields.background, fields.share),
         fields.shrinkage,
         Calibration(
             fields.temperature, fields.certainty, fields.nearness,
-            -np.inf if fields.threshold is None else fields.threshold, Weighing(**vars(fields.weighing)),
+            -np.inf if fields.threshold is None else fields.threshold, Weighing(**vars(fields.weighing)), fields.ahead,
         ),
         gram,
         None if measured is None else Measurements(**vars(measured)),
+        None if known.against is None else _counterexamples(tensors["against_weights"], tensors["against_bias"]),
+        rivals,
     )  # fmt: skip
+
+
+def _counterexamples(weights: np.ndarray, bias: np.ndarray) -> Discriminant:
+    return Discriminant(weights, bias, np.arange(len(bias)))
 
 
 def _trained_tensors(

@@ -12,9 +12,9 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from PIL import Image
 
 from vqprompt.core.data.decode import IMAGE_SUFFIXES, read_image
 from vqprompt.core.data.source import Entry, Source, images_in
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import read_text
 from vqprompt.core.words import counted, shorten
 
@@ -50,11 +50,14 @@ class Picture:
     content_id: int | None = None
 
 
-def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tuple[list[Picture], list[str]]:
+def find_pictures(
+    source: Any, labels: Sequence[str] | str | None = None, classes: str = "outer"
+) -> tuple[list[Picture], list[str]]:
     """Pictures of any source, and notes about how it was read.
 
     source: a folder, archive or table, or several of them; or a list of images (paths, Pillow images, arrays), with a
-    label for each, or one for all.
+    label for each, or one for all. classes: whether they are the "outer" or the "inner" ones of folders in folders; ""
+    refuses such folders and asks.
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
@@ -62,7 +65,7 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
             return _all_of_one_class(path, labels), []
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
-        return _from_path(path)
+        return _from_path(path, classes)
     images: list[Any] = (
         [source]
         if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
@@ -76,10 +79,13 @@ def find_pictures(source: Any, labels: Sequence[str] | str | None = None) -> tup
         and len(paths) == len(images)
         and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths)))
     ):  # several sources
-        parts = [find_pictures(path, labels) for path in paths]
+        parts = [find_pictures(path, labels, classes) for path in paths]
         return [p for pictures, _ in parts for p in pictures], [note for _, notes in parts for note in notes]
     if labels is None:
-        raise UserError("a list of images needs labels: learn(images, labels), one name for each image or one for all")
+        raise UserError(
+            f"which class is on {counted(len(images), 'image')}? Give its name: --as NAME; or give folders, "
+            "one per class (in Python: learn(images, labels), one name for each image or one for all)"
+        )
     names = [labels] * len(images) if isinstance(labels, str) else [str(label) for label in labels]
     if len(names) != len(images):
         raise UserError(f"{len(images)} images but {len(names)} labels; give one name for each image, or one for all")
@@ -100,9 +106,9 @@ def _given(image: ImageLike, label: str, number: int) -> Picture:
 # ---------------------------------------------------------------------------------------------- folders, archives
 
 
-def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
+def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
     if not path.exists():
-        raise ImageError(f"{path}: no such folder; give the folder that holds one folder per class")
+        raise missing(path, "folder", "give the folder that holds one folder per class")
     if path.is_file() and path.suffix.lower() in TABLES:
         return _from_table(path, path.parent), []
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
@@ -129,7 +135,21 @@ def _from_path(path: Path) -> tuple[list[Picture], list[str]]:
         notes.append(f"{FROM_TRAINING}; {counted(len(source.entries) - len(entries), 'image')} of test/ left out")
     if source.ignored:
         notes.append(f"left out, not an image in a class folder: {shorten(source.ignored, 3)}")
-    return _entries(source, path, entries), notes
+    return _entries(source, path, _classes_of(path, entries, classes)), notes
+
+
+def _classes_of(path: Path, entries: list[Entry], classes: str) -> list[Entry]:
+    """The images with their classes. classes: see `find_pictures`."""
+    inner = [replace(entry, label=PurePosixPath(entry.path).parent.name) for entry in entries]
+    if classes == "inner":
+        return inner
+    if classes or any(entry.label == other.label for entry, other in zip(entries, inner, strict=True)):
+        return entries
+    names = [shorten(sorted({entry.label for entry in part}), 3) for part in (entries, inner)]
+    raise ImageError(
+        f"{path}: are the classes the outer folders ({names[0]}) or the inner ones ({names[1]})? Give --classes outer "
+        "or --classes inner"
+    )
 
 
 def own_test_pictures(path: Path) -> list[Picture]:
@@ -144,8 +164,9 @@ def own_test_pictures(path: Path) -> list[Picture]:
 
 
 def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Picture]:
+    folder = path.is_dir()
     return [
-        Picture(str(path / e.path) if path.is_dir() else f"{path}: {e.path}", e.label, lambda e=e: source.read(e))  # type: ignore[misc]
+        Picture(str(path / e.path) if folder else f"{path}: {e.path}", e.label, partial(source.read_path, e.path))
         for e in entries
     ]
 
@@ -154,7 +175,7 @@ def _all_of_one_class(path: Path, label: str) -> list[Picture]:
     if path.is_file():
         return [Picture(str(path), label, partial(read_image, path))]
     if not path.is_dir():
-        raise ImageError(f"{path}: no such file or folder; check the path")
+        raise missing(path, "file or folder")
     return [Picture(str(file), label, partial(read_image, file)) for file in images_in(path)]
 
 
@@ -237,7 +258,8 @@ def clean_name(label: str) -> str:
         raise UserError(f"{label!r} cannot be the name of a class; give 1 to {LONGEST_NAME} printable characters")
     if name.casefold() == UNKNOWN:
         raise UserError(
-            f"{label!r} cannot be the name of a class: it is the answer for images of no known class; choose another"
+            f"{label!r} cannot be the name of a class: it is the answer for images of no known class; choose another, "
+            "or teach what is none of the classes with --as-unknown"
         )
     return name
 

@@ -109,8 +109,17 @@ def _answers(known: Knowledge, features: np.ndarray, top: int, unknown: bool, st
         best = np.argsort(-row, kind="stable")[:top]
         is_unknown = unknown and margin < strictness
         named = tuple((classes[i], float(row[i])) for i in best)
-        answers.append(Answer(UNKNOWN if is_unknown else named[0][0], named, margin))
+        answers.append(Answer(UNKNOWN if is_unknown else named[0][0], named, margin, _note(known, named[0][0])))
     return answers
+
+
+def _note(known: Knowledge, name: str) -> str:
+    """Why an answer has no percentage, if it has none: percentages are checked with images that are left out."""
+    if len(known.classes) == 1:
+        return "no percentage: the model knows no other class"
+    if known.classes[name].count == 1:
+        return "no percentage: taught with one image"
+    return "" if _solution(known).knows_unknown else "no percentage: taught with one image per class"
 
 
 def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:

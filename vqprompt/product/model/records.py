@@ -70,6 +70,19 @@ class ClassRecord:
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
         return self.from_sums(ids[order], self.total + other.total, kept, unseen)
 
+    def select(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What is kept of some of its images: their ids, fixed-point features and whether they are unseen."""
+        rows = np.flatnonzero(np.isin(self.ids[: len(self.kept)], ids))
+        return self.ids[rows], self.kept[rows], self.unseen[rows]
+
+    def without(self, removed: ClassRecord) -> ClassRecord | None:
+        """As if some of its images had never been added; None if no image is left."""
+        stays = ~np.isin(self.ids, removed.ids)
+        if not stays.any():
+            return None
+        rows = stays[: len(self.kept)]
+        return self.from_sums(self.ids[stays], self.total - removed.total, self.kept[rows], self.unseen[rows])
+
     def moved(self, where: Callable[[np.ndarray], np.ndarray], doubt: np.ndarray) -> ClassRecord:
         """The same class after features moved. where: maps old features [n, D] to new ones. The map is linear, so the
         mean moves like the images. doubt: what the images may be off by [k, D]; it does not change the mean."""

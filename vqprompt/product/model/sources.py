@@ -48,26 +48,30 @@ class PictureSet:
 
 
 def open_pictures(
-    source: Any, labels: Sequence[str] | str | None = None, exclude: Iterable[str | Path] = ()
+    source: Any,
+    labels: Sequence[str] | str | None = None,
+    exclude: Iterable[str | Path] = (),
+    classes: str = "",
 ) -> tuple[PictureSet, list[str]]:
     """The pictures of any source (see `find_pictures`), and notes about how it was read. exclude: paths."""
     excluded = {str(Path(path).expanduser().resolve()) for path in exclude}
     if labels is None and isinstance(source, str | Path):
-        from vqprompt.research.datasets.parquet import open_shards
+        from vqprompt.core.data.parquet import open_shards
 
         if (shards := open_shards(source)) is not None:
             if excluded:
                 raise UserError(f"{source}: images in shards have no paths of their own; leave out --exclude")
             return _of_shards(shards)
-    found, notes = find_pictures(source, labels)
-    pictures = [p for p in found if str(Path(p.where).resolve()) not in excluded] if excluded else found
+    pictures, notes = find_pictures(source, labels, classes)
+    if excluded:
+        pictures = [p for p in pictures if str(Path(p.where).resolve()) not in excluded]
     if not pictures:
         raise ImageError("no image is left to learn from")
     names = {label: clean_name(label) for label in {picture.label for picture in pictures}}
-    classes = sorted(set(names.values()))
-    place = {name: number for number, name in enumerate(classes)}
+    sorted_names = sorted(set(names.values()))
+    place = {name: number for number, name in enumerate(sorted_names)}
     numbers = np.array([place[names[picture.label]] for picture in pictures])
-    return PictureSet(classes, numbers, pictures.__getitem__, np.arange(len(pictures))), notes
+    return PictureSet(sorted_names, numbers, pictures.__getitem__, np.arange(len(pictures))), notes
 
 
 def _of_shards(shards: Shards) -> tuple[PictureSet, list[str]]:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from vqprompt.core.errors import ImageError
+import numpy as np
+
+from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
-from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
+from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
+from vqprompt.product.model.left_out import left_out_answers
+from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
+    from vqprompt.product.model.left_out import Changes
+    from vqprompt.product.model.records import ClassRecord
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
+TAKES = 0.03  # a class that takes more than this share of the world's images away from "unknown" gets a warning
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Plan:
     new_classes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    gain: float | None = None  # expected from training, in accuracy; only at effort auto
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,31 @@ class Suffering:
 
 
 @dataclass(frozen=True)
+class LostAnswers:
+    """Answers that a taught class takes away. source: from which class; None: from "unknown". images: how many are
+    taken for it now, out of `of`: left-out images of the source, or images of the world."""
+
+    name: str
+    source: str | None
+    images: int
+    of: int
+
+    def __str__(self) -> str:
+        what = "ordinary images that were unknown" if self.source is None else f"left-out images of {self.source}"
+        return f"{self.images} of {self.of} {what} are now taken for {self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"class": self.name, "from": self.source, "images": self.images, "of": self.of, "text": str(self)}
+
+
+@dataclass(frozen=True)
 class Taught:
     """What a teaching did. effort: what was really done; with too few images nothing is trained.
 
     known_images, copies: images that were left out because the model knew them, or because they were repeated. broken:
     a message for each image that cannot be read. accuracy: share of right answers for images that were left out one at
-    a time, every class weighted equally; None if it was not measured.
+    a time, every class weighted equally; None if it was not measured. changes: of answers, if it was only a preview.
+    accuracy_interval: 95 % (Wilson). warnings: of answers that the teaching took away, worst first.
     """
 
     classes: tuple[TaughtClass, ...]
@@ -65,6 +94,9 @@ class Taught:
     notes: tuple[str, ...]
     seconds: float
     effort: str = "instant"
+    changes: Changes | None = None
+    accuracy_interval: tuple[float, float] | None = None
+    warnings: tuple[LostAnswers, ...] = ()
 
     @property
     def images(self) -> int:
@@ -72,11 +104,16 @@ class Taught:
 
     @property
     def new_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if taught.new)
+        return tuple(taught.name for taught in self.classes if taught.new and taught.name != UNKNOWN)
 
     @property
     def grown_classes(self) -> tuple[str, ...]:
-        return tuple(taught.name for taught in self.classes if not taught.new)
+        return tuple(taught.name for taught in self.classes if not taught.new and taught.name != UNKNOWN)
+
+    @property
+    def counterexamples(self) -> int:
+        """Images that were learned as none of the classes."""
+        return sum(taught.images for taught in self.classes if taught.name == UNKNOWN)
 
     def to_json(self) -> dict[str, Any]:
         """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
@@ -87,31 +124,65 @@ class Taught:
             "copies": self.copies,
             "broken": list(self.broken),
             "accuracy": self.accuracy,
+            "accuracy_interval": self.accuracy_interval and list(self.accuracy_interval),
             "accuracy_before": self.accuracy_before,
             "suffering": [vars(one) for one in self.suffering],
+            "warnings": [warning.to_json() for warning in self.warnings],
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
             "effort": self.effort,
+            "changes": None if self.changes is None else self.changes.to_json(),
         }
 
 
+def check_unknown(labels: object, effort: str) -> None:
+    """Refuse what does not go with teaching images as unknown."""
+    if labels is not None:
+        raise UserError("images that are none of the classes have no class; leave out --as, or leave out --as-unknown")
+    if effort != "instant":
+        raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
+
+
 def summary(
-    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant"
+    before: Knowledge,
+    now: Knowledge,
+    new: NewPictures,
+    notes: list[str],
+    started: float,
+    effort: str = "instant",
+    changes: Changes | None = None,
 ) -> Taught:
     """What a teaching did, from the model before and after it."""
-    grown = ((name, count - before.counts.get(name, 0)) for name, count in now.counts.items())
+    suffering = _suffering(before.measurements, now.measurements)
+    counts = [{name: record.count for name, record in known.records.items()} for known in (before, now)]
+    grown = ((name, count - counts[0].get(name, 0)) for name, count in counts[1].items())
+    taught = tuple(TaughtClass(name, images, name not in counts[0]) for name, images in grown if images)
     return Taught(
-        classes=tuple(TaughtClass(name, images, name not in before.classes) for name, images in grown if images),
+        classes=taught,
         known_images=new.known,
         copies=new.copies,
         broken=tuple(new.broken),
         accuracy=None if now.measurements is None else now.measurements.accuracy,
         accuracy_before=None if before.measurements is None else before.measurements.accuracy,
-        suffering=_suffering(before.measurements, now.measurements),
+        suffering=suffering,
         notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
         seconds=time.monotonic() - started,
         effort=effort,
+        accuracy_interval=None if now.measurements is None else now.measurements.interval,
+        warnings=(*_from_unknown(before, now), *_from_classes(now, suffering, taught)),
+        changes=changes,
     )
+
+
+def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
+    """At effort auto: what training is expected to bring, and whether it is worth its time. plan: of the training.
+    changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
+    now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
+    gain = 0.0
+    if now.measurements is not None and why_not_train(labels) is None:
+        gain = REMOVED * (1 - now.measurements.accuracy) * len(set(labels)) / len(now.classes)
+    worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
+    return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
 
 
 def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:
@@ -149,9 +220,41 @@ def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[S
     return tuple(sorted(worse, key=lambda one: one.now - one.before))
 
 
+def _from_unknown(before: Knowledge, now: Knowledge) -> list[LostAnswers]:
+    """Classes that many ordinary images are taken for which the model did not know before."""
+    solved = [known.solution for known in (before, now)]
+    if now is before or now.world is None or any(solution is None or solution.rivals is None for solution in solved):
+        return []
+    (_, familiar), (shares, still) = (
+        solution.judge(now.world.examples, examples=True) for solution in solved if solution
+    )
+    taken = np.bincount(shares.argmax(1)[(familiar < 0) & (still >= 0)], minlength=len(now.classes))
+    names, most = list(now.classes), TAKES * len(now.world)
+    return [LostAnswers(names[c], None, int(taken[c]), len(now.world)) for c in np.argsort(-taken) if taken[c] > most]
+
+
+def _from_classes(
+    now: Knowledge, suffering: tuple[Suffering, ...], taught: tuple[TaughtClass, ...]
+) -> list[LostAnswers]:
+    """Taught classes that left-out images of classes are taken for which suffer from the lesson."""
+    if not suffering:
+        return []
+    answers, lost = left_out_answers(now), []
+    for one in suffering:
+        given = [answers.classes[a] for a in answers.answers[answers.labels == answers.classes.index(one.name)]]
+        taken = {own.name: given.count(own.name) for own in taught if own.name != one.name}
+        name = max(taken, key=taken.__getitem__, default="")
+        if name and taken[name] > 1:  # a single image may be chance
+            lost.append(LostAnswers(name, one.name, taken[name], len(given)))
+    return lost
+
+
 def _expectations(counts: dict[str, int]) -> list[str]:
-    """What to expect of classes with few images."""
+    """What to expect of a single class, and of classes with few images."""
     few = [name for name, count in counts.items() if count < FEW]
+    alone = [f"the model knows only {name!r} and cannot tell it from others; teach a second class" for name in counts]
+    if len(alone) == 1:
+        return alone
     if not few:
         return []
     least = min(counts[name] for name in few)

@@ -39,6 +39,7 @@ from vqprompt.research.training.view import View
 
 MOVING = Moving(how="validated")
 LOOKS = 2.0  # forward passes per image with a trained network: the image and its mirror image
+GUARD = 0.2  # of the images is not trained on, to tell whether training pays, also if accuracy is not measured
 SHARES = (1.0, 0.5)  # of a teaching's training, the first that pays is kept
 
 
@@ -77,7 +78,7 @@ def retrain(
     labels = np.array(new.labels)
     names = np.unique(labels).tolist()
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
-    unseen = held_out(labels, new.ids, hold_out)
+    unseen = held_out(labels, new.ids, hold_out or GUARD)
     shown = order[~unseen[order]]
     reports = _shares(
         progress,
@@ -106,11 +107,11 @@ def retrain(
             method.go_back(kept, build(plain.vit, before)[0])
         trained = _trained(effort, method)
         now = _features(extractor(trained), new, reports[2])
-        found = remembered(now, move_records(known, old, now, labels, seed), unseen)
-        measured = _measured(found.classes)
+        result = remembered(now, move_records(known, old, now, labels, seed), unseen)
+        measured = _measured(result.classes)
         expected = None if without is None or measured is None else (without.accuracy, measured.accuracy)
         if pays(without, measured):
-            return replace(found, trained=trained, kept=kept, expected=expected)
+            return replace(result, trained=trained, kept=kept, expected=expected)
     nothing_trained_on = np.ones_like(unseen)
     return replace(remembered(old, known, nothing_trained_on), kept=0.0, expected=expected)
 

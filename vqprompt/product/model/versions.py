@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import UserError
+from vqprompt.core.statistics.world import find_world
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 
 VERSIONS_KEPT = 10  # besides the model as it is
@@ -40,6 +41,11 @@ class Stored:
     others: tuple[Knowledge, ...] = ()
     latest: int = 0
 
+    @classmethod
+    def empty(cls, backbone: Backbone) -> Stored:
+        """A new model, with the world under its backbone if there is one."""
+        return cls(backbone, Knowledge(world=find_world(backbone.fingerprint, backbone.size)))
+
     @property
     def versions(self) -> tuple[Version, ...]:
         """All that are kept, with the model as it is, by number."""
@@ -48,11 +54,11 @@ class Stored:
     @property
     def ancestors(self) -> list[Knowledge]:
         """The versions that the model was made from, newest first: what can be undone to."""
-        kept, found, number = {known.version: known for known in self.others}, [], self.knowledge.parent
+        kept, line, number = {known.version: known for known in self.others}, [], self.knowledge.parent
         while number is not None and number in kept:
-            found.append(kept.pop(number))
-            number = found[-1].parent
-        return found
+            line.append(kept.pop(number))
+            number = line[-1].parent
+        return line
 
     def by_importance(self) -> list[Knowledge]:
         """The other versions: first those that can be undone to, newest first."""
@@ -89,14 +95,14 @@ class Stored:
 
     def without(self, name: str) -> Stored:
         """After a class was forgotten."""
-        left = {other: record for other, record in self.knowledge.classes.items() if other != name}
-        return self.with_version(self.knowledge.changed(Event.now("forgot", name=name), classes=left))
+        left = {other: record for other, record in self.knowledge.records.items() if other != name}
+        return self.with_version(self.knowledge.changed(Event.now("forgot", name=name), records=left))
 
     def has_traces(self, name: str) -> bool:
         """Of a class that the model no longer knows, under any name."""
         known = self.knowledge
-        current = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.classes.values())])
-        former = [k.classes[name] for k in self.others if name in k.classes]
+        current = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.records.values())])
+        former = [k.records[name] for k in self.others if name in k.records]
         events = [event for k in (*self.others, known) for event in k.history]
         forgotten = any(event.what == "forgot" and event.name == name for event in events)
         return forgotten or any(not np.isin(record.ids, current).any() for record in former)
@@ -107,7 +113,7 @@ class Stored:
         versions, names, more = (*self.others, self.knowledge), frozenset[str](), frozenset({name})
         while not more <= names:
             names = names.union(*(known.aliases(n) for known in versions for n in more))
-            records = [known.classes[n] for known in versions for n in names & known.classes.keys()]
+            records = [known.records[n] for known in versions for n in names & known.records.keys()]
             own = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in records)])
             same = {n for k in self.others for n, record in k.classes.items() if np.isin(record.ids, own).any()}
             more = frozenset(same - self.knowledge.classes.keys())
@@ -117,17 +123,28 @@ class Stored:
         """After a class was forgotten for good: without a trace of it, under none of the names that it ever had."""
         names, own = self._identity(name)
         now = self.without(name)
+        history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
+        return replace(now, knowledge=replace(now.knowledge, history=history))._cleaned(names, own)
+
+    def erased_images(self, known: Knowledge, ids: np.ndarray) -> Stored:
+        """After images were unlearned for good. known: without them. A class that loses its last image leaves no trace
+        either."""
+        names = frozenset[str]()
+        for name in sorted(self.knowledge.classes.keys() - known.classes.keys()):
+            names |= self._identity(name)[0]
+            left = known.without_trace(frozenset({name}))
+            known = replace(left, history=(*left.history, Event.now("unlearned")))
+        return self.with_version(known)._cleaned(names, ids)
+
+    def _cleaned(self, names: frozenset[str], ids: np.ndarray) -> Stored:
+        """Without other versions that have a class of these names, or one of these images."""
         kept = {
             known.version: known.without_trace(names)
-            for known in now.others
-            if not any(n in names or np.isin(record.ids, own).any() for n, record in known.classes.items())
+            for known in self.others
+            if not any(n in names or np.isin(record.ids, ids).any() for n, record in known.records.items())
         }
-        history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
-        line = [known.version for known in now.ancestors if known.version in kept]
+        line = [known.version for known in self.ancestors if known.version in kept]
         for number, parent in itertools.zip_longest(line, line[1:]):  # from each version to the next that is left
             kept[number] = replace(kept[number], parent=parent)
-        return replace(
-            now,
-            knowledge=replace(now.knowledge, history=history, parent=line[0] if line else None),
-            others=tuple(kept.values()),
-        )
+        known = replace(self.knowledge, parent=line[0] if line else None)
+        return replace(self, knowledge=known, others=tuple(kept.values()))

@@ -19,7 +19,7 @@ from vqprompt.core.errors import UserError, explain
 from vqprompt.product.model.pictures import check_spelling, clean_name
 from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.api_predict import check_image
-from vqprompt.product.serve.changes import KINDS, Body, Check, Teach
+from vqprompt.product.serve.changes import KINDS, NO_LABEL, Body, Check, Teach
 from vqprompt.product.serve.errors import Conflict, Refused, TooLarge
 from vqprompt.product.serve.jobs import ENDED, Job
 from vqprompt.product.serve.models import ServedModel
@@ -37,6 +37,8 @@ UPLOAD_FORM = {
         "label": {"type": "string", "description": "The class of all images."},
         "labels": {"type": "string", "description": "Or the class of each image, as a JSON list."},
         "effort": {"type": "string", "default": "instant"},
+        "as_unknown": {"type": "boolean", "description": "These images are none of the classes; no label is needed."},
+        "preview": {"type": "boolean", "description": "Only tell which answers would change."},
     },
 }
 
@@ -84,7 +86,10 @@ async def teach(request: Request, name: str) -> dict[str, Any]:
     with ExitStack() as held:
         if request.headers.get("content-type", "").startswith("multipart/"):
             upload, form = await receive(request, served, held)
-            asked = Teach(upload=upload.id, effort=str(form.get("effort") or "instant"))
+            asked = Teach(
+                upload=upload.id, effort=str(form.get("effort") or "instant"), as_unknown=_flag(form, "as_unknown"),
+                preview=_flag(form, "preview"),
+            )  # fmt: skip
         else:
             try:
                 asked = Teach.model_validate_json(await request.body())
@@ -125,7 +130,8 @@ async def receive(request: Request, served: ServedModel, held: ExitStack) -> tup
     except MultiPartException as error:  # it cannot be read, or has too much in it
         raise Refused(f"{error.message} (at most {most} images per upload)") from None
     files = [f for f in form.getlist("files") if isinstance(f, UploadFile)]
-    labels = _labels(form.get("label"), form.get("labels"), len(files))
+    label = NO_LABEL if _flag(form, "as_unknown") else form.get("label")
+    labels = _labels(label, form.get("labels"), len(files))
     check_spelling(served.snapshot.model.classes, labels)
     upload = held.enter_context(state.uploads.new(served.name).in_use())
     for file, label in zip(files, labels, strict=True):
@@ -134,6 +140,13 @@ async def receive(request: Request, served: ServedModel, held: ExitStack) -> tup
             raise TooLarge(f"an image has more than {limits.image_mb:g} MB; make it smaller")
         await run_in_threadpool(upload.add, file.filename, label, content)
     return upload, form
+
+
+def _flag(form: FormData, name: str) -> bool:
+    value = form.get(name, "false")
+    if value not in ("true", "false"):
+        raise Refused(f"{name} must be true or false")
+    return value == "true"
 
 
 def _labels(label: Any, labels: Any, count: int) -> list[str]:
@@ -150,6 +163,16 @@ def _labels(label: Any, labels: Any, count: int) -> list[str]:
     if not isinstance(label, str) or not label.strip():
         raise Refused("which class is it? Send its name in the field label, or one name per image in labels")
     return [clean_name(label)] * count
+
+
+@router.get("/models/{name}/images", tags=["models"], summary="The images that were taught as a class")
+def images(request: Request, name: str, label: str) -> dict[str, Any]:
+    """Ids for `GET /models/{name}/thumbnails/{image}` and for corrections, of images that have a thumbnail. label:
+    "unknown" for those that are none of the classes. total: how many were taught."""
+    records = find(request, name).snapshot.model.knowledge.records
+    ids = records[label].ids.tolist() if label in records else []
+    gallery = state_of(request).gallery
+    return {"images": [f"{n:016x}" for n in ids if gallery.get(name, n) is not None], "total": len(ids)}
 
 
 @router.delete("/models/{name}/uploads/{upload}", tags=["teach"], status_code=204, summary="Delete an upload")

@@ -48,6 +48,7 @@ class Prediction(BaseModel):
     unknown: bool
     classes: list[Share]
     familiarity: float | None
+    note: str = Field(description="Words to show instead of percentages, where too few images were taught.")
     prompts: list[dict[str, Any]] | None = Field(
         description="Prompts that the image used: block, prompt, and its share of attention. None for models without."
     )
@@ -95,6 +96,7 @@ def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -
         "unknown": unknown,
         "classes": [{"name": name, "probability": share} for name, share in answer.classes],
         "familiarity": answer.familiarity if math.isfinite(answer.familiarity) else None,
+        "note": answer.note,
         "model": snapshot.name,
         "version": snapshot.version,
     }

@@ -19,6 +19,7 @@ import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.product.model.answers import Answer
+from vqprompt.product.model.network import on_gpu
 from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, TooLarge, TooSlow
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
@@ -40,10 +41,8 @@ class _Asked:
 
 class Batcher:
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        import torch
-
         self.limits, self.metrics = limits, metrics
-        self.most = ON_GPU if torch.cuda.is_available() else PER_CORE * (os.cpu_count() or 1)
+        self.most = ON_GPU if on_gpu("auto") else PER_CORE * (os.cpu_count() or 1)
         self._waiting: deque[_Asked] = deque()
         self._wake = threading.Condition()
         self._closing = False

@@ -7,22 +7,23 @@ has reported as done is on disk; if it is killed at any moment, the file is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from vqprompt.core.errors import ImageError
+from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
+from vqprompt.product.model.correcting import check_known
 from vqprompt.product.model.efforts import check_effort
 from vqprompt.product.model.erase import erase_class
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.pictures import Picture, check_spelling, clean_name
+from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name
 from vqprompt.product.serve.errors import Conflict, NotThere
 from vqprompt.product.serve.gallery import Thumbnail, thumbnails
 from vqprompt.product.serve.models import ModelDefaults, ServedModel
@@ -81,7 +82,7 @@ def open_model(change: Change) -> Model:
 
 @contextmanager
 def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
-    """The model, which replaces its file when the block ends."""
+    """The model, which replaces its file when the block ends, if it has changed then."""
     with locked(change.path):
         model = open_model(change)
         before = model.knowledge
@@ -92,6 +93,12 @@ def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
 
 
 # ---------------------------------------------------------------------------------------------- kinds
+
+
+PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
+NO_LABEL = "none"  # of images that are none of the classes, until they are learned
+ImageId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$")]
+IMAGES = Field(min_length=1, max_length=10_000, description="Ids of images, as in GET /models/{name}/images.")
 
 
 class Body(BaseModel):
@@ -107,6 +114,8 @@ class Teach(Body):
     upload: str = Field(description="The id that POST /models/{name}/uploads returned.")
     leave_out: list[int] = Field(default=[], description="Numbers of images in the upload that are not to be taught.")
     effort: str = Field(default="instant", description="How much work to do; GET /models lists the efforts.")
+    as_unknown: bool = Field(default=False, description="These images are none of the classes, whatever their label.")
+    preview: bool = PREVIEW
 
     def check(self, served: ServedModel) -> None:
         check_effort(self.effort, served.snapshot.model.knowledge.trained)
@@ -114,8 +123,12 @@ class Teach(Body):
 
 def teach(change: Change, body: Teach, tell: Tell) -> JobUpdate:
     with changed_model(change, tell) as model:
-        taught = model.learn([i.picture() for i in change.images], effort=body.effort, skip_broken=True, progress=tell)
-        made = tuple(thumbnails((i.name, i.read) for i in change.images))
+        pictures = [replace(i.picture(), label=NO_LABEL if body.as_unknown else i.label) for i in change.images]
+        taught = model.learn(
+            pictures, effort=body.effort, as_unknown=body.as_unknown, preview=body.preview, skip_broken=True,
+            progress=tell,
+        )  # fmt: skip
+        made = () if body.preview else tuple(thumbnails((i.name, i.read) for i in change.images))
     return JobUpdate("done", result=taught.to_json(), thumbnails=made)
 
 
@@ -128,9 +141,9 @@ def check(change: Change, body: Check, tell: Tell) -> JobUpdate:
 
     model, defaults = open_model(change), change.defaults
     known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
-    found = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
+    report = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
     number = {image.name: place for place, image in enumerate(change.images)}
-    told = found.to_json()
+    told = report.to_json()
     for finding in told["findings"]:  # a page knows images by their place in the upload
         finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
     return JobUpdate("done", result=told)
@@ -186,15 +199,71 @@ def rename(change: Change, body: Rename, tell: Tell) -> JobUpdate:
     return JobUpdate("done", result={"old": body.old, "new": body.new})
 
 
+class Correction(Body):
+    """A change that is previewed on request."""
+
+    preview: bool = PREVIEW
+
+    def correct(self, model: Model) -> Any:
+        raise NotImplementedError
+
+
+def correct(change: Change, body: Correction, tell: Tell) -> JobUpdate:
+    with changed_model(change, tell) as model:
+        done = body.correct(model)
+    return JobUpdate("done", result=done.to_json())
+
+
+class Relabel(Correction):
+    """Move images that were taught to another class, known or new."""
+
+    images: list[ImageId] = IMAGES
+    label: str = Field(description='Their class; "unknown" if they are none of the classes.')
+
+    def check(self, served: ServedModel) -> None:
+        if self.label != UNKNOWN:
+            check_spelling(served.snapshot.model.classes, [clean_name(self.label)])
+
+    def correct(self, model: Model) -> Any:
+        return model.relabel([int(image, 16) for image in self.images], self.label, preview=self.preview)
+
+
+class Unlearn(Correction):
+    """Take images away that were taught, as if they had never been."""
+
+    images: list[ImageId] = IMAGES
+    for_good: bool = Field(default=False, description="Also delete every older version that knows one of them.")
+
+    def correct(self, model: Model) -> Any:
+        ids = [int(image, 16) for image in self.images]
+        return model.unlearn(ids, for_good=self.for_good, preview=self.preview)
+
+
+class Merge(Correction):
+    """Make one class of several."""
+
+    names: list[str] = Field(min_length=2, max_length=1000)
+    new: str = Field(description="The name of one of them, or a new one.")
+
+    def check(self, served: ServedModel) -> None:
+        for name in self.names:
+            _check_known(served, name)
+        others = [name for name in served.snapshot.model.classes if name not in self.names]
+        check_spelling(others, [clean_name(self.new)])
+
+    def correct(self, model: Model) -> Any:
+        return model.merge(self.names, self.new, preview=self.preview)
+
+
 class Forget(Body):
-    """Remove a class, as if it had never been taught."""
+    """Remove a class, as if it had never been taught; "unknown" removes all that was taught as none of the classes."""
 
     name: str
     for_good: bool = Field(default=False, description="Also delete everything that is kept of it, older versions too.")
 
     def check(self, served: ServedModel) -> None:
         if not self.for_good:  # what it has forgotten before may have left traces
-            _check_known(served, self.name)
+            _check_known(served, self.name, served.snapshot.model.knowledge.records)
 
 
 def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
@@ -228,9 +297,11 @@ def check_taught(served: ServedModel) -> None:
         raise Conflict("the model has learned nothing yet; teach it first")
 
 
-def _check_known(served: ServedModel, name: str) -> None:
-    if name not in served.snapshot.model.classes:
-        raise NotThere(f"the model knows no class {name[:100]!r}")
+def _check_known(served: ServedModel, name: str, names: Collection[str] | None = None) -> None:
+    try:
+        check_known(name, served.snapshot.model.classes if names is None else names)
+    except UserError as error:
+        raise NotThere(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -250,6 +321,9 @@ KINDS = {
     "undo": Kind("/models/{name}/undo", Undo, undo),
     "return": Kind("/models/{name}/return", Return, return_to),
     "rename": Kind("/models/{name}/rename", Rename, rename),
+    "relabel": Kind("/models/{name}/relabel", Relabel, correct),
+    "unlearn": Kind("/models/{name}/unlearn", Unlearn, correct),
+    "merge": Kind("/models/{name}/merge", Merge, correct),
     "forget": Kind("/models/{name}/forget", Forget, forget),
     "onnx": Kind("/models/{name}/onnx", Export, export),
 }

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -150,7 +151,10 @@ class Guard:
     def _knows(self, headers: dict[str, str]) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         assert self._token is not None
-        return hmac.compare_digest(_digest(given.strip()), self._token) and scheme.lower() == "bearer"
+        if basic := scheme.lower() == "basic":  # as in http://any:TOKEN@SERVER/, for programs that know no other way
+            with suppress(ValueError):
+                given = b64decode(given).decode("latin-1").partition(":")[2]
+        return hmac.compare_digest(_digest(given.strip()), self._token) and (basic or scheme.lower() == "bearer")
 
 
 class _Arriving:

@@ -42,7 +42,7 @@ class Snapshot:
 
     @cached_property
     def left_out(self) -> LeftOutAnswers:
-        return left_out_answers(self.model)
+        return left_out_answers(self.model.knowledge)
 
     @cached_property
     def shown(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Snapshot:
     @cached_property
     def images(self) -> np.ndarray:
         """The images it has learned, by their content: uint64 [n]."""
-        learned = [record.ids for record in self.model.knowledge.classes.values()]
+        learned = [record.ids for record in self.model.knowledge.records.values()]
         return np.concatenate(learned) if learned else np.zeros(0, np.uint64)
 
     def prompts_used(self, image: Any) -> list[dict[str, Any]] | None:

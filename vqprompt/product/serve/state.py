@@ -10,6 +10,7 @@ from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.changes import Body, Change, JobUpdate
@@ -19,6 +20,9 @@ from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 from vqprompt.product.serve.uploads import Upload, Uploads, private_folder
+
+if TYPE_CHECKING:
+    from vqprompt.product.serve.label_studio import Annotated
 
 
 def warn(text: str) -> None:
@@ -43,6 +47,7 @@ class State:
         self.batcher = Batcher(limits, self.metrics)
         self.jobs = Jobs(limits, self._idle, self._count)
         self.exports: dict[str, ExportedFile] = {}  # by model
+        self.annotated: dict[str, Annotated] = {}  # tasks of Label Studio that wait to be taught, by model
         self.parsing = asyncio.Lock()
         self.closing = False
 
@@ -77,8 +82,10 @@ class State:
         done = update.state == "done"
         if done:
             self.gallery.add(served.name, update.thumbnails)
-            if upload is not None and change.kind == "teach":
+            if upload is not None and change.kind == "teach" and not change.body.preview:
                 upload.waits = False
+        if done and change.kind == "unlearn" and change.body.for_good:
+            self.jobs.forget_ended(served.name)  # their results name images
         erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
         self.refresh(served, erased)
         if done and update.file is not None:

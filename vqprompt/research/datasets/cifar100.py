@@ -16,60 +16,33 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.archives import Files, hidden
+from vqprompt.core.data.parquet import parquet_files
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
 from vqprompt.core.progress import Report, ignore
-from vqprompt.research.datasets.common import (
-    Expected,
-    Origin,
-    Remote,
-    check_whole,
-    locate,
-    make_dataset,
-    open_files,
-    read_file,
-)
-from vqprompt.research.datasets.parquet import list_parquet, parquet_files
+from vqprompt.research.datasets.common import check_whole, list_parquet, locate, make_dataset, open_files, read_file
+from vqprompt.research.datasets.published import PUBLISHED
 
-_NAMES = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree
-wolf woman worm
-"""
-CLASSES = tuple(_NAMES.split())
+CLASSES = PUBLISHED["cifar100"].names
 SIDE, RECORD = 32, 2 + 3 * 32 * 32  # a binary record: coarse label, fine label, pixels
-EXPECTED = Expected(classes=100, images=60_000, train=50_000, names=CLASSES)
-ORIGIN = Origin(
-    files=(
-        Remote(
-            "cifar-100-python.tar.gz",
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-        ),
-    ),
-    hub="uoft-cs/cifar100",
-)
 
 
 def open_cifar100(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
-    path = locate("cifar100", source, ORIGIN, progress)
+    known = PUBLISHED["cifar100"]
+    path = locate(known, source, progress)
     if parquet_files(path):
-        listing = list_parquet(path, ["fine_label"], CLASSES)
+        listing = list_parquet(path, known.labels, CLASSES)
         if listing.entries[0].split is None:
             raise ImageError(f"{path}: needs parquet files of both train and test; get the missing ones")
-        return make_dataset("cifar100", listing, SIDE, seed, progress, EXPECTED)
+        return make_dataset("cifar100", listing, SIDE, seed, progress, known)
     files = open_files(path)
     (train, train_labels), (test, test_labels) = (_read(files, path, split) for split in ("train", "test"))
     pixels, labels = np.concatenate([train, test]), np.concatenate([train_labels, test_labels])
     is_test = np.arange(len(labels)) >= len(train_labels)
     there, labels = np.unique(labels, return_inverse=True)
     classes = [CLASSES[label] for label in there]
-    check_whole("cifar100", path, classes, len(labels), EXPECTED)
+    check_whole(known, path, classes, len(labels))
     store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.data).hexdigest()[:24])
     return Dataset("cifar100", classes, store, labels, is_test)
 

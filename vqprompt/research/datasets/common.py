@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.core.data.archives import open_files as open_archive
-from vqprompt.core.data.source import Entry, Source
+from vqprompt.core.data.parquet import ParquetShards
+from vqprompt.core.data.source import Entry, RowsOfEntries, Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
 from vqprompt.core.downloads import download
@@ -25,46 +27,45 @@ from vqprompt.core.words import shorten
 TEST_FRACTION = 0.2
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a complete data set has. train: images in the training part of the split that papers use."""
-
-    classes: int
-    images: int | None = None
-    train: int | None = None
-    names: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file to download. The data set can be used without an optional one."""
+class Remote(NamedTuple):
+    """A file to download."""
 
     name: str
     url: str
     md5: str
-    optional: bool = False
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a data set comes from. hub: a Hugging Face repository with parquet, for when `files` cannot be fetched."""
+class Published:
+    """A data set by name. The fields are explained in published.toml."""
 
+    name: str
+    summary: str
+    classes: int
+    images: int | None = None
+    train: int | None = None
     files: tuple[Remote, ...] = ()
+    optional_files: tuple[Remote, ...] = ()
     hub: str | None = None
+    labels: tuple[str, ...] = ()
     by_hand: str = ""  # instructions for the user if nothing can be downloaded automatically
+    defaults: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 @dataclass
-class Listing:
-    """Images with their classes and splits, ready to be checked and decoded (an `ImageSource`)."""
+class Listing(RowsOfEntries):
+    """Images with their classes and splits, ready to be checked and decoded."""
 
     path: Path
     entries: list[Entry]
     classes: list[str]  # in their natural order
-    read: Callable[[Entry], bytes]
+    read_path: Callable[[str], bytes]
     key: str
     notes: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several domains
 
 
 # ---------------------------------------------------------------------------------------------- where it is
@@ -74,38 +75,37 @@ def data_folder() -> Path:
     return Path(os.environ.get("VQPROMPT_DATA") or cache_folder() / "data").expanduser()
 
 
-def locate(name: str, given: str | None, origin: Origin, progress: Report) -> Path:
+def locate(known: Published, given: str | None, progress: Report) -> Path:
     """The path that the user gave, or NAME/ or NAME.zip … in the data folder, downloaded now if it is missing."""
     if given is not None:
         path = Path(given).expanduser()
         if not exists(path):
-            raise ImageError(f"{name}={given}: no such file or folder; {how_to_get(name, origin)}")
+            raise ImageError(f"{known.name}={given}: no such file or folder; {how_to_get(known)}")
         return path
-    folder = data_folder() / name
-    packed = [file for suffix in ARCHIVE_SUFFIXES if (file := folder.with_name(name + suffix)).is_file()]
+    folder = data_folder() / known.name
+    packed = [file for suffix in ARCHIVE_SUFFIXES if (file := folder.with_name(known.name + suffix)).is_file()]
     if packed and not folder.exists():
         return packed[0]
-    optional = {remote.name for remote in origin.files if remote.optional}
     there = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.is_dir() else set()
-    if not there - optional:
-        _download(name, origin, folder, there, progress)
+    if not there - {remote.name for remote in known.optional_files}:
+        _download(known, folder, there, progress)
     return folder
 
 
-def _download(name: str, origin: Origin, folder: Path, there: set[str], progress: Report) -> None:
-    if not origin.files:
-        raise ImageError(f"{name} is not on this machine and cannot be downloaded; {how_to_get(name, origin)}")
+def _download(known: Published, folder: Path, there: set[str], progress: Report) -> None:
+    if not known.files:
+        raise ImageError(f"{known.name} is not on this machine and cannot be downloaded; {how_to_get(known)}")
     folder.mkdir(parents=True, exist_ok=True)
-    for remote in sorted(origin.files, key=lambda r: not r.optional):  # the large file last: it ends the download
+    for remote in (*known.optional_files, *known.files):  # the large file last: it ends the download
         if remote.name in there:
             continue
         try:
             download(remote.url, folder / remote.name, f"md5:{remote.md5}", progress)
         except (OSError, HTTPException, ValueError) as error:
-            if remote.optional or (origin.hub and _from_hub(origin.hub, folder)):
+            if remote in known.optional_files or (known.hub and _from_hub(known.hub, folder)):
                 continue
             raise ImageError(
-                f"{name} is not on this machine and could not be downloaded ({error}).\n{how_to_get(name, origin)}"
+                f"{known.name} is not on this machine and could not be downloaded ({error}).\n{how_to_get(known)}"
             ) from None
 
 
@@ -121,11 +121,13 @@ def _from_hub(repository: str, folder: Path) -> bool:
     return True
 
 
-def how_to_get(name: str, origin: Origin) -> str:
-    lines = [f"Fetch {r.name}\n  from {r.url}\n  to   {data_folder() / name / r.name}" for r in origin.files]
-    if origin.by_hand:
-        lines.append(f"{origin.by_hand}\n  to   {data_folder() / name}")
-    return "\n".join([*lines, f"or say where you have it: --data {name}=/path/to/it"])
+def how_to_get(known: Published) -> str:
+    folder = data_folder() / known.name
+    remotes = (*known.files, *known.optional_files)
+    lines = [f"Fetch {remote.name}\n  from {remote.url}\n  to   {folder / remote.name}" for remote in remotes]
+    if known.by_hand:
+        lines.append(f"{known.by_hand}\n  to   {folder}")
+    return "\n".join([*lines, f"or say where you have it: --data {known.name}=/path/to/it"])
 
 
 def archive_or_folder(path: Path) -> Path:
@@ -155,7 +157,7 @@ def list_images(path: Path) -> Listing:
     """Class folders, with or without train/ and test/ above them."""
     source = Source(path)
     classes = sorted({e.label for e in source.entries})
-    return Listing(source.path, source.entries, classes, source.read, source.key, ignored=source.ignored)
+    return Listing(source.path, source.entries, classes, source.read_path, source.key, ignored=source.ignored)
 
 
 def make_dataset(
@@ -164,8 +166,7 @@ def make_dataset(
     side: int,
     seed: int,
     progress: Report,
-    expected: Expected | None = None,
-    groups: tuple[tuple[str, ...], ...] | None = None,
+    expected: Published | None = None,
 ) -> Dataset:
     """Check a listing, split it (by `seed`) if it has no split, and decode it."""
     check_names(str(listing.path), listing.classes)
@@ -174,7 +175,7 @@ def make_dataset(
     is_test = np.array([e.split == "test" for e in listing.entries])
     notes = list(listing.notes)
     if expected is not None:
-        check_whole(name, listing.path, listing.classes, len(labels), expected)
+        check_whole(expected, listing.path, listing.classes, len(labels))
     elif listing.ignored:  # known data sets come with READMEs, which need no mention
         notes.append(f"left out, not an image in a class folder: {shorten(listing.ignored, 3)}")
     if listing.entries[0].split is None:
@@ -189,7 +190,7 @@ def make_dataset(
         )
     check_classes(str(listing.path), listing.classes, labels, is_test)
     store = build_store(listing, side, progress)
-    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), groups)
+    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), listing.groups)
 
 
 def hold_out(path: Path, classes: Sequence[str], labels: np.ndarray, order: np.ndarray, seed: int) -> np.ndarray:
@@ -206,7 +207,7 @@ def no_split_note(seed: int) -> str:
     return f"no train/ and test/ folders: {TEST_FRACTION:.0%} of each class held out for testing (seed {seed})"
 
 
-def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expected: Expected) -> None:
+def check_whole(expected: Published, path: Path, classes: Sequence[str], images: int) -> None:
     """Refuse an incomplete data set before anything is learned, and name what is missing."""
     problems = []
     if len(classes) != expected.classes:
@@ -219,7 +220,7 @@ def check_whole(name: str, path: Path, classes: Sequence[str], images: int, expe
         problems.append(f"{images:,} images, not {expected.images:,}")
     if problems:
         raise ImageError(
-            f"{path}: not the whole of {name}: it has {' and '.join(problems)}; get it again, "
+            f"{path}: not the whole of {expected.name}: it has {' and '.join(problems)}; get it again, "
             "or give the class folders without the name (--data FOLDER) if a part is what you want"
         )
 
@@ -232,3 +233,19 @@ def ordered(classes: Sequence[str], names: Sequence[str]) -> list[str]:
 def natural(text: str) -> list[tuple[int, str]]:
     """A sort key that puts 2 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] = ()) -> Listing:
+    """All rows as images with classes. Parameters as for `ParquetShards`."""
+    shards = ParquetShards(path, label_columns, names)
+    entries, rows = list[Entry](), dict[str, int]()
+    for file in shards.files:
+        for row, image in enumerate(file.image_names()):
+            number = len(entries)
+            label = shards.classes[shards.labels[number]]
+            split = None if shards.splits is None else "test" if shards.splits[number] else "train"
+            entries.append(Entry(f"{file.name}/{row}/{label}/{image}", label, split))
+            rows[entries[-1].path] = number
+    by_number = all(isinstance(label, int) for label in shards.values.values())
+    order = sorted(shards.classes, key=shards.values.__getitem__ if by_number else natural)
+    return Listing(path, entries, order, lambda inside: shards.read(rows[inside]), shards.key)

@@ -165,7 +165,7 @@ class SharedQueries:
     @torch.no_grad()
     def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
         s, device, vit = self.settings, self.cache.device, self.cache.vit
-        drawn = [s.batch_size, s.epochs, s.augment, s.crop_area, self.seed, epoch]
+        drawn = [s.batch_for(len(self.images)), s.epochs, s.augment, s.crop_area, self.seed, epoch]
         key = json.dumps([self.cache.key(self.images, False), *drawn])
         file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
         known = load_array(file)

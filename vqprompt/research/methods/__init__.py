@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
 
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError
+from vqprompt.core.words import did_you_mean
 from vqprompt.research.methods.base import Method, TaskInfo
 from vqprompt.research.methods.bic import BiC
 from vqprompt.research.methods.coda import CodaPrompt
@@ -28,33 +28,12 @@ from vqprompt.research.methods.sldc import SLDC
 from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 from vqprompt.research.plugins import Registry
 
-OWN: dict[str, type[Method]] = {
-    "moving-prompts": MovingPrompts,
-    "moving-weights": MovingWeights,
-    "vq-prompt": VQPrompt,
-    "vq-prompt-s": VQPromptS,
-    "soft-prompt": SoftPrompt,
-    "l2p++": L2P,
-    "deep-l2p++": DeepL2P,
-    "l2p++-v2": L2PV2,
-    "dualprompt": DualPrompt,
-    "coda-p": CodaPrompt,
-    "hide-prompt": HidePrompt,
-    "evoprompt": EvoPrompt,
-    "linear": LinearProbe,
-    "ft": FT,
-    "ft++": FTPlusPlus,
-    "lwf": LwF,
-    "bic": BiC,
-    "slca": SLCA,
-    "simplecil": SimpleCIL,
-    "aper": APER,
-    "ranpac": RanPAC,
-    "ease": EASE,
-    "sldc": SLDC,
-    "joint": Joint,
-}
-METHODS = Registry("vqprompt.methods", Method, OWN)
+OWN: list[type[Method]] = [
+    MovingPrompts, MovingWeights, VQPrompt, VQPromptS, SoftPrompt, L2P, DeepL2P, L2PV2, DualPrompt, CodaPrompt,
+    HidePrompt, EvoPrompt, LinearProbe, FT, FTPlusPlus, LwF, BiC, SLCA, SimpleCIL, APER, RanPAC, EASE, SLDC, Joint,
+]  # fmt: skip
+# a method's name is its title in small letters: "vq-prompt", "l2p++", "deep-l2p++"
+METHODS = Registry("vqprompt.methods", Method, {method.title.lower().replace(" ", "-"): method for method in OWN})
 
 
 def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **options: Any) -> Method:
@@ -69,7 +48,5 @@ def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **optio
 
 def find_method(name: str) -> type[Method]:
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown method {name!r}; {hint}there are {', '.join(METHODS)}")
+        raise UserError(f"unknown method {name!r}; {did_you_mean(name, METHODS)}")
     return METHODS[name]

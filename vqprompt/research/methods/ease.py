@@ -31,7 +31,7 @@ class EASE(CosineTraining):
     year = 2024
     summary = "adapters per task; class means in all subspaces, by cosine"
     Options: ClassVar[Any] = EaseOptions
-    training_defaults: ClassVar = {"lr": 0.025, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+    training_defaults: ClassVar = {**CosineTraining.training_defaults, "lr": 0.025}
     prototypes: Tensor  # [C, T, D], the mean of each class in each subspace
 
     def __init__(self, vit: ViT, options: EaseOptions, tasks: int) -> None:

@@ -108,7 +108,7 @@ class EvoPrompt(Method):
     uses_query = True
     prompts_stay = True
     training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64, "schedule": "constant", "clip": 1.0}
-    presets: ClassVar = {"released": {"augment": "crop-color", "normalize": "none"}}  # and recipes.py
+    presets: ClassVar = {"released": {"augment": "crop-color", "normalize": "none"}}  # and recipes.toml
     prototypes: Tensor  # [C, D], mean feature of each class without prompts
 
     def __init__(self, vit: ViT, options: EvoOptions, tasks: int) -> None:

@@ -7,7 +7,7 @@ Three parts, each optimized separately: within-task prediction (the task's promp
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics.gaussians import CentroidWeights, Variance
 from vqprompt.research.methods.base import Head, Losses, Method
 from vqprompt.research.methods.base import Options as BaseOptions
 from vqprompt.research.methods.prompts import check_blocks, train_only
@@ -23,23 +22,11 @@ from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 from vqprompt.research.training.view import View
 
-
-class Replay(Rebalancing):
-    """The authors' settings: ten Gaussians per class that count equally, thirty epochs, SGD."""
-
-    centroids: int = Field(10, ge=1, description="Gaussians per class")
-    centroid_weights: CentroidWeights = Field(
-        "equal", description="draw in proportion to a centroid's images, or equally from all with more than one image"
-    )
-    variance: Variance = Field("population", description="squared residuals divided by n - 1, or by n (population)")
-    epochs: int = Field(30, ge=0, description="epochs over freshly drawn pseudo-features")
-    lr: float = Field(0.005, gt=0, description="learning rate, cosine to zero")
-    optimizer: Literal["adamw", "sgd"] = Field("sgd", description="AdamW, or SGD with momentum 0.9")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay")
-
-
-class IdentityReplay(Replay):
-    lr: float = Field(0.00047, gt=0, description="learning rate, cosine to zero")
+# the authors' settings: ten Gaussians per class that count equally, thirty epochs, SGD
+REPLAY = Rebalancing(
+    centroids=10, centroid_weights="equal", variance="population", epochs=30, lr=0.005, optimizer="sgd",
+    weight_decay=0.0,
+)  # fmt: skip
 
 
 class HideOptions(BaseOptions):
@@ -53,8 +40,8 @@ class HideOptions(BaseOptions):
     identity_mlp: bool = Field(True, description="a residual layer in front of the task-identity classifier")
     identity_lr_scale: float = Field(0.33, gt=0, description="the identity classifier's rate, relative to the head's")
     prompt_lr_scale: float = Field(1.0, gt=0, description="the prompt's learning rate, relative to the classifier's")
-    rebalancing: Replay = Replay()
-    identity_rebalancing: IdentityReplay = IdentityReplay()
+    rebalancing: Rebalancing = REPLAY
+    identity_rebalancing: Rebalancing = REPLAY.model_copy(update={"lr": 0.00047})
 
     @model_validator(mode="after")
     def _solvable(self) -> HideOptions:
@@ -87,7 +74,7 @@ class HidePrompt(Method):
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
     presets: ClassVar = {
-        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.py
+        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.toml
         "imagenet-r": {
             "epochs": 150, "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.5,
         },

@@ -4,11 +4,12 @@ Training goes on in every task, so features go on moving, and what is remembered
 prevents it, for any number of tasks:
 
 - The less of all classes a task brings, the slower it learns (`plasticity`).
-- While a task is learned, its features are held to where they were before (distillation).
+- While a task is learned, its features can be held to where they were before (distillation).
 - Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
   them. What the move is off by is measured and widens the covariance (statistics/drift.py).
 - Training is kept only as far as the memory of old classes bears it (`most_doubt`).
-- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`).
+- The features of the frozen network, which never move, can be beside the moved ones (`frozen_beside`). Images that are
+  not yet trained on tell which features recognize them best. Those are used, so training that does not pay is not.
 
 Each task has its own classifier, which trains the features and is then thrown away.
 """
@@ -17,16 +18,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics.discriminant import shrunk
 from vqprompt.core.statistics.drift import Drift, Moving
-from vqprompt.core.statistics.gaussians import SharedGaussians
+from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
 from vqprompt.research.methods.base import (
     STATISTICS,
     Classifier,
@@ -39,14 +38,20 @@ from vqprompt.research.methods.base import (
     scaled,
     symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing
+from vqprompt.research.training.rebalancing import Rebalancing, solve
 
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
+DISTILLATION = "weight of the loss that keeps features where they were before the task"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
+FALL_BACK = (
+    "with frozen_beside: of all, the moved and the frozen features, use those that recognize images best before these "
+    "are trained on"
+)
 MOST_DOUBT = (
     "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
     "would bring more is undone, in part or as a whole; 0: no limit"
 )
+ALONE = 0.1  # shrinkage of the moved or the frozen features, if they are used alone
 LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
@@ -57,13 +62,12 @@ class MovingOptions(StatisticsOptions):
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     plasticity: float = Field(1.0, ge=0, description=PLASTICITY)
     frozen_beside: bool = Field(False, description=FROZEN_BESIDE)
+    fall_back: bool = Field(True, description=FALL_BACK)
     most_doubt: float = Field(1.0, ge=0, description=MOST_DOUBT)
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
     moving: Moving = Moving(how="validated")
-    feature_distillation: float = Field(
-        1.0, ge=0, description="weight of the loss that keeps features where they were before the task"
-    )
+    feature_distillation: float = Field(1.0, ge=0, description=DISTILLATION)
 
 
 class MovingMemory(Method):
@@ -72,6 +76,7 @@ class MovingMemory(Method):
 
     year = 2026
     kept: Tensor  # [tasks], which share of its training each task kept
+    recognized: Tensor  # [3], images that each readout recognized before they were trained on
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -79,6 +84,9 @@ class MovingMemory(Method):
         self.trained = not options.most_doubt  # whether features are other than the frozen network's
         if options.most_doubt:
             self.register_buffer("kept", torch.zeros(0))
+        self.watching = options.frozen_beside and options.fall_back
+        if self.watching:
+            self.register_buffer("recognized", torch.zeros(3))
 
     @property
     def feature_width(self) -> int:
@@ -107,6 +115,10 @@ class MovingMemory(Method):
             self.former = self.frozen_copy()
         self.task_head = Classifier(self.vit.config.width, task.new_classes)
         self.trained = self.trained or task.new_classes > 1
+
+    def prepare_training(self, data: TaskData) -> None:
+        if data.features_before is not None and self.watching and isinstance(self.statistics, SharedGaussians):
+            self.recognized += self.recognizes(self.statistics, data.features_before.double(), data.labels)
 
     def end_task(self) -> None:
         super().end_task()
@@ -158,8 +170,34 @@ class MovingMemory(Method):
             if drift is not None:
                 self.statistics.move(drift)
             self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+            if self.watching and isinstance(self.statistics, SharedGaussians) and (best := self.recognized.argmax()):
+                part, shrinkage = self.readouts[best]
+                solve(self.head, self.statistics, shrinkage, part)
         if self.options.most_doubt:
             self.kept = torch.cat([self.kept, torch.full((1,), share).to(self.kept)])
+
+    @property
+    def readouts(self) -> list[tuple[slice, float]]:
+        """What a classifier can be solved from, and the shrinkage: all features, the moved and the frozen ones."""
+        half = self.feature_width // 2
+        return [(slice(None), self.options.rebalancing.shrinkage), (slice(half), ALONE), (slice(half, None), ALONE)]
+
+    @torch.no_grad()
+    def recognizes(self, statistics: SharedGaussians, features: Tensor, labels: Tensor) -> Tensor:
+        """How many images of new classes [n, D], which nothing was trained on, each readout recognizes among all
+        classes. An image is left out of its class's mean, which is then taken to be in doubt as an old class's is."""
+        old, covariance = statistics.class_means().double(), statistics.class_covariance().double()
+        doubt, counts = statistics.doubt.double() / len(old), torch.bincount(labels)[labels].double()
+        means = torch.cat([old, means_by_class(features, labels, len(old), int(labels.max()) + 1)])
+        right = []
+        for part, shrinkage in self.readouts:
+            precision = precision_of(covariance[part, part], shrinkage)
+            root = torch.linalg.cholesky(precision)
+            distances = torch.cdist(features[:, part] @ root, means[:, part] @ root).square()
+            own = distances.gather(1, labels[:, None]) * (counts / (counts - 1)).square()[:, None]
+            distances.scatter_(1, labels[:, None], own + (precision * doubt[part, part]).sum())
+            right.append((distances.argmin(1) == labels).sum())
+        return torch.stack(right)
 
     def bearable(self, drift: Drift) -> float:
         """The share of a task's training, 0 to 1, that the memory of old classes bears.
@@ -172,8 +210,7 @@ class MovingMemory(Method):
         if not isinstance(statistics, SharedGaussians) or drift.error is None:
             return 1.0
         covariance, classes = statistics.shared_covariance().double(), len(statistics.means)
-        shrinkage = self.options.rebalancing.shrinkage
-        precision = torch.from_numpy(np.linalg.inv(shrunk(covariance.cpu().numpy(), shrinkage))).to(covariance)
+        precision = precision_of(covariance, self.options.rebalancing.shrinkage)
         noise, doubt, added = (
             float((precision * part.double()).sum())
             for part in (covariance / statistics.images_per_class, statistics.doubt / classes, drift.error)
@@ -195,4 +232,15 @@ class MovingMemory(Method):
         if not self.options.most_doubt:
             return []
         undone = [f"{n + 1} ({share:.0%})" for n, share in enumerate(self.kept.tolist()) if share < 1]
-        return [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
+        notes = [f"tasks of which only a part of the training was kept: {', '.join(undone)}"] if undone else []
+        if self.watching:
+            counts = dict(zip(("all", "moved", "frozen"), self.recognized.int().tolist(), strict=True))
+            notes.append(f"images that features recognized before they were trained on: {counts}")
+        return notes
+
+
+def precision_of(covariance: Tensor, shrinkage: float) -> Tensor:
+    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
+    identity = torch.eye(len(covariance)).to(covariance)
+    level = covariance.diagonal().mean()
+    return torch.linalg.inv(torch.lerp(covariance, level * identity, shrinkage)) if level > 0 else identity

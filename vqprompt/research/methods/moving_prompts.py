@@ -29,7 +29,7 @@ from vqprompt.research.training.rebalancing import Rebalancing
 class MovingPromptsOptions(MovingOptions):
     plasticity: float = Field(0.5, ge=0, description=PLASTICITY)
     frozen_beside: bool = Field(True, description=FROZEN_BESIDE)
-    most_doubt: float = Field(0.15, ge=0, description=MOST_DOUBT)
+    most_doubt: float = Field(0.5, ge=0, description=MOST_DOUBT)
     rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.3)
     pool: int = Field(1, ge=1, description="prompts per block (N); with one, nothing is selected")
     length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
@@ -45,7 +45,7 @@ class MovingPrompts(MovingMemory):
     title = "Moving-Prompts"
     summary = "ours: prompts in all blocks; a memory that moves along"
     Options: ClassVar[Any] = MovingPromptsOptions
-    training_defaults: ClassVar = {"lr": 0.01}
+    training_defaults: ClassVar = {"lr": 0.01, "batches_per_epoch": 8}
     uses_query = True
 
     def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
@@ -56,6 +56,7 @@ class MovingPrompts(MovingMemory):
         self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
 
     def prepare_training(self, data: TaskData) -> None:
+        super().prepare_training(data)
         if data.task.number == 0 and self.uses_query and self.options.spread.keys == "k-means":
             self.pool.start_keys(data.queries, data.seed)
 

@@ -83,6 +83,8 @@ class CosineTraining(Method):
     """For methods that train adapters with a cosine classifier: scores are sharpness · cos(features, row of the head),
     and the sharpness is learned."""
 
+    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.sharpness = nn.Parameter(torch.ones(()))
@@ -97,19 +99,12 @@ class CosineTraining(Method):
         return {"task": self.task_loss(self.sharpness * cosines, view.labels), **own}
 
 
-class APER(CosineTraining, SimpleCIL):
-    title = "APER"
-    summary = "SimpleCIL, with adapted features joined to the frozen ones"
-    Options: ClassVar[Any] = AdapterOptions
-    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+class FirstTaskAdapters(CosineTraining):
+    """For methods whose adapters learn in the first task and then stay."""
 
-    def __init__(self, vit: ViT, options: AdapterOptions, tasks: int) -> None:
+    def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
-
-    @property
-    def prototype_width(self) -> int:
-        return 2 * self.vit.config.width
 
     def grow(self, task: TaskInfo) -> None:
         super().grow(task)
@@ -117,6 +112,16 @@ class APER(CosineTraining, SimpleCIL):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return Method.parameter_groups(self) if self.task.number == 0 else []
+
+
+class APER(FirstTaskAdapters, SimpleCIL):
+    title = "APER"
+    summary = "SimpleCIL, with adapted features joined to the frozen ones"
+    Options: ClassVar[Any] = AdapterOptions
+
+    @property
+    def prototype_width(self) -> int:
+        return 2 * self.vit.config.width
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """In training the adapted features; afterwards both, joined."""

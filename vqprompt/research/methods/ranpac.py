@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, ReadoutOptions, TaskData, TaskInfo, View
-from vqprompt.research.methods.prototypes import AdapterOptions, Adapters, CosineTraining
+from vqprompt.research.methods.base import Losses, ReadoutOptions, TaskData, View
+from vqprompt.research.methods.prototypes import AdapterOptions, FirstTaskAdapters
 
 
 class RanPACOptions(AdapterOptions, ReadoutOptions):
@@ -28,12 +28,11 @@ RIDGES = [10.0**e for e in range(-8, 10)]
 HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge
 
 
-class RanPAC(CosineTraining):
+class RanPAC(FirstTaskAdapters):
     title = "RanPAC"
     summary = "random ReLU features, ridge regression; first task adapts"
     year = 2023
     Options: ClassVar[Any] = RanPACOptions
-    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh
     products: Tensor  # [M, C], sum of hᵀy
@@ -42,18 +41,13 @@ class RanPAC(CosineTraining):
     def __init__(self, vit: ViT, options: RanPACOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.uses_query = not (options.adapt or self.mirror) and self.class_tokens == 1  # type: ignore[misc]
-        self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
         self.register_buffer("projection", torch.randn(self.feature_width, options.projection), persistent=False)
         self.register_buffer("gram", torch.zeros(options.projection, options.projection))
         self.register_buffer("products", torch.zeros(options.projection, 0))
         self.register_buffer("weight", torch.zeros(0, options.projection))
 
-    def grow(self, task: TaskInfo) -> None:
-        super().grow(task)
-        self.adapters.requires_grad_(task.number == 0)
-
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return super().parameter_groups() if self.options.adapt and self.task.number == 0 else []
+        return super().parameter_groups() if self.options.adapt else []
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         if self.uses_query:

@@ -42,7 +42,7 @@ class SLCA(Method):
     summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
-    presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.py
+    presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.toml
     tunes_backbone = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 

@@ -15,7 +15,7 @@ from vqprompt.core.statistics.gaussians import means_by_class
 from vqprompt.core.statistics.sums import ClassSums
 
 Sums = TypeVar("Sums", bound=ClassSums)
-MOST_IN_MEMORY = 16 << 20  # bytes of a task's features; of a larger task, only sums per class are kept
+MOST_IN_MEMORY = 16 << 20  # bytes; where a task's features are larger, only sums per class are held
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
-from vqprompt.research.methods.recipes import SHARP
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -53,7 +52,7 @@ class VQOptions(StatisticsOptions):
 
 # The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
 RELEASED: dict[str, Any] = {
-    "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": SHARP,
+    "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": 2.0,
     "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",
     "rebalancing": {"lr": 1e-5, "schedule": "released", "variance": "population"},
 }  # fmt: skip
@@ -66,7 +65,7 @@ class VQPrompt(Method):
     Options = VQOptions
     uses_query = True
     presets = {
-        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.py)
+        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.toml)
         "released-cub": {
             **RELEASED, "rebalancing": {**RELEASED["rebalancing"], "ratio": 2}, "schedule": "coda", "tau": 5.0,
         },

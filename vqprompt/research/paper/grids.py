@@ -1,4 +1,4 @@
-"""The paper's experiments as data: which methods, with which settings, on which backbone, with which seeds.
+"""The paper's experiments, from paper.toml: which methods, with which settings, on which backbone, with which seeds.
 
 A run's name says what is particular to it (`cub200/vq-prompt/seed1`), so the same run always has the same name.
 """
@@ -6,18 +6,21 @@ A run's name says what is particular to it (`cub200/vq-prompt/seed1`), so the sa
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
 
 from vqprompt.core.backbones.registry import WEIGHTS_SUFFIXES
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES as ARCHIVES
 from vqprompt.core.errors import UserError
 from vqprompt.research.datasets import DATASETS, parse_data
-from vqprompt.research.methods import METHODS, find_method
-from vqprompt.research.methods.recipes import CUB_SEEDS, SEEDS
+from vqprompt.research.methods import find_method
 from vqprompt.research.results.config import MACHINE_SETTINGS, RunConfig, resolve
 
 
@@ -31,18 +34,14 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Grid:
-    """One table or figure of the paper.
-
-    table: where it is in the paper; empty if the table is ours. settings: common to all runs. backbones: the paper's;
-    if there are several, they are one more axis.
-    """
+    """One table or figure of the paper. The fields are explained in paper.toml."""
 
     name: str
     title: str
     table: str
     settings: dict[str, Any]
     sweeps: tuple[Sweep, ...]
-    seeds: tuple[int, ...] = (0, 1, 2)  # ours: the paper does not say how often it ran its ablations
+    seeds: tuple[int, ...] = (0, 1, 2)
     backbones: tuple[str, ...] = ("vit-b16-in1k",)
 
     def axes(self, sweep: Sweep) -> dict[str, tuple[Any, ...]]:
@@ -63,55 +62,37 @@ class Grid:
         return any(key not in ("tasks", "backbone") for sweep in self.sweeps for key in sweep.axes)
 
 
-RIVALS = ("joint", "ft", "ft++", "l2p++", "deep-l2p++", "dualprompt", "coda-p", "hide-prompt", "evoprompt", "vq-prompt")
-CIFAR = ("joint", "ft", "ft++", "lwf", "l2p++", "deep-l2p++", "dualprompt", "coda-p", "evoprompt", "vq-prompt")
-CUB = ("joint", "ft", "ft++", "lwf", "bic", "dualprompt", "coda-p", "slca", "hide-prompt", "vq-prompt")
-SELF_SUPERVISED = ("dualprompt", "coda-p", "hide-prompt", "vq-prompt")
-MITIGATION = ("l2p++", "l2p++-v2", "evoprompt", "vq-prompt-s", "vq-prompt")
-MORE = ("hide-prompt", "vq-prompt")
-TAUS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)  # ours: the paper names 1.0 and "lower values"
-POOLS, LENGTHS = (10, 30, 50, 100), (4, 8, 12, 16, 20, 24)
-WEIGHTS = (0.0, 0.1, 0.4, 1.0)  # ours: the paper names 0.4 and 0.1
-TUNED = ("joint", "ft++", "lwf", "bic")
-PROMPTED = (
-    "l2p++", "deep-l2p++", "l2p++-v2", "dualprompt", "coda-p", "hide-prompt", "evoprompt", "vq-prompt-s", "vq-prompt",
-    "linear",
-)  # fmt: skip
+class Quoted(NamedTuple):
+    """Final and cumulative average accuracy in percent, with standard deviations; None where the paper has none. mark:
+    what to know before comparing with them."""
+
+    faa: float
+    faa_std: float | None = None
+    caa: float | None = None
+    caa_std: float | None = None
+    mark: str = ""
 
 
-R = {"data": "imagenet-r"}
+def _quote(printed: list[Any]) -> Quoted:
+    *numbers, last = printed
+    return Quoted(*numbers)._replace(mark=last) if isinstance(last, str) else Quoted(*printed)
 
 
-# fmt: off
-_LISTED = [
-    Grid("imagenet-r-5", "ImageNet-R, 5 tasks", "Table 1", {**R, "tasks": 5}, (Sweep(RIVALS),), SEEDS),
-    Grid("imagenet-r-10", "ImageNet-R, 10 tasks", "Table 1", {**R, "tasks": 10}, (Sweep(RIVALS),), SEEDS),
-    Grid("imagenet-r-20", "ImageNet-R, 20 tasks", "Table 1", {**R, "tasks": 20}, (Sweep(RIVALS),), SEEDS),
-    Grid("cifar100", "Split CIFAR-100, 10 tasks", "Table 2", {"data": "cifar100"}, (Sweep(CIFAR),), SEEDS),
-    Grid("cub200", "Split CUB-200, 10 tasks", "Table 3", {"data": "cub200"}, (Sweep(CUB),), CUB_SEEDS,
-         backbones=("vit-b16-in21k",)),
-    Grid("self-supervised", "ImageNet-R, 10 tasks, self-supervised backbones", "Table 4", R,
-         (Sweep(SELF_SUPERVISED),), SEEDS, backbones=("ibot-b16", "dino-b16")),
-    Grid("mitigation", "With and without classifier bias mitigation (paper: ImageNet-R)", "Table 5", R,
-         (Sweep(MITIGATION, {"tasks": (5, 10, 20)}),), SEEDS),
-    Grid("imagenet-a", "ImageNet-A, 20 tasks", "Table 7", {"data": "imagenet-a"}, (Sweep(MORE),), SEEDS),
-    Grid("vtab", "VTAB, 5 domains", "Table 7", {"data": "vtab"}, (Sweep(MORE),), SEEDS),
-    Grid("ablation-tau", "Soft-Prompt and VQ-Prompt-S over τ (paper: ImageNet-R)", "Figure 3 (a)", R,
-         (Sweep(("soft-prompt", "vq-prompt-s"), {"tau": TAUS}),)),
-    Grid("ablation-pool", "Pool size N × prompt length L_p (paper: ImageNet-R)", "Figure 3 (b)", R,
-         (Sweep(("vq-prompt",), {"pool": POOLS, "length": LENGTHS}),)),
-    Grid("ablation-loss", "Loss weights λ_q × λ_c (paper: ImageNet-R)", "Figure 3 (c)", R,
-         (Sweep(("vq-prompt",), {"vq_weight": WEIGHTS, "commitment_weight": WEIGHTS}),)),
-    Grid("cub200-rates", "Learning rates, by held-out training images of Split CUB-200", "",
-         {"data": "cub200", "validation": 0.2, "size": 112, "epochs": 20},
-         (Sweep(TUNED, {"lr": (5e-3,), "layer_decay": (0.75,), "backbone_lr_scale": (0.002, 0.006, 0.02)}),
-          Sweep(("slca",), {"lr": (0.03, 0.1), "layer_decay": (0.75,), "backbone_lr_scale": (3e-4, 1e-3)}),
-          Sweep(PROMPTED, {"lr": (1e-3, 2.5e-3, 5e-3, 1e-2, 2e-2)})), (1,), ("vit-s14",)),
-]
+def _load() -> tuple[dict[str, Grid], dict[tuple[str, str], Quoted]]:
+    """The paper's experiments by name; and its numbers, by the grid (with the values of its axes) and the method."""
+    grids, numbers = dict[str, Grid](), dict[tuple[str, str], Quoted]()
+    for entry in tomllib.loads((files(__package__) / "paper.toml").read_text(encoding="utf-8"))["grid"]:
+        name = entry["name"]
+        for key, value in entry.pop("numbers", {}).items():
+            if isinstance(value, dict):
+                numbers |= {(f"{name}/{key}", method): _quote(printed) for method, printed in value.items()}
+            else:
+                numbers[name, key] = _quote(value)
+        grids[name] = TypeAdapter(Grid).validate_python(entry)
+    return grids, numbers
 
 
-# fmt: on
-GRIDS = {grid.name: grid for grid in _LISTED}
+GRIDS, NUMBERS = _load()
 SMALL: dict[str, Any] = {
     "data": "quickdraw50", "backbone": "vit-s14", "size": 28, "epochs": 2, "batch_size": 12,
     "train_per_class": 12, "test_per_class": 6,
@@ -213,6 +194,3 @@ def backbone_name(backbone: str) -> str:
     """A short name. For a weights file it includes the folder, because many weights files are called `model`."""
     path = Path(backbone)
     return "/".join([*path.parent.parts[-1:], path.stem]) if path.suffix in WEIGHTS_SUFFIXES else path.name
-
-
-assert all(method in METHODS for grid in _LISTED for sweep in grid.sweeps for method in sweep.methods)

@@ -6,7 +6,6 @@ No number here is typed in. Each method is built without memory, and its paramet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 from vqprompt.research.methods.base import Method
-from vqprompt.research.paper import table_formats
+from vqprompt.research.paper.table_formats import TextTable
 from vqprompt.research.report.render import render
 
 NAME, PAPER_TABLE = "parameters", "Table 6"
@@ -34,18 +33,25 @@ class PromptConfiguration(NamedTuple):
     length: str
     parameters: int
 
-    @property
-    def cells(self) -> list[str]:
-        return [*map(str, self[:-1]), f"{self.parameters:,}"]
 
-
-def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE, tasks: int = TASKS) -> ParameterTable:
+def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE, tasks: int = TASKS) -> TextTable:
     """The table for these methods; without any, for all methods that prompt."""
     if backbone not in BACKBONES:
         raise UserError(f"{backbone}: not the name of a backbone; there are {', '.join(BACKBONES)}")
     classes = [find_method(name) for name in methods] or list(METHODS.values())
     rows = [row for method in classes for row in _rows(method, backbone, tasks) if row.strategy != "–" or methods]
-    return ParameterTable(rows, backbone, tasks)
+    notes = [
+        f"Counted for {backbone} and {tasks} tasks. The paper's table ({PAPER_TABLE}) has no counts.",
+        "Pre-T (prefix tuning): prefixes for keys and values. Pro-T (prompt tuning): tokens in the sequence.",
+        "N: prompts or components in a pool. L_p: length of one. Locations: attention blocks, counted from 0.",
+    ]
+    cells = [[*map(str, row[:-1]), f"{row.parameters:,}"] for row in rows]
+    return TextTable(NAME, "Prompt configurations", HEADINGS, cells, notes, "llllrrr", [HEADINGS, *rows])
+
+
+def write_configurations(table: TextTable, folder: Path) -> list[Path]:
+    """Write parameters.md, .csv, .tex and .html into the folder."""
+    return table.write(folder, render("parameters.html", table=table, paper_table=PAPER_TABLE))
 
 
 def _rows(method: type[Method], backbone: str, tasks: int) -> list[PromptConfiguration]:
@@ -76,40 +82,3 @@ def _describe(
 
 def _listed(blocks: Sequence[int]) -> str:
     return f"[{' '.join(map(str, blocks))}]" if blocks else "–"
-
-
-@dataclass(frozen=True)
-class ParameterTable:
-    rows: list[PromptConfiguration]
-    backbone: str
-    tasks: int
-
-    title = "Prompt configurations"
-
-    @property
-    def notes(self) -> list[str]:
-        return [
-            f"Counted for {self.backbone} and {self.tasks} tasks. The paper's table ({PAPER_TABLE}) has no counts.",
-            "Pre-T (prefix tuning): prefixes for keys and values. Pro-T (prompt tuning): tokens in the sequence.",
-            "N: prompts or components in a pool. L_p: length of one. Locations: attention blocks, counted from 0.",
-        ]
-
-    def markdown(self) -> str:
-        return table_formats.markdown(self.title, HEADINGS, [row.cells for row in self.rows], self.notes)
-
-    def csv(self) -> str:
-        return table_formats.comma_separated([HEADINGS, *self.rows])
-
-    def latex(self) -> str:
-        return table_formats.latex(self.title, HEADINGS, [row.cells for row in self.rows], self.notes, "llllrrr")
-
-    def html(self) -> str:
-        return render(
-            "parameters.html", title=self.title, table=PAPER_TABLE, headings=HEADINGS,
-            rows=[row.cells for row in self.rows], notes=self.notes,
-        )  # fmt: skip
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write parameters.md, .csv, .tex and .html into the folder."""
-        texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html()}
-        return table_formats.write_files({folder / f"{NAME}.{kind}": text for kind, text in texts.items()})

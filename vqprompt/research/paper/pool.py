@@ -11,8 +11,8 @@ import multiprocessing
 import os
 import shutil
 import signal
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -24,36 +24,13 @@ import torch
 from vqprompt.core.backbones.weights import backbone_path
 from vqprompt.core.runtime.cores import cpu_cores
 from vqprompt.research.datasets import parse_data
-from vqprompt.research.paper.execution import CORES_PER_RUN, Advanced, Event, Failed, Listener, Started, do_run
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Job
 from vqprompt.research.paper.grids import Run
 from vqprompt.research.paper.table_rows import read_runs
-from vqprompt.research.results.config import MACHINE_SETTINGS, RunConfig, completed
+from vqprompt.research.results.config import MACHINE_SETTINGS, completed
 
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
 SECONDS_BETWEEN_MESSAGES = 0.1
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker has to do."""
-
-    config: RunConfig
-    folder: Path
-    shared_queries: Path
-    track: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Worker:
-    process: SpawnProcess
-    pipe: Connection
-    run: Run | None = None  # None: it is idle
-    method: str = ""  # of its last run
-
-
-def default_workers() -> int:
-    """One worker per GPU, or one per 8 cores."""
-    return torch.cuda.device_count() or max(1, cpu_cores() // CORES_PER_RUN)
 
 
 # ---------------------------------------------------------------------------------------------- what is done already
@@ -104,74 +81,66 @@ def _link(source: str, target: str) -> None:
 # ---------------------------------------------------------------------------------------------- the pool
 
 
-class LocalExecutor:
-    """A pool on this machine."""
+@dataclass(eq=False)
+class Worker:
+    """A process, and our end of the pipe to it."""
+
+    process: SpawnProcess
+    pipe: Connection
+    method: str = ""  # of its last run
+
+
+class LocalExecutor(Executor):
+    """A pool on this machine: by default one worker per GPU, or one per 8 cores."""
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or default_workers()
+        self.most = workers or torch.cuda.device_count() or max(1, cpu_cores() // CORES_PER_RUN)
 
-    def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
-        return Pool(min(self.workers, len(todo)), out, listener, track).run(todo)
-
-
-class Pool:
-    def __init__(self, size: int, out: Path, listener: Listener, track: Sequence[str]) -> None:
-        self.size, self.out, self.listener, self.track = size, out, listener, track
-        self.failed: dict[str, str] = {}
-        self.workers = [start_worker(slot, size) for slot in range(size)]
-
-    def run(self, todo: Sequence[Run]) -> dict[str, str]:
-        waiting = deque(todo)
+    @contextmanager
+    def opened(self, todo: Sequence[Run]) -> Iterator[None]:
+        self.at_once = min(self.most, len(todo))
+        self.workers = [start_worker(slot, self.at_once) for slot in range(self.at_once)]
         try:
-            while True:
-                for slot, worker in enumerate(self.workers):
-                    if worker.run is None and waiting:
-                        self._assign(slot, waiting)
-                busy = {worker.pipe: slot for slot, worker in enumerate(self.workers) if worker.run is not None}
-                if not busy:
-                    return self.failed
-                for pipe in wait(list(busy)):
-                    self._receive(busy[pipe])  # type: ignore[index]
+            yield
         finally:
-            self._stop()
+            for worker in self.workers:
+                worker.pipe.close()  # an idle worker ends when its pipe closes
+                if worker in self.jobs:
+                    worker.process.terminate()
+                worker.process.join()
+            shutil.rmtree(self.out / SHARED_FOLDER, ignore_errors=True)
 
-    def _assign(self, slot: int, waiting: deque[Run]) -> None:
-        worker = self.workers[slot]
-        run = _next(waiting, worker.method, {other.method for other in self.workers if other.run is not None})
-        waiting.remove(run)
-        self.workers[slot] = replace(worker, run=run, method=run.config.method)
-        self.listener(run, Started())
-        worker.pipe.send(Job(run.config, self.out / run.name, self.out / SHARED_FOLDER, self.track))
+    def _idle(self) -> Worker:
+        return next(worker for worker in self.workers if worker not in self.jobs)
 
-    def _receive(self, slot: int) -> None:
-        worker, died = self.workers[slot], False
-        assert worker.run is not None
-        try:
-            event: Event = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            died = True
-            worker.process.join()
-            event = Failed(f"its process ended with status {worker.process.exitcode} (−9: out of memory?)")
-        if isinstance(event, Failed):
-            self.failed[worker.run.name] = event.reason
-        self.listener(worker.run, event)
-        if not isinstance(event, Advanced):
-            self.workers[slot] = start_worker(slot, self.size) if died else replace(worker, run=None)
+    def choose(self, waiting: Sequence[Run]) -> Run:
+        """One of the method that the worker has compiled code for, else of a method that no other worker has."""
+        method, others = self._idle().method, {run.config.method for run in self.jobs.values()}
+        same = (run for run in waiting if run.config.method == method)
+        new = (run for run in waiting if run.config.method not in others)
+        return next(same, None) or next(new, waiting[0])
 
-    def _stop(self) -> None:
-        for worker in self.workers:
-            worker.pipe.close()  # an idle worker ends when its pipe closes
-            if worker.run is not None:
-                worker.process.terminate()
-            worker.process.join()
-        shutil.rmtree(self.out / SHARED_FOLDER, ignore_errors=True)
+    def start(self, run: Run) -> Worker:
+        worker = self._idle()
+        worker.method = run.config.method
+        worker.pipe.send(
+            Job(run.config, self.out / run.name, self.track, SECONDS_BETWEEN_MESSAGES, self.at_once,
+                shared_queries=self.out / SHARED_FOLDER)
+        )  # fmt: skip
+        return worker
 
-
-def _next(waiting: Sequence[Run], method: str, others: set[str]) -> Run:
-    """The next run for a worker: one of the method it has compiled code for, else of a method no other worker has."""
-    same = (run for run in waiting if run.config.method == method)
-    new = (run for run in waiting if run.config.method not in others)
-    return next(same, None) or next(new, waiting[0])
+    def events(self) -> Iterator[tuple[Worker, Event]]:
+        busy = {worker.pipe: worker for worker in self.jobs}
+        for pipe in wait(list(busy)):
+            worker = busy[pipe]
+            try:
+                event: Event = worker.pipe.recv()
+            except (EOFError, ConnectionResetError):
+                worker.process.join()
+                slot = self.workers.index(worker)
+                self.workers[slot] = start_worker(slot, self.at_once)
+                event = Failed(f"its process ended with status {worker.process.exitcode} (−9: out of memory?)")
+            yield worker, event
 
 
 # ---------------------------------------------------------------------------------------------- a worker
@@ -183,13 +152,13 @@ def start_worker(slot: int, workers: int) -> Worker:
     gpus = torch.cuda.device_count()
     threads = max(1, torch.get_num_threads() // workers)
     device = f"cuda:{slot % gpus}" if gpus > 1 else None
-    process = spawn.Process(target=_work, args=(theirs, threads, workers, device), daemon=True)
+    process = spawn.Process(target=_work, args=(theirs, threads, device), daemon=True)
     process.start()
     theirs.close()
     return Worker(process, ours)
 
 
-def _work(pipe: Connection, threads: int, workers: int, device: str | None) -> None:
+def _work(pipe: Connection, threads: int, device: str | None) -> None:
     """What a worker does: receive jobs and send events, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
     torch.set_num_threads(threads)
@@ -206,11 +175,8 @@ def _work(pipe: Connection, threads: int, workers: int, device: str | None) -> N
             torch.cuda.empty_cache()
         compiled_for = shapes
         if device and config.device in ("auto", "cuda"):
-            config = config.model_copy(update={"device": device})
+            job = replace(job, config=config.model_copy(update={"device": device}))
         try:
-            pipe.send(
-                do_run(config, job.folder, pipe.send, SECONDS_BETWEEN_MESSAGES, shared_queries=job.shared_queries,
-                       track=job.track, at_once=workers)
-            )  # fmt: skip
+            pipe.send(job.do(pipe.send))
         except (BrokenPipeError, KeyboardInterrupt):
             return  # the parent process has ended

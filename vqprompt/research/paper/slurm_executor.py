@@ -12,26 +12,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
-from vqprompt.research.cluster.requirements import Requirements, host_name
-from vqprompt.research.paper.execution import (
-    CORES_PER_RUN,
-    Event,
-    Failed,
-    Finished,
-    Listener,
-    RemoteGrid,
-    RemoteRun,
-    Started,
-    refuse_local_tracking,
-    requirements_of,
-)
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Started
 from vqprompt.research.paper.grids import Run
 
 FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
@@ -43,20 +31,15 @@ REQUEUES = 100  # after a time limit; each time the run gets further
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """Does a run when it is called, on another machine. Paths are absolute. news: the file with its last event."""
+    """Does a run when it is called, on another machine. news: the file with its last event."""
 
-    run: RemoteRun
-    folder: Path
+    job: Job
     news: Path
 
     def __call__(self) -> Finished | Failed:
-        refusal = self.run.refusal()
-        if refusal is not None:
-            return refusal
-        self._report(Started(host_name()))
-        return self.run.do(self.folder, self._report)
+        return self.job.do(self.report)
 
-    def _report(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         write_atomically(self.news, pickle.dumps(event))
 
     def checkpoint(self) -> Any:
@@ -66,7 +49,7 @@ class SlurmJob:
         return submitit.helpers.DelayedSubmission(self)
 
 
-class SlurmExecutor:
+class SlurmExecutor(Executor):
     """partition: None for SLURM's default. cpus, gpus: per run. at_once: the most jobs at a time. cluster: "slurm"; or
     "local", with which submitit starts processes on this machine instead, for tests."""
 
@@ -76,16 +59,21 @@ class SlurmExecutor:
     ) -> None:  # fmt: skip
         if gpus is not None and gpus not in (0, 1):
             raise UserError(f"--gpus {gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
-        self.partition, self.cpus, self.gpus, self.at_once = partition, cpus or CORES_PER_RUN, int(gpus or 0), at_once
-        self.cluster = cluster
+        self.partition, self.cpus, self.gpus, self.cluster = partition, cpus or CORES_PER_RUN, int(gpus or 0), cluster
+        self.at_once = at_once or sys.maxsize
 
-    def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
-        if not todo:
-            return {}
-        refuse_local_tracking(track)
-        requirements = requirements_of(todo)
-        folder = out.resolve() / FOLDER
-        return _Queue(self._open(folder), folder, out.resolve(), listener, tuple(track), requirements, self).run(todo)
+    @contextmanager
+    def opened(self, todo: Sequence[Run]) -> Iterator[None]:
+        self.requirements, self.out = self.requirements_of(todo), self.out.resolve()  # jobs start in another folder
+        self.folder = self.out / FOLDER
+        self.executor = self._open(self.folder)
+        self.heard: dict[str, bytes] = {}  # by run name: its last event
+        try:
+            yield
+        finally:
+            for job in self.jobs:
+                job.cancel()
+            shutil.rmtree(self.folder / "news", ignore_errors=True)
 
     def _open(self, folder: Path) -> Any:
         """submitit's executor, with the resources that every job asks for."""
@@ -103,30 +91,20 @@ class SlurmExecutor:
         )  # fmt: skip
         return executor
 
-
-class _Queue(RemoteGrid):
-    """The runs as jobs of SLURM, and the events that they report."""
-
-    def __init__(
-        self, executor: Any, folder: Path, out: Path, listener: Listener, track: tuple[str, ...],
-        requirements: Requirements, settings: SlurmExecutor,
-    ) -> None:  # fmt: skip
-        super().__init__(out, listener, settings.at_once or sys.maxsize)
-        self.executor, self.folder, self.cpus = executor, folder, settings.cpus
-        self.track, self.requirements = track, requirements
-        self.heard: dict[str, bytes] = {}  # by run name: its last event
-
     def _news(self, run: Run) -> Path:
         return self.folder / "news" / run.name.replace("/", "+")
 
     def start(self, run: Run) -> Any:
         self._news(run).unlink(missing_ok=True)
-        remote = RemoteRun(run.config, self.track, self.requirements, self.cpus, SECONDS_BETWEEN_MESSAGES)
-        return self.executor.submit(SlurmJob(remote, self.out / run.name, self._news(run)))
+        job = Job(
+            run.config, self.out / run.name, self.track, SECONDS_BETWEEN_MESSAGES, threads=self.cpus,
+            requirements=self.requirements,
+        )  # fmt: skip
+        return self.executor.submit(SlurmJob(job, self._news(run)))
 
-    def events(self, jobs: dict[Any, Run]) -> Iterator[tuple[Any, Event]]:
+    def events(self) -> Iterator[tuple[Any, Event]]:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        for job, run in list(jobs.items()):
+        for job, run in list(self.jobs.items()):
             news = b""
             with suppress(OSError):
                 news = self._news(run).read_bytes()
@@ -154,8 +132,3 @@ class _Queue(RemoteGrid):
         except FailedJobError as error:
             return Failed(str(error).strip().rpartition("\n")[2])
         return event
-
-    def stop(self, jobs: dict[Any, Run]) -> None:
-        for job in jobs:
-            job.cancel()
-        shutil.rmtree(self.folder / "news", ignore_errors=True)

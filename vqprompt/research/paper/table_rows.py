@@ -18,8 +18,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import read_json, write_atomically
 from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.recipes import in_use
-from vqprompt.research.paper.grids import Grid, backbone_name, combine, data_name, described
-from vqprompt.research.paper.numbers import NUMBERS, Quoted
+from vqprompt.research.paper.grids import NUMBERS, Grid, Quoted, backbone_name, combine, data_name, described
 from vqprompt.research.results import config as run_config
 from vqprompt.research.results import result as run_result
 from vqprompt.research.results.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
@@ -76,16 +75,13 @@ class Row:
     def results(self) -> list[RunResult]:
         return [self.runs[seed].result for seed in self.seeds]
 
-    def values(self, measure: Measure) -> list[float | None]:
-        return [getattr(result, measure) for result in self.results]
-
     def mean(self, measure: Measure) -> float | None:
         """Mean over the seeds; None if a run lacks the number."""
         return self.ours(measure)[0]
 
     def ours(self, measure: Measure) -> tuple[float | None, float | None]:
         """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std)."""
-        values = [value for value in self.values(measure) if value is not None]
+        values = [value for result in self.results if (value := getattr(result, measure)) is not None]
         if not values or len(values) < len(self.runs):
             return None, None
         return mean(values), pstdev(values) if len(values) > 1 else None
@@ -145,7 +141,6 @@ def save_runs(rows: Iterable[Row], path: Path) -> None:
         rounded = run.result.model_copy(update={"accuracy": accuracy})
         kept = rounded.model_dump(mode="json", include=SAVED_FIELDS & run.result.model_fields_set)
         lines.append(json.dumps({**kept, "config": _named(run.config)}, separators=(",", ":")))
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 

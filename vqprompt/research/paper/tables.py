@@ -13,9 +13,10 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from vqprompt.core.errors import UserError
-from vqprompt.research.paper import table_formats
+from vqprompt.core.files import write_atomically
 from vqprompt.research.paper.charts import Chart, distinct_name, make_charts
 from vqprompt.research.paper.grids import Grid, described
+from vqprompt.research.paper.table_formats import TextTable
 from vqprompt.research.paper.table_rows import NONE, Accuracy, Measure, Row, make_rows, read_runs
 from vqprompt.research.report import figures
 from vqprompt.research.report.render import render
@@ -114,17 +115,24 @@ class Table:
         marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
         return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
 
-    def markdown(self) -> str:
-        return table_formats.markdown(self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes)
-
-    def csv(self) -> str:
-        """One column per number, not rounded."""
+    @cached_property
+    def text(self) -> TextTable:
+        """The table without a page. Its CSV has one column per number, not rounded."""
+        first, seeds = self._text_columns
+        alignment = "l" * first + "r" * (seeds - first) + "l" * (len(self.headings) - seeds)
         numbers = [f"{of}{key}{what}" for of in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
         headings = [
             "method", "variant", *numbers, "faa_difference", "caa_difference", *CSV_MEASURES, "forgetting_std", "seeds",
             "backbone", "paper_backbone", "other_backbone", "hardware", "paper_table", "paper_note", "changed",
         ]  # fmt: skip
-        return table_formats.comma_separated([headings, *map(self._csv_row, self.rows)])
+        rows, csv_rows = list(map(self.cells, self.rows)), list(map(self._csv_row, self.rows))
+        title, notes = self.grid.title, self.notes
+        return TextTable(self.grid.name, title, self.headings, rows, notes, alignment, [headings, *csv_rows])
+
+    @property
+    def _text_columns(self) -> tuple[int, int]:
+        """How many columns of text are before the numbers, and the column of the seeds, which is behind them."""
+        return 1 + len(self._axes), self.headings.index("seeds")
 
     def _csv_row(self, row: Row) -> list[Any]:
         values = [*row.ours("faa"), *row.ours("caa"), *row.paper("faa"), *row.paper("caa")]
@@ -137,16 +145,9 @@ class Table:
             row.quoted.mark if row.quoted else "", " ".join(f"{key}={now}" for key, (now, _) in row.changed.items()),
         ]  # fmt: skip
 
-    def latex(self) -> str:
-        first, seeds = 1 + len(self._axes), self.headings.index("seeds")
-        columns = "l" * first + "r" * (seeds - first) + "l" * (len(self.headings) - seeds)
-        return table_formats.latex(
-            self.grid.title, self.headings, list(map(self.cells, self.rows)), self.notes, columns
-        )  # fmt: skip
-
     def html(self, folder: Path, charts: Sequence[Chart] = ()) -> str:
         """folder: where the page will be written; links to the runs' own pages are relative to it."""
-        first, seeds = 1 + len(self._axes), self.headings.index("seeds")
+        first, seeds = self._text_columns
         rows = [
             {"cells": self.cells(row)[:first], "numbers": self.cells(row)[first:seeds],
              "rest": self.cells(row)[seeds + 1 :],
@@ -164,10 +165,11 @@ class Table:
     def write(self, folder: Path, figure: bool = False) -> list[Path]:
         """Write NAME.md, .csv, .tex and .html into the folder, and with `figure` also .svg."""
         charts = make_charts(self.grid, self.rows) if figure else []
-        files = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex(), "html": self.html(folder, charts)}
-        texts = {folder / f"{self.grid.name}.{kind}": text for kind, text in files.items()}
-        texts |= {folder / f"{chart.name}.svg": figures.standalone(chart.svg, chart.lines) for chart in charts}
-        return table_formats.write_files(texts)
+        written = self.text.write(folder, self.html(folder, charts))
+        for chart in charts:
+            written.append(folder / f"{chart.name}.svg")
+            write_atomically(written[-1], figures.standalone(chart.svg, chart.lines))
+        return written
 
 
 def _mark(row: Row) -> str:

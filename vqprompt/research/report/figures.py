@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -23,33 +24,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 Values = Sequence[float | None]
-INK, MUTED, GRID, BAND = "#1f2933", "#52606d", "#dde3ea", "#f1f4f8"
+INK, MUTED, BAND = "#1f2933", "#52606d", "#f1f4f8"
 COLORS = ("#0b6e99", "#d1495b", "#2f855a", "#b7791f", "#6b46c1", "#00838f", "#97266d")
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name: the character for a legend
 ACCURACY_COLORS = "YlGnBu"
 USE_COLORS = "Purples"
 MOST_BAR_LABELS = 12  # with more bars, the numbers over them would touch
-STYLE: Any = {  # Any: the newest matplotlib types the keys, older ones do not
-    "svg.fonttype": "none",
-    "svg.hashsalt": "vqprompt",  # so that the same numbers give the same file
-    "text.parse_math": False,  # a $ in a name is a dollar sign, not the start of a formula
-    "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "lines.linewidth": 2,
-    "lines.markersize": 5,
-}
+STYLE = matplotlib.rc_params_from_file(
+    Path(__file__).parent / "templates" / "style.mplstyle", use_default_template=False
+)
 SVG_CHANGES = (
     (r"<style.*?</style>", ""),  # its `*` selector would change the whole page
     (r"<!--.*?-->", ""),

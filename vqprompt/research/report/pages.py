@@ -20,7 +20,7 @@ from markupsafe import Markup
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.research.report import figures
-from vqprompt.research.report.render import UNKNOWN, fixed, percent, render, short, time_taken
+from vqprompt.research.report.render import fixed, percent, render
 from vqprompt.research.results.config import flatten, read_saved_config
 from vqprompt.research.results.result import ClassResults, EpochLosses, PromptUse, RunResult
 
@@ -34,12 +34,10 @@ def write_report(folder: Path) -> Path:
         "run.html",
         m=result,
         learned=result.learned,
-        cards=_cards(result),
         charts=_accuracy_charts(result),
         loss_charts=_loss_charts(result.losses),
         prompt_use=_prompt_use(result.prompt_use),
-        tasks=_task_rows(result),
-        classes=_classes(ClassResults.read(folder)),
+        classes=ClassResults.read(folder),
         config=flatten(read_saved_config(folder)),
     )  # fmt: skip
     target = folder / PAGE_NAME
@@ -73,9 +71,8 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
         data=" and ".join(data_sets),
         several_data_sets=len(data_sets) > 1,
         chart=Markup(figures.accuracy_chart(lines, "accuracy", title)),
-        best=_best(results),
+        comparable=len({(result.data, len(result.tasks)) for result in results}) == 1,
     )  # fmt: skip
-    target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, page)
     return target
 
@@ -83,27 +80,6 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
 def line_in_words(line: figures.Line) -> str:
     """The values of a chart's line as text, for people who cannot see the chart."""
     return f"{line.name}: {', '.join(percent(v) for v in line.values)}"
-
-
-def _cards(result: RunResult) -> list[tuple[str, str, str]]:
-    """The headline numbers: name, value, meaning."""
-    averages = result.average_accuracy
-    so_far = "" if result.done or not averages else f" So far: {percent(averages[-1])}."
-    single = len(result.tasks) == 1
-    forgetting = "One task: nothing to forget." if single else "Points that tasks fell from their best, on average."
-    rate = result.images_per_second
-    return [
-        ("FAA", percent(result.faa), f"Final average accuracy: over all tasks, after the last.{so_far}"),
-        ("CAA", percent(result.caa), "Cumulative average accuracy: the mean of the averages after each task."),
-        ("Forgetting", UNKNOWN if single else fixed(result.forgetting), forgetting),
-        ("Time", time_taken(result.seconds), "Learning and testing of all tasks."),
-        ("Images per second", fixed(rate, 0), "Speed of training." if rate else "Nothing was trained."),
-        (
-            "Prompting parameters",
-            f"{result.parameters.prompting:,}",
-            f"Of {short(result.parameters.trainable)} trainable; the backbone has {short(result.parameters.backbone)}.",
-        ),
-    ]
 
 
 def _accuracy_charts(result: RunResult) -> dict[str, Any]:
@@ -177,24 +153,6 @@ def prompts_kept(use: PromptUse) -> list[float]:
     return shares
 
 
-def _task_rows(result: RunResult) -> list[dict[str, Any]]:
-    rows = []
-    for number, classes in enumerate(result.tasks):
-        known = [a for a in result.accuracy[number] if a is not None]
-        seconds = result.task_seconds[number] if number < len(result.task_seconds) else None
-        first, now = (known[0], known[-1]) if known else (None, None)
-        rows.append({"number": number + 1, "classes": classes, "first": first, "now": now, "seconds": seconds})
-    return rows
-
-
-def _classes(results: ClassResults | None) -> dict[str, Any] | None:
-    """Classes, the weakest first, and the worst mistakes; None for a run that did not record them."""
-    if results is None:
-        return None
-    weakest = sorted((c for c in results.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
-    return {"after": results.after, "weakest": weakest, "worst": results.worst}
-
-
 def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:
     """One name per run: the method's title. Where titles are equal the seed is added, and then the folder."""
     names = [result.title for result in results]
@@ -204,19 +162,3 @@ def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:
         times = Counter(names)
         names = [f"{name}, {extra}" if times[name] > 1 else name for name, extra in zip(names, more, strict=True)]
     return names
-
-
-def _best(results: Sequence[RunResult]) -> dict[str, float | None]:
-    """The best of each number, to be printed bold. None where the runs differ in data or number of tasks: their
-    numbers cannot be compared."""
-    comparable = len({(result.data, len(result.tasks)) for result in results}) == 1
-
-    def best(values: Sequence[float | None], largest: bool) -> float | None:
-        known = [value for value in values if value is not None]
-        return (max if largest else min)(known) if comparable and len(known) > 1 else None
-
-    return {
-        "faa": best([result.faa for result in results], largest=True),
-        "caa": best([result.caa for result in results], largest=True),
-        "forgetting": best([result.forgetting for result in results], largest=False),
-    }

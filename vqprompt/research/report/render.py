@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from types import ModuleType
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,7 +18,6 @@ from markupsafe import Markup
 
 from vqprompt.core.data import decode as decoding
 from vqprompt.core.words import counted, duration
-from vqprompt.research.report import figures
 
 UNKNOWN = "–"
 THUMBNAIL = 112  # px
@@ -35,13 +35,17 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     css = (files("vqprompt.research.report") / "templates" / "style.css").read_text(encoding="utf-8")
-    environment.globals |= {
-        "css": Markup(css), "cell_colors": figures.cell_colors, "color_scale": figures.color_scale,
-    }  # fmt: skip
+    environment.globals |= {"css": Markup(css), "figures": _figures}
     environment.filters |= {
         "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
     }  # fmt: skip
     return environment
+
+
+def _figures() -> ModuleType:
+    from vqprompt.research.report import figures  # imports matplotlib, which most pages do not need
+
+    return figures
 
 
 def fixed(value: float | None, digits: int = 2) -> str:

@@ -6,7 +6,6 @@ what is still open gets the common default.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -17,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from vqprompt.core.errors import UserError, explain, shown
 from vqprompt.core.files import read_json, read_text
+from vqprompt.core.words import did_you_mean
 from vqprompt.research.datasets import DATASETS, parse_data
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method, StatisticsOptions
@@ -114,7 +114,9 @@ def resolve(
             elif key.split(".")[0] in method.Options.model_fields:
                 _put(options, key, value)
             else:
-                _refuse_unknown(key, method_name, [*RunConfig.model_fields, *method.Options.model_fields])
+                known = (*RunConfig.model_fields, *method.Options.model_fields)
+                hint = did_you_mean(key.split(".")[0], known)
+                raise UserError(f"no setting is called {key!r} for {method_name}; {hint}")
     try:
         checked = method.Options(**options)
     except ValidationError as error:
@@ -141,9 +143,9 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
         while inner:
             one, depth = inner.pop()
             if isinstance(one, int) and one.bit_length() > 64:
-                raise UserError(f"{_shorten(key)}: a number of {one.bit_length()} bits is too large")
+                raise UserError(f"{key[:200]}: a number of {one.bit_length()} bits is too large")
             if depth > DEEPEST:
-                raise UserError(f"{_shorten(key)}: nested more than {DEEPEST} deep; give a simpler value")
+                raise UserError(f"{key[:200]}: nested more than {DEEPEST} deep; give a simpler value")
             below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
             inner += [(value, depth + 1) for value in below]
 
@@ -214,23 +216,17 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
         target[head] = value
 
 
-def _refuse_unknown(key: str, method: str, known: list[str]) -> None:
-    near = difflib.get_close_matches(key.split(".")[0], known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"no setting is called {key!r} for {method}; {hint}there are {', '.join(known)}")
-
-
 def parse_assignment(text: str) -> tuple[str, Any]:
     """`key=value`. The value is read as JSON if it is JSON, else as text."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise UserError(f"--set {_shorten(text)!r}: expected key=value, as in --set tau=5")
+        raise UserError(f"--set {shown(text)}: expected key=value, as in --set tau=5")
     try:
         return key.strip(), json.loads(value)
     except json.JSONDecodeError:
         return key.strip(), value
     except (ValueError, RecursionError):  # a number of thousands of digits, or thousands of brackets
-        raise UserError(f"--set {_shorten(text)!r}: the value is too long or too deeply nested") from None
+        raise UserError(f"--set {shown(text)}: the value is too long or too deeply nested") from None
 
 
 def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
@@ -244,11 +240,7 @@ def read_config_file(path: Path, option: str = "--config") -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{option} {path}: not valid {kind} (nested too deeply)") from None
     except ValueError as error:  # bad syntax, bad encoding, or a number of thousands of digits
-        raise UserError(f"{option} {path}: not valid {kind} ({_shorten(str(error))})") from None
+        raise UserError(f"{option} {path}: not valid {kind} ({str(error)[:200]})") from None
     if not isinstance(settings, dict):
         raise UserError(f"{option} {path}: expected an object of settings")
     return upgrade_config(settings)
-
-
-def _shorten(text: str, limit: int = 200) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -7,7 +7,7 @@ Files that `bench table --save` wrote, and those of version 0.1.0, lack some fie
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +23,15 @@ class Record(BaseModel):
     """Written as JSON and read back. A loss that diverged is NaN, and stays NaN (by default pydantic writes null)."""
 
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
+
+    what: ClassVar[str] = "record"
+
+    @classmethod
+    def parse(cls, content: Any, where: str) -> Self:
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise UserError(f"{where}: not the {cls.what} of a run ({explain(error, 'its fields')})") from None
 
 
 class ParameterCounts(Record):
@@ -76,9 +85,14 @@ class ClassResults(Record):
     """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
     mistakes, the most confident first."""
 
+    what = "classes"
     after: int
     classes: list[ClassResult]
     worst: list[Mistake] = []
+
+    def weakest(self) -> list[ClassResult]:
+        """The classes that were tested, the weakest first."""
+        return sorted((c for c in self.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / CLASSES_FILE, self.model_dump_json(indent=1))
@@ -87,17 +101,13 @@ class ClassResults(Record):
     def read(cls, folder: Path) -> ClassResults | None:
         """None for a run without such a file, as those of version 0.1.0."""
         path = folder / CLASSES_FILE
-        if not path.exists():
-            return None
-        try:
-            return cls.model_validate(read_json(path))
-        except ValidationError as error:
-            raise UserError(f"{path}: not the classes of a run ({explain(error, 'its fields')})") from None
+        return cls.parse(read_json(path), str(path)) if path.exists() else None
 
 
 class RunResult(Record):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
 
+    what = "result"
     schema_version: int = Field(1, description="1 where a file does not say")
     method: str = ""
     title: str = ""
@@ -148,11 +158,8 @@ class RunResult(Record):
         return cls.parse(read_json(path), str(path))
 
     @classmethod
-    def parse(cls, content: Any, where: str) -> RunResult:
-        try:
-            result = cls.model_validate(content)
-        except ValidationError as error:
-            raise UserError(f"{where}: not the result of a run ({explain(error, 'its fields')})") from None
+    def parse(cls, content: Any, where: str) -> Self:
+        result = super().parse(content, where)
         if result.schema_version > SCHEMA_VERSION:
             raise UserError(
                 f"{where}: written by a newer vqprompt (schema {result.schema_version}, this one reads up to "

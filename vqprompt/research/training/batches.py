@@ -55,7 +55,8 @@ class TaskBatches:
 
     def _draw_orders(self) -> Iterator[list[Tensor]]:
         s = self.settings
-        return epoch_batches(len(self.images), s.batch_size, s.epochs, self.seed, self.images.groups)
+        images = len(self.images)
+        return epoch_batches(images, s.batch_for(images), s.epochs, self.seed, self.images.groups)
 
     def _order(self, epoch: int) -> list[Tensor]:
         """The batches of an epoch. Epochs are drawn one after the other, and only one of them is in memory."""

@@ -80,7 +80,7 @@ def rebalance(
     if (settings.norm_by_task or settings.mean_decay) and not task_sizes:
         raise ValueError("norm_by_task and mean_decay need the sizes of the tasks")
     if settings.how == "closed-form":
-        _solve(head, statistics, settings.shrinkage)
+        solve(head, statistics, settings.shrinkage)
         return
     device = head.weight.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -133,10 +133,12 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 
 
 @torch.no_grad()
-def _solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float) -> None:
-    """Linear discriminant with one covariance for all classes."""
-    covariance = shrunk(statistics.class_covariance().double().cpu().numpy(), shrinkage)
-    means = statistics.class_means().double().cpu().numpy()
+@torch.no_grad()
+def solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float, part: slice = slice(None)) -> None:
+    """Linear discriminant with one covariance for all classes. part: of the features; the others do not count."""
+    covariance = shrunk(statistics.class_covariance()[part, part].double().cpu().numpy(), shrinkage)
+    means = statistics.class_means()[:, part].double().cpu().numpy()
     weights, bias = solve_discriminant(covariance + JITTER * np.eye(len(covariance)), means)
-    head.weight.copy_(torch.from_numpy(weights))
+    head.weight.zero_()
+    head.weight[:, part] = torch.from_numpy(weights).to(head.weight)
     head.bias.copy_(torch.from_numpy(bias))

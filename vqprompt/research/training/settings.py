@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -19,6 +20,9 @@ class Training(BaseModel, extra="forbid"):
 
     epochs: int = Field(20, ge=1)
     batch_size: int = Field(128, ge=1)
+    batches_per_epoch: int = Field(
+        0, ge=0, description="about this many at least: tasks with few images get smaller batches, by powers of two"
+    )
     lr: float = Field(0.0025, gt=0, description="the classifier's peak rate")
     min_lr: float = Field(1e-6, ge=0, description="where the cosine ends")
     weight_decay: float = Field(0.0, ge=0)
@@ -54,3 +58,12 @@ class Training(BaseModel, extra="forbid"):
     test_crop: float = Field(
         0.875, ge=0, le=1, description="central test crop, as a share of the short side; 0: whole image"
     )
+
+    def batch_for(self, images: int) -> int:
+        """The batch size for a task with so many images. Powers of two, so that few sizes are compiled."""
+        wanted = images / self.batches_per_epoch if self.batches_per_epoch else self.batch_size
+        return (
+            self.batch_size
+            if wanted >= self.batch_size
+            else min(self.batch_size, 2 ** round(math.log2(max(wanted, 1))))
+        )

@@ -28,7 +28,7 @@ from vqprompt.research.methods import METHODS
 def source_digest() -> str:
     """12 hex digits of the package's source files, because two copies of the same version may differ."""
     folder, digest = Path(vqprompt.__file__).parent, hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(file for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
         digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -1,0 +1,101 @@
+"""Habits of the command line: -h, -q and -v everywhere, defaults from a file and the environment, statuses for CI."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from drawings import write_drawings
+
+from vqprompt import Model
+from vqprompt.commands.app import app
+
+
+def all_commands(group) -> dict:
+    inside = {}
+    for name, command in group.commands.items():
+        inside |= all_commands(command) if hasattr(command, "commands") else {name: command}
+    return inside
+
+
+def test_every_command_has_help_quiet_and_verbose(command):
+    for name, described in all_commands(typer.main.get_command(app)).items():
+        options = {option for parameter in described.params for option in parameter.opts}
+        assert {"-q", "--quiet", "-v", "--verbose"} <= options, name
+    for words in (["-h"], ["learn", "-h"], ["bench", "run", "-h"]):
+        status, out, _ = command(*words)
+        assert status == 0 and "Usage" in out
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    return write_drawings(tmp_path_factory.mktemp("drawn"), ["apple", "bicycle"], range(6))
+
+
+def test_quiet_prints_results_alone_and_verbose_where_an_error_comes_from(command, drawn, tmp_path):
+    model = tmp_path / "m.vqp"
+    status, out, err = command("learn", model, drawn, "--size", 28, "-q")
+    assert status == 0 and err == "" and "learned 12 images" in out and "note:" not in out
+    status, out, err = command("learn", model, drawn)
+    assert status == 0 and "note: left out 12 images" in out
+    for option, told in (("-v", True), ("-q", False)):
+        status, _, err = command("show", tmp_path / "nothing.vqp", option)
+        assert status == 2 and "error:" in err and ("Traceback" in err) is told
+
+
+def test_defaults_come_from_a_file_and_the_environment_and_the_command_line_wins(command, drawn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vqprompt.toml").write_text('[learn]\nsize = 28\nhold-out = 0\ndevice = "cpu"\n[serve]\nport = 9999\n')
+    status, out, _ = command("learn", "file.vqp", drawn)
+    assert status == 0 and Model.load("file.vqp").backbone.size == 28 and "accuracy now" not in out
+    monkeypatch.setenv("VQPROMPT_LEARN_SIZE", "42")
+    monkeypatch.setenv("VQPROMPT_LEARN_HOLD_OUT", "0.2")
+    status, out, _ = command("learn", "environment.vqp", drawn)
+    assert status == 0 and Model.load("environment.vqp").backbone.size == 42 and "accuracy now" in out
+    command("learn", "given.vqp", drawn, "--size", 14)
+    assert Model.load("given.vqp").backbone.size == 14
+    monkeypatch.setenv("VQPROMPT_LEARN_EFFORT", "enormous")
+    status, _, err = command("learn", "new.vqp", drawn)
+    assert status == 2 and "enormous" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[lern]\n", "there is no lern; there are"),
+        ("[learn]\nefort = 1\n", "vqprompt.toml [learn]: there is no efort"),
+        ("learn = 3\n", "must be a table"),
+        ("[learn\n", "cannot be read"),
+        ("[bench.run]\nsmal = true\n", "[bench] [run]: there is no smal"),
+    ],
+)
+def test_a_wrong_setting_is_refused(command, tmp_path, monkeypatch, text, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vqprompt.toml").write_text(text)
+    status, _, err = command("backbones")
+    assert status == 2 and words in err
+    status, _, err = command("--config", tmp_path / "other.toml", "backbones")
+    assert status == 2 and "other.toml: cannot be read" in err
+
+
+def test_check_and_test_end_with_a_status_for_ci(command, drawn, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    again = write_drawings(tmp_path / "again", ["apple", "bicycle"], range(6, 12))
+    command("learn", "m.vqp", drawn, "--size", 28)
+    for share, wanted in ((0.01, 0), (1.0, 1)):
+        status, out, err = command("test", "m.vqp", again, "--no-unknown", "--at-least", share)
+        assert status == wanted and "right, every class" in out and ("--at-least 100.0%" in err) is bool(wanted)
+    (again / "apple" / "copy.png").write_bytes((again / "apple" / "6.png").read_bytes())
+    for options, wanted in ((["--strict"], 1), ([], 0), (["--strict", "--json"], 1)):
+        status, out, _ = command("check", again, "--size", 28, *options)
+        assert status == wanted and "copy.png" in out
+
+
+def test_the_best_backbone_is_downloaded_or_the_way_out_is_told(command, drawn, tmp_path, monkeypatch):
+    def offline(repo: str, file: str) -> str:
+        raise OSError(f"no network for {repo}")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    status, _, err = command("learn", tmp_path / "m.vqp", drawn, "--backbone", "best")
+    assert status == 2 and "dinov2-b14 is not on this machine" in err and "Or take vit-s14" in err
+    status, out, _ = command("backbones")
+    assert status == 0 and "--backbone best takes dinov2-b14 at 224 px" in out

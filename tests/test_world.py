@@ -1,0 +1,157 @@
+"""The world that taught classes are compared with, and what a lesson says about the answers that it takes away."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from drawings import drawings, write_drawings
+from PIL import Image
+from typer.testing import CliRunner
+
+from vqprompt import Model
+from vqprompt.commands.app import app
+from vqprompt.core.onnx.graph import Graph, Session
+from vqprompt.core.statistics.world import World, find_world
+from vqprompt.product.export.answers import add_answers
+from vqprompt.product.model.knowledge import Knowledge
+
+SIZE = 112
+NAMES = ["cat", "car", "tree", "fish", "flower", "guitar", "star"]
+
+
+def drawn(name: str, places: range) -> list[np.ndarray]:
+    sheets, names = drawings()
+    return list(sheets[names.index(name)][places.start : places.stop])
+
+
+def photograph(name: str, place: int, side: int = 96) -> Image.Image:
+    """A thing somewhere on a coloured pattern: varied like photographs, and unlike drawings."""
+    rng = np.random.default_rng([NAMES.index(name), place])
+    v, u = np.mgrid[0:side, 0:side] / side
+    waves = np.sin(
+        rng.uniform(20, 60) * (np.cos(angle := rng.uniform(0, 3)) * u + np.sin(angle) * v) + rng.uniform(0, 6)
+    )
+    rough = np.kron(rng.normal(size=(12, 12)), np.ones((side // 12, side // 12)))
+    scene = rng.uniform(90, 160) + 50 * (waves + rng.uniform(0, 1) * rough)[..., None] * rng.uniform(0.3, 1, 3)
+    width = int(rng.integers(50, 90))
+    x, y = rng.integers(0, side - width, 2)
+    ink = (
+        1 - np.asarray(Image.fromarray(drawn(name, range(place, place + 1))[0]).resize((width, width)))[..., None] / 255
+    )
+    scene[y : y + width, x : x + width] += ink * (rng.uniform(0, 255, 3) - scene[y : y + width, x : x + width])
+    return Image.fromarray(np.clip(scene, 0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def taught() -> Model:
+    """A model of seven kinds of photographs."""
+    model = Model(size=SIZE, device="cpu")
+    model.learn([photograph(name, n) for name in NAMES for n in range(14)], [name for name in NAMES for _ in range(14)])
+    return model
+
+
+OTHERS = [image for name in drawings()[1] if name != "house" for image in drawn(name, range(90, 91))]
+
+
+def test_one_drawing_of_a_house_does_not_make_every_drawing_a_cottage(taught):
+    model = taught.__copy__()
+    others, houses = model.embed(OTHERS), model.embed(drawn("house", range(60, 76)))
+    assert (model.judge(others)[1] < 0).all()
+    lesson = model.learn(drawn("house", range(1)), "cottage")
+    cottage = model.classes.index("cottage")
+
+    def called_cottage(known: Knowledge, features: np.ndarray) -> float:
+        shares, familiarity = known.solution.judge(features)
+        return float(((shares.argmax(1) == cottage) & (familiarity >= 0)).mean())
+
+    assert called_cottage(model.knowledge, others) <= 0.15 and lesson.warnings == ()
+    assert called_cottage(model.knowledge, houses) >= 0.3
+    without = replace(model.knowledge, world=None).solved(model.knowledge)
+    assert called_cottage(without, others) >= 0.8  # what the world is good for
+
+
+def test_files_and_exported_models_compare_with_the_world_too(taught):
+    x = taught.embed(OTHERS[:12] + [photograph("cat", n) for n in range(50, 56)])
+    shares, familiarity = taught.judge(x)
+    again = Model.from_bytes(taught.to_bytes())
+    assert np.array_equal(again.judge(x)[1], familiarity) and len(taught.to_bytes()) < 6e6
+    again.rename("cat", "zebra")
+    np.testing.assert_allclose(again.judge(x)[1], familiarity, rtol=1e-9)
+    graph = Graph()
+    add_answers(graph, graph.input("x", "float32", "n", x.shape[1]), taught.knowledge.solution)
+    got, score = Session(graph).run(x=x)
+    np.testing.assert_allclose(got, shares, atol=1e-3)
+    np.testing.assert_allclose(score, familiarity, rtol=1e-3, atol=0.02)
+    other = replace(taught.knowledge.solution, rivals=None)
+    assert np.abs(other.judge(x)[1] - familiarity).min() > 0.05  # the world counts
+
+
+def test_a_lesson_that_takes_answers_away_says_so_and_can_be_undone(taught, tmp_path, home):
+    path = taught.__copy__().save(tmp_path / "things.vqp")
+    for number, image in enumerate(OTHERS[::4]):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    images = [str(p) for p in sorted(tmp_path.glob("*.png"))]
+    ran = CliRunner().invoke(app, ["learn", str(path), *images, "--as", "things", "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    assert "ordinary images that were unknown are now taken for things" in ran.output
+    assert f"to take this lesson back: vqprompt undo {path}" in ran.output.replace("\n", "")
+
+    model = taught.__copy__()
+    lesson = model.learn([photograph("cat", n) for n in range(30, 44)], "kitten").to_json()
+    assert ("kitten", "cat", 14) in [(w["class"], w["from"], w["of"]) for w in lesson["warnings"]]
+    low, high = lesson["accuracy_interval"]
+    assert low < lesson["accuracy"] < high and lesson["warnings"][0]["text"] in json.dumps(lesson)
+
+
+def test_answers_that_cannot_be_checked_have_words_instead_of_percentages(tmp_path):
+    folder = write_drawings(tmp_path / "images", ["apple", "house"], range(4))
+    path = tmp_path / "few.vqp"
+
+    def asked(*lessons: tuple[list[str], str]) -> str:
+        model = Model(size=28, device="cpu")
+        for images, name in lessons:
+            model.learn([folder / image for image in images], name)
+        model.save(path)
+        ran = CliRunner().invoke(
+            app, ["predict", str(path), str(folder / "house/0.png"), "--no-unknown", "--device", "cpu"]
+        )
+        assert ran.exit_code == 0, ran.output
+        return ran.output
+
+    assert "house (no percentage: the model knows no other class)" in asked((["house/0.png", "house/1.png"], "house"))
+    apples = ["apple/0.png", "apple/1.png", "apple/2.png"], "apple"
+    assert "house (no percentage: taught with one image)" in asked(apples, (["house/0.png"], "house"))
+    assert "%" in asked(apples, (["house/0.png", "house/1.png"], "house"))
+
+
+def test_a_world_is_made_of_any_folder_for_any_backbone(tmp_path, home):
+    rng = np.random.default_rng(0)
+    centers = 4 * rng.normal(size=(9, 32))
+    # three classes, and a mixed collection of six kinds
+    features = np.repeat(centers, 20, axis=0) + 0.1 * rng.normal(size=(180, 32))
+    labels = np.repeat([0, 1, 2, 3, 3, 3, 3, 3, 3], 20)
+    world = World.of(features, labels)
+    distances = ((centers[:, None] - world.means) ** 2).sum(2)
+    assert sorted(distances.argmin(1)) == list(range(9)) and distances.min(1).max() < 0.2
+    assert np.array_equal(((world.examples[:, None] - world.means) ** 2).sum(2).argmin(1), range(9))
+
+    folder = write_drawings(tmp_path / "ordinary", ["apple", "house", "tree"], range(3))
+    (folder / "tree" / "broken.png").write_bytes(b"no image")
+    for size in ("28", "112"):
+        ran = CliRunner().invoke(app, ["backbones", "--world", str(folder), "--size", size])
+        assert ran.exit_code == 0 and "3 means in" in ran.output, ran.output
+    for size, expected in ((28, 3), (70, 3), (280, 270), (7, None)):  # its own, then the package's, then none
+        world = find_world(Model(device="cpu").backbone.fingerprint, size)
+        assert (world and len(world)) == expected, size
+
+
+def test_the_embedded_world_belongs_to_the_default_backbone():
+    backbone = Model(device="cpu").backbone
+    card = (files("vqprompt.assets") / "README.md").read_text()
+    for size, means in ((112, 427), (224, 270)):
+        world = find_world(backbone.fingerprint, size)
+        assert world.codes.shape == (2, means, backbone.width) and str(means) in card

@@ -1,0 +1,53 @@
+"""`vqprompt watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vqprompt.commands.console import console, print_plain, print_warning
+from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
+from vqprompt.commands.predict import print_answer
+from vqprompt.core.words import counted
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="Where images arrive. Its sub-folders are classes.")],
+    model: ModelPath,
+    sort: Annotated[
+        bool, typer.Option("--sort", help="Move images that were answered to FOLDER/sorted/CLASS.")
+    ] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look twice, to leave out what is still being written, and end.")
+    ] = False,
+    size: NewSize = None,
+    backbone: NewBackbone = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Watch a folder: say what is in images that arrive, and teach the sub-folders that you make.
+
+    [bold]vqprompt watch inbox/ garden.vqp --sort[/bold]; move an image to inbox/kestrel/ to teach it
+    """
+    from vqprompt.product.model.answers import Answer
+    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.teaching import Taught
+    from vqprompt.product.watch import Watch
+
+    def answered(image: Path, answer: Answer) -> None:
+        print_answer(image, answer, as_json)
+        console.file.flush()  # another program may be reading
+
+    def taught(lesson: Taught) -> None:
+        if not as_json:
+            names = ", ".join(c.name for c in lesson.classes)
+            print_plain(f"learned {counted(lesson.images, 'image')} of {names}")
+
+    def new_model() -> Model:
+        return Model(backbone or "vit-s14", size=size, device=device)
+
+    watch = Watch(folder, model, answered, taught, print_warning, sort, device, new_model)
+    watch.run(every, looks=2 if once else None)

@@ -1,0 +1,258 @@
+"""Corrections of a model: another name or another class for what it has learned, or no trace of it.
+
+At effort instant, a corrected model is the same, to the bit, as one that was taught correctly from the start: what is
+remembered are sums of whole numbers, from which the part of an image can be taken away again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.words import look_misspelled, nearest_name, shorten
+from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.knowledge import Event, Knowledge
+from vqprompt.product.model.left_out import Changes
+from vqprompt.product.model.pictures import (
+    UNKNOWN,
+    Picture,
+    check_spelling,
+    clean_name,
+    content_id,
+    find_pictures,
+)
+from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
+from vqprompt.product.model.versions import Stored
+
+TRAINED = (
+    "what the model remembered is corrected, but the network was trained before and stays as it is. To leave no trace, "
+    "make a new model"
+)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a correction did, or would do. classes: how many images of which classes were moved, taken away or merged.
+    new_name: the class they belong to now. changes: of the answers about images that are left out."""
+
+    classes: Mapping[str, int]
+    new_name: str
+    changes: Changes
+    accuracy_before: float | None
+    accuracy: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> int:
+        return sum(self.classes.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "classes": dict(self.classes), "changes": self.changes.to_json(), "notes": [*self.notes]}
+
+
+class Correcting:
+    """The part of `Model` that corrects what was learned. Every correction can be undone."""
+
+    _changing: threading.RLock
+    _stored: Stored | None
+
+    @property
+    def knowledge(self) -> Knowledge:
+        raise NotImplementedError
+
+    def extractor_of(self, known: Knowledge) -> Extractor:
+        raise NotImplementedError
+
+    def _opened(self) -> Stored:
+        raise NotImplementedError
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name. Naming it like a class that exists is refused."""
+        with self._changing:
+            known = self.knowledge
+            check_known(old, known.classes)
+            new = clean_name(new)
+            if new == old:
+                return
+            check_spelling([name for name in known.classes if name != old], [new])
+            if new in known.classes:
+                raise UserError(f"there is already a class {new!r}; to make one class of both, merge them")
+            self._stored = self._opened().with_version(known.renamed(old, new))
+
+    def forget(self, name: str, *, for_good: bool = False) -> None:
+        """Remove a class: the model becomes what it would be if it had never learned it. name: "unknown" for all
+        counterexamples.
+
+        for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
+        back. A class that was forgotten before can be forgotten for good later.
+        """
+        with self._changing:
+            stored = self._opened()
+            if not (for_good and stored.has_traces(name)):
+                check_known(name, self.knowledge.records)
+            self._stored = stored.erased(name) if for_good else stored.without(name)
+
+    def merge(self, names: Sequence[str], into: str, *, preview: bool = False) -> Correction:
+        """Make one class of several, as if their images had been taught as one. preview: only tell what would change.
+
+        into: its name, that of one of them or a new one.
+        """
+        with self._changing:
+            known, names = self.knowledge, list(dict.fromkeys(names))
+            for name in names:
+                check_known(name, known.classes)
+            into = clean_name(into)
+            if len(names) < 2:
+                raise UserError(f"merging needs two classes or more, not only {shorten(names)}")
+            others = [name for name in known.classes if name not in names]
+            check_spelling(others, [into])
+            if into in others:
+                raise UserError(f"there is already a class {into!r}; name it among those to merge, or choose another")
+            now = known.merged(names, into)
+            return self._correct(now, preview, renamed=dict.fromkeys(names, into))
+
+    def relabel(self, images: Any, name: str, *, preview: bool = False) -> Correction:
+        """Move images that were learned to another class, known or new; "unknown": to the counterexamples.
+
+        images: image files, folders or their content, as they were taught; or the ids of their content. They are found
+        by their content, so names of files do not matter. preview: only tell what would change.
+        """
+        with self._changing:
+            known, name = self.knowledge, name if name == UNKNOWN else clean_name(name)
+            check_spelling(known.classes, [name])
+            records, parts, _ = self._taken_out(images, stays=name)
+            notes = misspellings([name], known.classes) if name not in (*known.classes, UNKNOWN) else []
+            if not parts:
+                notes = [f"nothing to do: the model has learned all of these images as {name!r}"]
+                return self._correct(known, True, notes)
+            for part in parts.values():
+                records[name] = records[name].merged(part) if name in records else part
+            event = Event.now("relabeled", classes={n: part.count for n, part in parts.items()}, new_name=name)
+            estimated = known.moved | ({name} if known.moved & parts.keys() else set())
+            return self._correct(known.changed(event, records=records, moved=estimated), preview, notes)
+
+    def unlearn(self, images: Any, *, for_good: bool = False, preview: bool = False) -> Correction:
+        """Take images away that were learned: the model becomes what it would be without them.
+
+        images: as in `relabel`. for_good: also remove all other versions that know one of them, so that nothing can
+        bring them back. preview: only tell what would change.
+        """
+        with self._changing:
+            known = self.knowledge
+            records, parts, ids = self._taken_out(images)
+            event = Event.now("unlearned", classes={name: part.count for name, part in parts.items()})
+            return self._correct(known.changed(event, records=records), preview, erased=ids if for_good else None)
+
+    def _correct(
+        self,
+        now: Knowledge,
+        preview: bool,
+        notes: Sequence[str] = (),
+        renamed: Mapping[str, str] | None = None,
+        erased: np.ndarray | None = None,
+    ) -> Correction:
+        """Take over what a correction made. erased: ids of images that no version may know any more."""
+        before, event = self.knowledge, now.history[-1] if now is not self.knowledge else Event.now("")
+        gone = [name for name in before.classes if name not in now.classes and name not in (renamed or ())]
+        notes = [*notes, *(f"no image of {name!r} is left, so it is no longer a class" for name in gone)]
+        if before.trained is not None:
+            notes.append(TRAINED)
+        if not preview:
+            stored = self._opened()
+            self._stored = stored.with_version(now) if erased is None else stored.erased_images(now, erased)
+        changes = Changes.between(before, now, renamed)
+        was, is_now = (None if k.measurements is None else k.measurements.accuracy for k in (before, now))
+        return Correction(event.classes, event.new_name, changes, was, is_now, tuple(notes))
+
+    def _taken_out(
+        self, images: Any, stays: str = ""
+    ) -> tuple[dict[str, ClassRecord], dict[str, ClassRecord], np.ndarray]:
+        """The records without some images, the records of these images by their class, and all their ids. stays: a
+        class that keeps its images."""
+        known = self.knowledge
+        pictures = _by_content(images)
+        ids = np.array(sorted(pictures), np.uint64)
+        learned = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.records.values())])
+        for image in ids[~np.isin(ids, learned)][:1].tolist():
+            picture = pictures[image]
+            raise UserError(
+                f"{f'image {image:016x}' if picture is None else picture.where}: the model has not learned this image. "
+                "It is recognized by its content, so a copy that was scaled or saved again is another image; give the "
+                "file that was taught, or teach this one with learn --as CLASS"
+            )
+        records, parts = known.records, dict[str, ClassRecord]()
+        for name, record in known.records.items():
+            own = ids[np.isin(ids, record.ids)]
+            if len(own) and name != stays:
+                parts[name] = self._part(name, record, own, pictures)
+                left = record.without(parts[name])
+                records = {n: r for n, r in {**records, name: left}.items() if r is not None}
+        return records, parts, ids
+
+    def _part(
+        self, name: str, record: ClassRecord, ids: np.ndarray, pictures: Mapping[int, Picture | None]
+    ) -> ClassRecord:
+        """The record of some images of a class. Features that are not remembered are computed again."""
+        remembered, features, unseen = record.select(ids)
+        if len(record.kept) - len(remembered) < min(record.count - len(ids), KEPT):
+            raise UserError(
+                f"{name!r} has {record.count} images, and the features of {KEPT} of them are remembered, also of this "
+                "one. Without it those of another one would be needed, and they are not known; forget the class, and "
+                "learn it again without this image"
+            )
+        others = ids[~np.isin(ids, remembered)]
+        given = [picture for image in others.tolist() if (picture := pictures[image]) is not None]
+        if len(given) < len(others):
+            raise UserError(
+                f"{name!r} has {record.count} images, and of this one the features are not remembered; give its file"
+            )
+        for feature in self.extractor_of(self.knowledge).of(given) if given else ():
+            if isinstance(feature, Exception):
+                raise feature
+            features = np.concatenate([features, to_fixed_point(feature)[None]])
+        return ClassRecord.of(
+            np.concatenate([remembered, others]),
+            features,
+            np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)]),
+        )
+
+
+def _by_content(images: Any) -> dict[int, Picture | None]:
+    """Images by the ids of their content; None where only the id is given."""
+    listed = images if isinstance(images, list | tuple) else [images]
+    ids = {int(image): None for image in listed if isinstance(image, int | np.integer)}
+    if len(ids) == len(listed) > 0:
+        return dict(ids)
+    if ids or not len(listed):
+        raise UserError("give images, or the ids of images")
+    pictures = dict[int, Picture | None]()
+    for picture in find_pictures(images, "picture")[0]:
+        try:
+            pictures[content_id(picture.open())] = picture
+        except OSError as error:
+            raise ImageError(f"{picture.where}: cannot be read ({error.strerror})") from None
+    return pictures
+
+
+def check_known(name: str, classes: Collection[str]) -> None:
+    """Refuse a name that is not among these classes."""
+    if name not in classes:
+        near = nearest_name(name, classes)
+        hint = f"did you mean {near!r}?" if near else f"it knows {shorten(sorted(classes)) or 'no class yet'}"
+        raise UserError(f"the model knows no class {name[:100]!r}; {hint}")
+
+
+def misspellings(new: Collection[str], known: Collection[str]) -> list[str]:
+    """Notes about new classes whose names look like another spelling of a class that exists, or of each other."""
+    names = sorted(new)
+    pairs = [(name, other) for i, name in enumerate(names) for other in (*known, *names[:i])]
+    return [
+        f"is {name!r} another spelling of {other!r}? If so: vqprompt merge MODEL {other!r} {name!r} --as {other!r}"
+        for name, other in pairs
+        if look_misspelled(name, other)
+    ][:3]

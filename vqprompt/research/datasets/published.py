@@ -1,0 +1,199 @@
+"""The data sets of the paper that come as pictures, in every layout in which people have them (see published.toml).
+
+- All but VTAB: class folders <class>/…, or train/<class>/… and test/<class>/…, packed or not, and the hub's parquet.
+- CUB-200-2011 (Wah et al., 2011): also the original, CUB_200_2011.tgz or its folder, with its tables of text.
+- ImageNet-R and ImageNet-A (Hendrycks et al., 2021) have no official split, so a fifth of each class is held out. For
+  ImageNet-R papers use the file lists of CODA-Prompt; these count if they are beside the images.
+- VTAB, cross-domain: ten classes of each of five sets, one set per task, as released with LAMDA-PILOT (Zhou et al.).
+  Ten consecutive numbers are one domain.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files as package_files
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from vqprompt.core.data.archives import Files
+from vqprompt.core.data.parquet import parquet_files
+from vqprompt.core.data.source import Entry, key_of
+from vqprompt.core.data.stream import Dataset
+from vqprompt.core.errors import ImageError
+from vqprompt.core.progress import Report, ignore
+from vqprompt.core.words import shorten
+from vqprompt.research.datasets.common import (
+    Listing,
+    Published,
+    archive_or_folder,
+    list_images,
+    list_parquet,
+    locate,
+    make_dataset,
+    natural,
+    open_files,
+    ordered,
+    read_file,
+)
+
+TABLES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
+LISTS = {"train": "imagenet-r_train.yaml", "test": "imagenet-r_test.yaml"}
+DOMAINS = ("resisc45", "dtd", "pets", "eurosat", "flowers")
+
+
+def _load() -> dict[str, Published]:
+    table = tomllib.loads((package_files(__package__) / "published.toml").read_text(encoding="utf-8"))
+    entries = {name: {**entry, "name": name, "names": entry.get("names", "").split()} for name, entry in table.items()}
+    return TypeAdapter(dict[str, Published]).validate_python(entries)
+
+
+PUBLISHED = _load()
+
+
+def open_published(name: str, source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
+    known = PUBLISHED[name]
+    listing = LAYOUTS.get(name, list_published)(known, locate(known, source, progress))
+    return make_dataset(name, listing, side, seed, progress, known)
+
+
+def list_published(known: Published, path: Path) -> Listing:
+    """Parquet files, or class folders, packed or not."""
+    if known.labels and parquet_files(path):
+        listing = list_parquet(path, known.labels)
+    else:
+        listing = list_images(archive_or_folder(path))
+    listing.classes = ordered(listing.classes, known.names)
+    return listing
+
+
+# ---------------------------------------------------------------------------------------------- CUB-200
+
+
+def list_cub200(known: Published, path: Path) -> Listing:
+    tables: list[str] = []
+    if not parquet_files(path):
+        files = open_files(path)
+        tables = sorted((p for p in files.names if p.rpartition("/")[2] in TABLES[:3]), key=lambda p: p.count("/"))
+    listing = _official(files, tables[0].rpartition("/")[0]) if tables else list_published(known, path)
+    if listing.entries[0].split is None:
+        raise ImageError(
+            f"{path}: which images are for testing? There is neither train_test_split.txt nor a train/ and a test/ "
+            "folder; add the text files of the original archive"
+        )
+    return listing
+
+
+def _official(files: Files, folder: str) -> Listing:
+    """The original layout: tables of `number value` lines, and images/<class>/<image>."""
+    prefix = f"{folder}/" if folder else ""
+    missing = [name for name in TABLES if prefix + name not in files.names]
+    if missing:
+        raise ImageError(f"{files.path}: {shorten(missing)} missing beside the other tables; get the archive again")
+    images, labels, splits, classes = (_table(files, prefix + name) for name in TABLES)
+    if not images.keys() == labels.keys() == splits.keys() or not set(labels.values()) <= classes.keys():
+        raise ImageError(f"{files.path}: {', '.join(TABLES)} do not list the same images; get the archive again")
+    paths = {number: f"{prefix}images/{name}" for number, name in images.items()}
+    lost = [path for path in paths.values() if path not in files.names]
+    if lost:
+        raise ImageError(
+            f"{files.path}: {len(lost)} of {len(paths)} images in images.txt are not there ({shorten(lost)}); "
+            "get the archive again"
+        )
+    entries = [Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test") for n in images]
+    used = set(labels.values())
+    order = [name for number, name in classes.items() if number in used]
+    key = key_of(files.key, files.stamps(list(paths.values())))
+    return Listing(files.path, entries, order, files.read, key)
+
+
+def _table(files: Files, name: str) -> dict[str, str]:
+    rows = {}
+    for number, line in enumerate(read_file(files, name).decode("utf-8", "replace").splitlines(), start=1):
+        key, space, value = line.strip().partition(" ")
+        if not space and line.strip():
+            raise ImageError(f"{files.path}: {name}, line {number}: {line!r} is not `number value`; get it again")
+        if space:
+            rows[key] = value.strip()
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------- ImageNet-R
+
+
+def list_imagenet_r(known: Published, path: Path) -> Listing:
+    return apply_lists(list_published(known, path), path if path.is_dir() else path.parent)
+
+
+def apply_lists(listing: Listing, folder: Path) -> Listing:
+    """The split and the order of classes that CODA-Prompt's lists prescribe, if both lists are there."""
+    lists = {split: folder / name for split, name in LISTS.items() if (folder / name).is_file()}
+    if len(lists) < len(LISTS):
+        missing = "only one of them is" if lists else "they are not"
+        listing.notes.append(
+            f"papers use the split of CODA-Prompt, {' and '.join(LISTS.values())}; {missing} in {folder}"
+        )
+        return listing
+    listed: dict[str, tuple[str, int]] = {}
+    for split, file in lists.items():
+        listed |= {name: (split, target) for name, target in read_list(file).items()}
+    by_name = {"/".join(entry.path.split("/")[-2:]): entry for entry in listing.entries}
+    lost = [name for name in listed if name not in by_name]
+    if lost:
+        raise ImageError(
+            f"{listing.path}: {len(lost)} of the {len(listed)} images in {' and '.join(LISTS.values())} are not there "
+            f"({shorten(lost)}); get them, or take the lists away to split 80/20"
+        )
+    chosen = {name: entry for name, entry in by_name.items() if name in listed}
+    if len(chosen) < len(listing.entries):
+        listing.notes.append(f"left out {len(listing.entries) - len(chosen)} images that no list names")
+    entries = [replace(entry, split=listed[name][0]) for name, entry in chosen.items()]
+    number = {entry.label: listed[name][1] for name, entry in chosen.items()}
+    listing.notes.append(f"split by {' and '.join(LISTS.values())}")
+    return replace(listing, entries=entries, classes=sorted(number, key=lambda label: number[label]))
+
+
+def read_list(path: Path) -> dict[str, int]:
+    """`<wnid>/<image>` to class number. The lists are YAML of the simplest kind, `data:` and `targets:` with one
+    `- value` per line; nothing else is accepted."""
+    parts: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        text = line.strip()
+        if text in ("data:", "targets:"):
+            current = parts.setdefault(text[:-1], [])
+        elif text.startswith("- ") and current is not None:
+            current.append(text[2:].strip().strip("'\""))
+        elif text and not text.startswith("#"):
+            raise ImageError(f"{path}, line {number}: {line!r} is not of a list of data: and targets:; get it again")
+    names, targets = parts.get("data", []), parts.get("targets", [])
+    if not names or len(names) != len(targets) or not all(t.isdecimal() for t in targets):
+        raise ImageError(f"{path}: needs as many numbers under targets: as paths under data:; get it again")
+    return {"/".join(name.split("/")[-2:]): int(target) for name, target in zip(names, targets, strict=True)}
+
+
+# ---------------------------------------------------------------------------------------------- VTAB
+
+
+def list_vtab(known: Published, path: Path) -> Listing:
+    listing = list_published(known, path)
+    if listing.entries[0].split is None:
+        raise ImageError(
+            f"{path}: no train/ and test/ folders in it; expected vtab/train/<class>/… and vtab/test/<class>/…"
+        )
+    classes = sorted(listing.classes, key=natural)
+    domain = {name: DOMAINS[i * len(DOMAINS) // len(classes)] for i, name in enumerate(classes)}
+    full = {name: f"{domain[name]}/{name}" for name in classes}  # numbers do not tell a reader much
+    return replace(
+        listing,
+        entries=[replace(entry, label=full[entry.label]) for entry in listing.entries],
+        classes=[full[name] for name in classes],
+        groups=tuple(tuple(full[name] for name in classes if domain[name] == d) for d in DOMAINS),
+    )
+
+
+LAYOUTS: dict[str, Callable[[Published, Path], Listing]] = {
+    "cub200": list_cub200, "imagenet-r": list_imagenet_r, "vtab": list_vtab,
+}  # fmt: skip
