@@ -30,8 +30,9 @@ tokens  all rows become tokens of the sequence at that block, and stay (prompt t
 
 
 TILES = {  # of FlexAttention, for a few hundred tokens; measured on an H200
-    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64,
-    "bwd_BLOCK_N2": 32, "num_warps": 4, "num_stages": 3, "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_BLOCK_M1": 32,
+    "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32, "bwd_num_warps": 4, "bwd_num_stages": 3,
+    "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
 }  # fmt: skip
 
 Prompts = Mapping[int, Tensor]

@@ -66,6 +66,7 @@ class GraphedStep:
         """As `torch.cuda.graph` does it, but only the first recording gives free memory back to the driver."""
         memory = _shared.last.pool() if _shared.last else None
         if memory is None:
+            torch.cuda.synchronize()
             torch.cuda.empty_cache()
         with torch.cuda.stream(_shared.stream):
             graph.capture_begin(memory, capture_error_mode="thread_local")  # other threads may be reading images
