@@ -108,18 +108,18 @@ def ran(request, weights, tmp_path_factory) -> Ran:
 
 
 def test_metrics(ran):
-    n, found = ran.tasks, ran.result
-    assert found.done and [name for task in found.tasks for name in task] == CLASSES
-    assert all(math.isfinite(getattr(found, key)) for key in ("faa", "caa", "forgetting", "seconds"))
-    for i, row in enumerate(found.accuracy):
+    n, result = ran.tasks, ran.result
+    assert result.done and [name for task in result.tasks for name in task] == CLASSES
+    assert all(math.isfinite(getattr(result, key)) for key in ("faa", "caa", "forgetting", "seconds"))
+    for i, row in enumerate(result.accuracy):
         assert len(row) == n and row[:i] == [None] * i, "no task is tested before it is learned"
         assert all(0 <= value <= 100 for value in row[i:])
-    assert found.faa == pytest.approx(sum(row[-1] for row in found.accuracy) / n)
-    assert len(found.average_accuracy) == len(found.task_seconds) == n
-    trained = TRAINED_TASKS.get(found.method, n)
-    assert len(found.losses) == trained, "one epoch per task"
-    assert all(math.isfinite(v) for entry in found.losses for v in entry.losses.values())
-    assert (found.parameters.trainable > 0) == bool(trained) and bool(found.images_per_second) == bool(trained)
+    assert result.faa == pytest.approx(sum(row[-1] for row in result.accuracy) / n)
+    assert len(result.average_accuracy) == len(result.task_seconds) == n
+    trained = TRAINED_TASKS.get(result.method, n)
+    assert len(result.losses) == trained, "one epoch per task"
+    assert all(math.isfinite(v) for entry in result.losses for v in entry.losses.values())
+    assert (result.parameters.trainable > 0) == bool(trained) and bool(result.images_per_second) == bool(trained)
 
 
 def test_prompt_use(ran):

@@ -71,9 +71,9 @@ def cells(text: str) -> dict[str, dict[str, str]]:
 class TestGrids:
     @pytest.mark.parametrize("grid", [*GRIDS.values(), *map(smaller, GRIDS.values())], ids=lambda grid: grid.name)
     def test_every_run_is_valid_and_has_a_name_of_its_own(self, grid):
-        found = plan(grid)
-        assert len({run.name for run in found}) == len(found) >= 2 * len(grid.seeds)
-        for run in found:
+        planned = plan(grid)
+        assert len({run.name for run in planned}) == len(planned) >= 2 * len(grid.seeds)
+        for run in planned:
             assert run.name.startswith(f"{grid.name}/") and run.name.endswith(f"/seed{run.config.seed}")
             assert re.fullmatch(r"[\w.,=+/-]+", run.name)
 
@@ -113,8 +113,8 @@ class TestGrids:
         assert run.name == "cub200/ft/seed1", "where the data is makes no other run of it"
 
     def test_a_change_on_an_axis_takes_its_place(self):
-        found = plan(GRIDS["mitigation"], ["vq-prompt"], [1], {"tasks": 10})
-        assert [run.name for run in found] == ["mitigation/vq-prompt/tasks=10/seed1"]
+        planned = plan(GRIDS["mitigation"], ["vq-prompt"], [1], {"tasks": 10})
+        assert [run.name for run in planned] == ["mitigation/vq-prompt/tasks=10/seed1"]
 
     def test_settings_of_one_method(self):
         by_method = {"slca": {"lr": 0.5, "rebalancing.lr": 0.25}, "ft": {"epochs": 7}}
@@ -131,12 +131,12 @@ class TestGrids:
         methods have theirs as defaults."""
         settings = read_settings(RESULTS / "cub200-settings.toml")
         files = (RESULTS / "cub200-rates.json", RESULTS / "cub200-beyond-held-out.json")
-        found = [run for file in files for run in json.loads(file.read_text())]
-        assert all(run["config"]["validation"] == 0.2 for run in found)
-        methods = {run["config"]["method"] for run in found} - {"moving-prompts", "moving-weights"}
+        saved = [run for file in files for run in json.loads(file.read_text())]
+        assert all(run["config"]["validation"] == 0.2 for run in saved)
+        methods = {run["config"]["method"] for run in saved} - {"moving-prompts", "moving-weights"}
         assert settings.keys() == methods | {"ft", "soft-prompt", "ranpac"}
         for name in methods:
-            best = max((run for run in found if run["config"]["method"] == name), key=lambda run: run["faa"])["config"]
+            best = max((run for run in saved if run["config"]["method"] == name), key=lambda run: run["faa"])["config"]
             flat = {key.removeprefix("options."): value for key, value in flatten(best).items()}
             assert {key: json.loads(flat[key]) for key in settings[name]} == settings[name], name
 
@@ -242,8 +242,8 @@ class TestTables:
             (run,) = plan(CUB, ["vq-prompt"], [1], changes)
             write_run(out / run.name, run, 10.0, 10.0)
         table = self.table(out)
-        found = [(row.seeds, row.backbone, row.changed) for row in table.rows if row.method == "vq-prompt"]
-        assert found == [
+        rows = [(row.seeds, row.backbone, row.changed) for row in table.rows if row.method == "vq-prompt"]
+        assert rows == [
             ([1, 2, 3], "vit-b16-in21k", {}),
             ([1], "vit-s14", {"backbone": ("vit-s14", "vit-b16-in21k")}),
             ([1], "vit-b16-in21k", {"epochs": ("2", "20")}),
@@ -490,7 +490,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
     status, out, _ = bench(*options)
     assert status == 0 and "4 of 4 runs are done already" in out
     metrics = [json.loads((tmp_path / run.name / "metrics.json").read_text()) for run in todo]
-    faa = [found["faa"] for found in metrics[2:]]
+    faa = [result["faa"] for result in metrics[2:]]
     assert f"{mean(faa):.2f} ± {abs(faa[0] - faa[1]) / 2:.2f}†" in out
     assert f'href="{quote(interrupted.name)}/report.html"' in (tmp_path / "cub200-small.html").read_text()
 
@@ -538,10 +538,10 @@ def test_every_table_small_end_to_end(tmp_path, tiny):
         runs_of_grid = plan(replace(grid, seeds=(1,)), changes=changes)
         todo += runs_of_grid[:: 3 if len(runs_of_grid) > 4 else 1]
     assert LocalExecutor(1).run(todo, tmp_path, lambda run, event: None) == {}
-    found = read_runs(tmp_path)
-    assert len(found) == len(todo)
+    finished = read_runs(tmp_path)
+    assert len(finished) == len(todo)
     for grid in grids:
-        table = Table(grid, make_rows(grid, found, tmp_path))
+        table = Table(grid, make_rows(grid, finished, tmp_path))
         assert sum(len(row.runs) for row in table.rows) == sum(run.name.startswith(f"{grid.name}/") for run in todo)
         names = {path.suffix for path in table.write(tmp_path, figure=True)}
         assert names == {".md", ".csv", ".tex", ".html", ".svg"}

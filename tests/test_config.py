@@ -20,17 +20,17 @@ class TestPrecedence:
         layers = {"lr": 0.1, "epochs": 3, "batch_size": 11}, {"epochs": 4, "batch_size": 12, "size": 98}, {"lr": 0.5}
         monkeypatch.setattr(method, "presets", {"mine": {"lr": 0.2, **layers[0], "tau": 2.0}})
         monkeypatch.setattr(method, "training_defaults", layers[1])
-        found = resolve({"method": "vq-prompt", "data": "quickdraw50", **layers[2]}, "mine")
-        assert found.lr == 0.5, "given"
-        assert (found.epochs, found.batch_size, found.options["tau"]) == (3, 11, 2.0), "the preset's"
-        assert found.size == 98, "the method's"
-        assert (found.augment, found.test_crop) == ("none", 0), "the data set's"
-        assert found.min_lr == 1e-6, "everybody's"
+        config = resolve({"method": "vq-prompt", "data": "quickdraw50", **layers[2]}, "mine")
+        assert config.lr == 0.5, "given"
+        assert (config.epochs, config.batch_size, config.options["tau"]) == (3, 11, 2.0), "the preset's"
+        assert config.size == 98, "the method's"
+        assert (config.augment, config.test_crop) == ("none", 0), "the data set's"
+        assert config.min_lr == 1e-6, "everybody's"
 
     def test_a_folder_of_one_s_own_has_the_common_settings(self):
-        found = resolve({"data": "/somewhere"})
-        assert (found.size, found.batch_size, found.augment, found.test_crop) == (224, 128, "crop", 0.875)
-        assert (found.epochs, found.lr, found.weight_decay, found.tasks, found.seed) == (20, 0.0025, 0, 10, 1)
+        config = resolve({"data": "/somewhere"})
+        assert (config.size, config.batch_size, config.augment, config.test_crop) == (224, 128, "crop", 0.875)
+        assert (config.epochs, config.lr, config.weight_decay, config.tasks, config.seed) == (20, 0.0025, 0, 10, 1)
 
     def test_images_of_a_folder_are_drawn_by_seed_and_those_of_a_named_set_are_the_first(self):
         assert resolve({"data": "/somewhere"}).train_choice == "seed"
@@ -65,8 +65,8 @@ class TestPrecedence:
     def test_closed_form_is_what_it_says_for_who_has_it(self, method):
         options = resolve({"method": method, "data": "cub200", "rebalancing.shrinkage": 0.5}, "closed-form").options
         assert options["statistics"] is True
-        found = [options["rebalancing"][key] for key in ("how", "covariance", "shrinkage")]
-        assert found == ["closed-form", "shared", 0.5]
+        values = [options["rebalancing"][key] for key in ("how", "covariance", "shrinkage")]
+        assert values == ["closed-form", "shared", 0.5]
 
     def test_each_option_of_a_data_set_applies_to_the_methods_that_have_it(self):
         """SLCA and HiDe-Prompt have a recipe of their own; a temperature belongs to a backbone, not to the data."""
@@ -246,11 +246,11 @@ KEYS = st.sampled_from([*RunConfig.model_fields, "tau", "pool", "rebalancing.lr"
 @any_of(st.sampled_from(sorted(METHODS)), st.dictionaries(KEYS, JSON_VALUES))
 def test_any_settings_are_a_config_or_refused_in_words(method, settings):
     try:
-        found = resolve({"method": method, **settings})
+        config = resolve({"method": method, **settings})
     except UserError as error:
         assert 0 < len(str(error)) < 100_000
     else:
-        assert resolve(json.loads(found.model_dump_json())) == found
+        assert resolve(json.loads(config.model_dump_json())) == config
 
 
 @pytest.mark.parametrize("key", ["method", "data", "options", "tasks", "blocks", "pool", "rebalancing"])

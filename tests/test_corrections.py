@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from drawings import write_drawings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import load, save
 from serving import drawn, serving
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import records as record_module
+from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.model.pictures import content_id
 
 WIDTH, CLASSES = 12, ("ant", "bee", "cat", "dog")
@@ -198,7 +201,7 @@ def test_wrong_corrections_are_refused_with_a_way_out(tmp_path):
     for correct, words in (
         (lambda: model.relabel(tmp_path / "never.png", "bee"), "never.png: the model has not learned this image"),
         (lambda: model.unlearn([123]), "image 000000000000007b: the model has not learned"),
-        (lambda: model.unlearn([]), "give images"),
+        (lambda: model.unlearn([]), "no image is given"),
         (lambda: model.rename("elefant", "x"), "did you mean 'elephant'"),
         (lambda: model.forget("Elephant"), "did you mean 'elephant'"),
         (lambda: model.merge(["bee", "elefant"], "x"), "did you mean 'elephant'"),
@@ -289,3 +292,19 @@ def test_the_command_line_corrects_previews_and_asks(command, tmp_path):
     code, out, _ = command("merge", model, "apple", "bicycle", "--as", "thing", "--json")
     assert code == 0 and json.loads(out)["classes"] == {"apple": 8, "bicycle": 9}
     assert command("undo", model)[0] == 0 and Model.load(model).classes == ("apple", "bicycle")
+
+
+def test_a_file_whose_counterexamples_are_not_as_described_is_refused():
+    model = taught({(10, 0): "ant", (10, 1): "ant", (60, 0): "bee", (60, 1): "bee", (120, 0): "unknown"})
+    data = model.to_bytes()
+    metadata, tensors = parse_metadata(data, Path("m")), load(data)
+    for changes, words in (
+        ({"against_bias": None}, "against_bias: it is missing"),
+        ({"against_weights": tensors["against_weights"][:, :3].copy()}, "against_weights: it must be float32"),
+        ({"against_bias": np.full(1, np.nan, np.float32)}, "against_bias.*: a value is no number"),
+        ({"against_bias": np.zeros(9, np.float32), "against_weights": np.zeros((9, WIDTH), np.float32)}, "it must be"),
+    ):
+        wrong = {name: tensor for name, tensor in {**tensors, **changes}.items() if tensor is not None}
+        packed = save(wrong, {**metadata, "checksum": checksum(metadata, wrong)})
+        with pytest.raises(UserError, match=f"damaged: .*{words}"):
+            Model.from_bytes(packed)

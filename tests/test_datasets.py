@@ -285,8 +285,8 @@ class TestPickles:
     def test_plain_data_is_read_whoever_wrote_it(self):
         value = {"data": np.arange(600, dtype=np.uint8).reshape(2, 300), "fine_labels": [1, 2], "x": (True, None, 1.5)}
         for data in (python2_pickle(value), *(pickle.dumps(value, protocol) for protocol in (3, 4))):
-            found = cifar100.load_plain_pickle(data, "x")
-            assert np.array_equal(found["data"], value["data"]) and found["fine_labels"] == [1, 2]
+            unpickled = cifar100.load_plain_pickle(data, "x")
+            assert np.array_equal(unpickled["data"], value["data"]) and unpickled["fine_labels"] == [1, 2]
 
     @pytest.mark.parametrize(
         "value",
@@ -559,8 +559,8 @@ class TestImageNetR:
     @pytest.mark.parametrize("tasks", [5, 10, 20])
     def test_defaults(self, tasks):
         assert resolve({"data": "imagenet-r"}).tasks == 10
-        found = resolve({"data": "imagenet-r", "tasks": tasks})
-        assert (found.batch_size, found.tasks, found.test_crop) == (64, tasks, 0.875)
+        config = resolve({"data": "imagenet-r", "tasks": tasks})
+        assert (config.batch_size, config.tasks, config.test_crop) == (64, tasks, 0.875)
 
 
 @pytest.mark.usefixtures("small_imagenet")
@@ -632,8 +632,8 @@ class TestVtab:
         assert "drive.google.com" in message and str(home / "data" / "vtab") in message
 
     def test_defaults(self):
-        found = resolve({"data": "vtab"})
-        assert (found.tasks, found.batch_size) == (5, 8)
+        config = resolve({"data": "vtab"})
+        assert (config.tasks, config.batch_size) == (5, 8)
 
 
 # ---------------------------------------------------------------------------------------------- parquet
@@ -756,8 +756,8 @@ class TestNames:
 
     def test_defaults_follow_the_name(self):
         for data in ("cifar100", "cifar100=/somewhere"):
-            found = resolve({"data": data})
-            assert (found.tasks, found.batch_size, found.test_crop, found.size) == (10, 128, 0.0, 224)
+            config = resolve({"data": data})
+            assert (config.tasks, config.batch_size, config.test_crop, config.size) == (10, 128, 0.0, 224)
         assert resolve({"data": "imagenet-a"}).tasks == 20
         for name in DATASETS:
             for method in METHODS:

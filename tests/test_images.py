@@ -93,11 +93,11 @@ class TestModes:
     def test_transparency_becomes_white_paper(self, mode):
         image = picture().convert(mode)
         image.putalpha(Image.fromarray(np.repeat(np.array([[0, 255, 128]], np.uint8), 4, 1).repeat(12, 0)))
-        found = np.asarray(decode(encoded(image), "x"), int)
+        pixels = np.asarray(decode(encoded(image), "x"), int)
         opaque = np.asarray(picture().convert(mode).convert("RGB"), int)
-        assert (found[:, :4] == 255).all()
-        assert (found[:, 4:8] == opaque[:, 4:8]).all()
-        assert abs(found[:, 8:] - (opaque[:, 8:] + 255) / 2).max() <= 2
+        assert (pixels[:, :4] == 255).all()
+        assert (pixels[:, 4:8] == opaque[:, 4:8]).all()
+        assert abs(pixels[:, 8:] - (opaque[:, 8:] + 255) / 2).max() <= 2
 
     def test_palette(self):
         assert close(decode(encoded(picture().convert("P", palette=Image.Palette.ADAPTIVE)), "x"), picture(), 2)
@@ -107,8 +107,8 @@ class TestModes:
         image = Image.new("P", (4, 2))
         image.putpalette([10, 20, 30, 200, 100, 0])
         image.putdata([0, 0, 1, 1] * 2)
-        found = np.asarray(decode(encoded(image, kind, transparency=0), "x"))
-        assert (found[:, :2] == 255).all() and (found[:, 2:] == (200, 100, 0)).all()
+        pixels = np.asarray(decode(encoded(image, kind, transparency=0), "x"))
+        assert (pixels[:, :2] == 255).all() and (pixels[:, 2:] == (200, 100, 0)).all()
 
     def test_cmyk(self):
         image = Image.new("CMYK", (8, 8), (0, 255, 255, 0))  # full magenta and yellow: red
@@ -118,13 +118,13 @@ class TestModes:
     @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
     def test_sixteen_bits_are_scaled_not_clipped(self, kind):
         values = np.array([[0, 255, 256, 32768, 65535]], np.uint16).repeat(2, 0)
-        found = np.asarray(decode(encoded(Image.fromarray(values), kind), "x"))[0]
-        assert found.tolist() == [[v] * 3 for v in [0, 1, 1, 128, 255]]
+        pixels = np.asarray(decode(encoded(Image.fromarray(values), kind), "x"))[0]
+        assert pixels.tolist() == [[v] * 3 for v in [0, 1, 1, 128, 255]]
 
     def test_floating_point(self):
         values = np.array([[0.0, 0.5, 1.0]], np.float32)
-        found = np.asarray(decode(encoded(Image.fromarray(values), "TIFF"), "x"))[0, :, 0]
-        assert found.tolist() == [0, 128, 255]
+        pixels = np.asarray(decode(encoded(Image.fromarray(values), "TIFF"), "x"))[0, :, 0]
+        assert pixels.tolist() == [0, 128, 255]
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_exif_rotation(self, orientation):
@@ -211,11 +211,11 @@ class TestRefusals:
 
 
 def labels_of(source: Source) -> dict[str, int]:
-    found = {}
+    counts = {}
     for entry in source.entries:
         key = f"{entry.split}/{entry.label}" if entry.split else entry.label
-        found[key] = found.get(key, 0) + 1
-    return found
+        counts[key] = counts.get(key, 0) + 1
+    return counts
 
 
 SPLIT = {"train/cat": 5, "train/dog": 5, "test/cat": 5, "test/dog": 5}

@@ -127,6 +127,7 @@ def edited(path: Path, **fields) -> None:
         ({"versions__0__classes": {"\x1b[2Jx": 0}}, "not the name of a class"),
         ({"solution": None}, "a model has a solution if it has a class"),
         ({"surprise": 1}, "surprise"),
+        ({"versions__0__against": 9}, "a class has a record that is not there"),
     ],
 )
 def test_a_file_with_a_right_checksum_and_wrong_content_is_refused_in_one_sentence(path, fields, words):

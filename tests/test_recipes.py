@@ -66,9 +66,9 @@ class TestRecipes:
     )
     def test_published_settings(self, method, given, wanted):
         config = published(method, **given)
-        found = {**config.options, **config.model_dump()}
+        used = {**config.options, **config.model_dump()}
         for key, value in wanted.items():
-            assert found[key] == (pytest.approx(value) if isinstance(value, float) else value), key
+            assert used[key] == (pytest.approx(value) if isinstance(value, float) else value), key
 
     def test_rebalancing_of_vq_prompt_is_as_gentle_as_published(self):
         for given in (R10, CUB, {"data": "cifar100"}, {"data": "imagenet-a"}):
@@ -167,8 +167,8 @@ def rates(settings: Training, per_epoch: int, scale: float = 1.0) -> list[float]
 
 class TestSchedules:
     def test_ours_is_a_cosine_per_step(self):
-        found = rates(Training(epochs=2, lr=1.0, min_lr=0.1), 5, scale=5.0)
-        assert found[0] == 5.0 and found[-1] == pytest.approx(0.5) and found == sorted(found, reverse=True)
+        curve = rates(Training(epochs=2, lr=1.0, min_lr=0.1), 5, scale=5.0)
+        assert curve[0] == 5.0 and curve[-1] == pytest.approx(0.5) and curve == sorted(curve, reverse=True)
 
     def test_constant(self):
         assert set(rates(Training(epochs=3, lr=0.5, schedule="constant"), 4)) == {0.5}
@@ -176,24 +176,24 @@ class TestSchedules:
     def test_steps_drop_at_shares_of_the_epochs(self):
         """SLCA: 50 epochs, milestone 40."""
         settings = Training(epochs=50, lr=0.01, schedule="steps", milestones=[0.8])
-        found = rates(settings, 1)
-        assert found[39] == 0.01 and found[40] == pytest.approx(0.001) and found[49] == found[40]
+        curve = rates(settings, 1)
+        assert curve[39] == 0.01 and curve[40] == pytest.approx(0.001) and curve[49] == curve[40]
 
     def test_coda_s_is_a_quarter_of_a_cosine_per_epoch(self):
-        found = rates(Training(epochs=20, lr=1.0, schedule="coda"), 3)
-        assert found[:3] == [1.0] * 3 and found[3] == pytest.approx(math.cos(99 * math.pi / (200 * 19)))
-        assert found[-1] == pytest.approx(math.cos(99 * math.pi / 200))
+        curve = rates(Training(epochs=20, lr=1.0, schedule="coda"), 3)
+        assert curve[:3] == [1.0] * 3 and curve[3] == pytest.approx(math.cos(99 * math.pi / (200 * 19)))
+        assert curve[-1] == pytest.approx(math.cos(99 * math.pi / 200))
 
     def test_vq_prompt_s_starts_full_freezes_and_decays(self):
         """ImageNet-R, 10 tasks: 40, 0, 20 and iter_step 40; 37 real steps per epoch."""
         settings = Training(epochs=20, lr=0.0025, schedule="released", hold=40, nominal_steps=40)
         for scale in (1.0, 5.0):
-            found = rates(settings, 37, scale)
+            curve = rates(settings, 37, scale)
             peak = 0.0025 * scale
-            assert found[0] == peak and found[1:41] == [1e-6] * 40 and found[41] == pytest.approx(peak)
+            assert curve[0] == peak and curve[1:41] == [1e-6] * 40 and curve[41] == pytest.approx(peak)
             i = 200 - 41
             decayed = 1e-6 + 0.5 * (peak - 1e-6) * (1 + math.cos(math.pi * i / (800 - 40)))
-            assert found[200] == pytest.approx(decayed)
+            assert curve[200] == pytest.approx(decayed)
         assert rates(settings, 41)[-1] == 1e-6, "past its end"
 
     def test_the_rate_reaches_the_optimizer(self, monkeypatch):
@@ -357,8 +357,8 @@ class TestColors:
         assert torch.allclose(change_colors(images, turned), wanted, atol=1e-5)
         grey = same.clone()
         grey[:, 4] = 1
-        found = change_colors(images, grey)
-        assert torch.equal(found[:, 0], found[:, 1]) and torch.equal(found[:, 1], found[:, 2])
+        changed = change_colors(images, grey)
+        assert torch.equal(changed[:, 0], changed[:, 1]) and torch.equal(changed[:, 1], changed[:, 2])
 
     def test_training_views_have_them_and_known_queries_do_not_hide_them(self):
         settings = QUICK.model_copy(update={"augment": "crop-color"})
@@ -411,8 +411,8 @@ class TestStatistics:
         assert METHODS["slca"].Options().rebalancing.steps_for == "seen"
 
     def test_vq_prompt_s_rates_per_step(self):
-        found = [released_rate(1e-5, step, 200) for step in range(200)]
-        assert found[0] == pytest.approx(1e-4) and found[1] == pytest.approx(1e-5) and found[-1] < 1.01e-6
+        curve = [released_rate(1e-5, step, 200) for step in range(200)]
+        assert curve[0] == pytest.approx(1e-4) and curve[1] == pytest.approx(1e-5) and curve[-1] < 1.01e-6
 
 
 # ------------------------------------------------------------------------------------------- rivals

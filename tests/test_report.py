@@ -217,7 +217,7 @@ def test_unfinished_run_says_so(tmp_path):
 def test_classes_are_listed_the_weakest_first_and_names_are_escaped(tmp_path):
     put(tmp_path / "run")
     picture = "data:image/jpeg;base64,AAAA"
-    found = {
+    classes = {
         "after": 2,
         "classes": [
             {"name": "cat", "task": 0, "right": 9, "total": 10, "taken_for": "<b>dog</b>", "times": 1},
@@ -227,7 +227,7 @@ def test_classes_are_listed_the_weakest_first_and_names_are_escaped(tmp_path):
         "worst": [{"label": "<b>dog</b>", "answer": "cat", "probability": 0.987, "picture": picture},
                   {"label": "cat", "answer": "<b>dog</b>", "probability": 0.9}],
     }  # fmt: skip
-    (tmp_path / "run" / "classes.json").write_text(json.dumps(found))
+    (tmp_path / "run" / "classes.json").write_text(json.dumps(classes))
     page = Page(write_report(tmp_path / "run"))
     table = page.source.partition("Class by class")[2].partition("</table>")[0]
     assert table.index("3 of 12") < table.index("9 of 10") and "never tested" not in table

@@ -41,13 +41,13 @@ class TestClassOrder:
         random.seed(seed)
         order = list(range(12))
         random.shuffle(order)
-        found = flat(Stream(make_dataset(classes=12, train=2, test=1), 3, seed))
-        assert found == [f"class {c}" for c in order]
+        names = flat(Stream(make_dataset(classes=12, train=2, test=1), 3, seed))
+        assert names == [f"class {c}" for c in order]
 
     def test_numbers_known_by_heart(self):
         """Pinned, so that splits line up with other people's for ever."""
-        found = flat(Stream(make_dataset(classes=10, train=2, test=1), 5, seed=1))
-        assert found == [f"class {c}" for c in [6, 8, 9, 7, 5, 3, 0, 4, 1, 2]]
+        names = flat(Stream(make_dataset(classes=10, train=2, test=1), 5, seed=1))
+        assert names == [f"class {c}" for c in [6, 8, 9, 7, 5, 3, 0, 4, 1, 2]]
 
     def test_making_a_stream_leaves_the_caller_s_randomness_alone(self):
         random.seed(7)

@@ -78,8 +78,8 @@ def events(folder: Path) -> EventAccumulator:
 
 
 def tensorboard_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    found = events(folder)
-    return {name: [(e.step, e.value) for e in found.Scalars(name)] for name in found.Tags()["scalars"]}
+    log = events(folder)
+    return {name: [(e.step, e.value) for e in log.Scalars(name)] for name in log.Tags()["scalars"]}
 
 
 def text(folder: Path, name: str) -> str:
@@ -88,8 +88,8 @@ def text(folder: Path, name: str) -> str:
 
 
 def hparams(folder: Path) -> dict[str, HParamsPluginData]:
-    return {name.removeprefix("_hparams_/"): HParamsPluginData.FromString(found.plugin_data.content)
-            for name, found in events(folder).summary_metadata.items() if name.startswith("_hparams_/")}  # fmt: skip
+    return {name.removeprefix("_hparams_/"): HParamsPluginData.FromString(metadata.plugin_data.content)
+            for name, metadata in events(folder).summary_metadata.items() if name.startswith("_hparams_/")}  # fmt: skip
 
 
 def metrics_of(folder: Path) -> dict:

@@ -9,7 +9,7 @@ from conftest import command_environment
 from rich.table import Table
 
 from vqprompt.commands.console import SafeConsole, print_json
-from vqprompt.core.words import counted, duration, printable, shorten
+from vqprompt.core.words import counted, duration, look_misspelled, printable, shorten
 
 
 def test_one_is_singular_and_everything_else_is_plural():
@@ -53,3 +53,20 @@ def test_a_terminal_without_unicode_shows_escapes(home):
     environment = {**command_environment(home), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-m", "vqprompt", "datasets"], env=environment, capture_output=True)
     assert done.returncode == 0 and done.stdout.isascii() and b"cub200" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("elefant", "elephant", True),
+        ("aple", "apple", True),
+        ("Red kestrel", "red_kestral", True),
+        ("horse", "house", False),
+        ("class 11", "class 12", False),
+        ("n02085620", "n02085782", False),
+        ("Tree_Sparrow", "Tree_Swallow", False),
+        ("", "x", False),
+    ],
+)
+def test_misspelled_names_are_told_from_different_ones(one, other, alike):
+    assert look_misspelled(one, other) is look_misspelled(other, one) is alike

@@ -154,7 +154,7 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         "",
         f"{counted(len(facts['classes']), 'class')}, {counted(facts['images'], 'image')}{against}; "
         f"effort {trained[facts['effort']]}",
-        f"accuracy {percent(facts['accuracy'])} on images it had not learned{moved}",
+        f"accuracy {percent(facts['accuracy'], facts['accuracy_interval'])} on images it had not learned{moved}",
         f"percentages are off by {percent((facts['calibration_error'] or [None])[-1])} on average",
         f"backbone {b['name']}, {b['size']} px; file {facts['bytes'] / 1e6:.1f} MB; "
         f"{counted(facts['can_undo'], 'step')} to undo",
@@ -164,7 +164,8 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         what = f"{event['what']} {event.get('detail', '')}".strip()
         if "images" in event:
             effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
-            what = f"learned {counted(event['images'], 'image')} of {counted(len(event['classes']), 'class')}{effort}"
+            whose = "none of the classes" if "unknown" in event["classes"] else counted(len(event["classes"]), "class")
+            what = f"learned {counted(event['images'], 'image')} of {whose}{effort}"
         lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
     for line in lines:
         print_plain(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,8 +58,7 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
     )
     if taught.accuracy is not None:
         before = f" (before: {percent(taught.accuracy_before)})" if taught.accuracy_before is not None else ""
-        low, high = taught.accuracy_interval or (0.0, 1.0)
-        sure = f"{percent(taught.accuracy)} ({low:.0%} to {high:.0%})"
+        sure = percent(taught.accuracy, taught.accuracy_interval)
         print_plain(f"accuracy now: {sure} on images it has not learned{before}")
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
@@ -93,5 +93,7 @@ def progress_shown() -> AbstractContextManager[Report]:
     return progress_bar(Console(stderr=True))
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+def percent(share: float | None, interval: Sequence[float] | None = None) -> str:
+    """interval: where the share is, 19 times in 20."""
+    sure = f" ({interval[0]:.0%} to {interval[1]:.0%})" if interval else ""
+    return "–" if share is None else f"{share:.1%}{sure}"

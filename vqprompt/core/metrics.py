@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = Sequence[Sequence[float | None]]
-CONFIDENCE = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
 
 
 def _column(accuracy: Matrix, j: int) -> list[float]:
@@ -63,10 +62,17 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     """The interval that holds the true share 19 times in 20, if this share of so many images was right (Wilson)."""
     if not count:
         return 0.0, 1.0
-    z = CONFIDENCE
+    z = 1.959963984540054  # standard deviations on either side of 95 % of a normal distribution
     center = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, center - half), min(1.0, center + half)
+
+
+def balanced_interval(accuracy: float, tested: Sequence[int]) -> tuple[float, float]:
+    """Of an accuracy for which classes count the same, 95 % (Wilson): classes with few images make it wide. tested:
+    images per class."""
+    counts = [count for count in tested if count]
+    return wilson(accuracy, len(counts) ** 2 / sum(1 / count for count in counts) if counts else 0.0)
 
 
 # ---------------------------------------------------------------------------------------------- calibration

@@ -39,7 +39,7 @@ def look_misspelled(one: str, other: str) -> bool:
     if len(words[0]) != len(words[1]):
         words = [["".join(parts)] for parts in words]
     pairs = [pair for pair in zip(*words, strict=True) if pair[0] != pair[1]]
-    if len(pairs) != 1:
+    if len(pairs) != 1 or not all(word.isalpha() for word in pairs[0]):
         return False
     needed = 0.8 if max(map(len, pairs[0])) > 5 else 0.88  # `house` and `horse` are two words
     return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= needed

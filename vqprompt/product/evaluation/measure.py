@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.core.metrics import CONFIDENCE, ReliabilityBin, calibration_error, reliability, wilson
+from vqprompt.core.metrics import ReliabilityBin, balanced_interval, calibration_error, reliability, wilson
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.words import counted
 from vqprompt.product.model.model import Model
@@ -56,14 +56,6 @@ class PerClass:
     recall: Share
     precision: Share
     recall_before: Share | None = None
-
-
-@dataclass(frozen=True)
-class Mistake:
-    where: str
-    label: str
-    answer: str
-    probability: float
 
 
 @dataclass(frozen=True)
@@ -114,13 +106,8 @@ class Evaluation:
 
     @property
     def balanced_accuracy_interval(self) -> tuple[float, float]:
-        """95 %, from the spread of each class's share (with one more hit and one more miss)."""
-        tested = [c.recall for c in self.per_class if c.recall.total]
-        if not tested or self.balanced_accuracy is None:
-            return 0.0, 1.0
-        spread = [(s.hits + 1) / (s.total + 2) * (1 - (s.hits + 1) / (s.total + 2)) / s.total for s in tested]
-        half = CONFIDENCE * float(np.sqrt(sum(spread))) / len(tested)
-        return max(0.0, self.balanced_accuracy - half), min(1.0, self.balanced_accuracy + half)
+        """95 % (Wilson)."""
+        return balanced_interval(self.balanced_accuracy or 0.0, [c.recall.total for c in self.per_class])
 
     @property
     def called_unknown(self) -> Share:
@@ -168,9 +155,9 @@ class Evaluation:
             "notes": list(self.notes),
         }
 
-    def mistakes(self) -> list[Mistake]:
+    def mistakes(self) -> list[ImageAnswer]:
         """Wrong answers, the most certain first."""
-        wrong = [Mistake(a.where, a.label, a.answer, a.probability) for a in self.images if not a.right]
+        wrong = (a for a in self.images if not a.right)
         return sorted(wrong, key=lambda m: (m.answer == UNKNOWN, -m.probability, m.where))
 
     def confused_pairs(self) -> list[tuple[str, str, int]]:

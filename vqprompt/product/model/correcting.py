@@ -18,6 +18,7 @@ from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
+from vqprompt.product.model.network import to_teach
 from vqprompt.product.model.pictures import (
     UNKNOWN,
     Picture,
@@ -29,6 +30,7 @@ from vqprompt.product.model.pictures import (
 from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
 from vqprompt.product.model.versions import Stored
 
+MOST_PAIRS = 100_000  # of names that are compared: about a second
 TRAINED = (
     "what the model remembered is corrected, but the network was trained before and stays as it is. To leave no trace, "
     "make a new model"
@@ -128,8 +130,8 @@ class Correcting:
             records, parts, _ = self._taken_out(images, stays=name)
             notes = misspellings([name], known.classes) if name not in (*known.classes, UNKNOWN) else []
             if not parts:
-                notes = [f"nothing to do: the model has learned all of these images as {name!r}"]
-                return self._correct(known, True, notes)
+                note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", _accuracy(known)
+                return Correction({}, name, Changes(0, ()), accuracy, accuracy, (note,))
             for part in parts.values():
                 records[name] = records[name].merged(part) if name in records else part
             event = Event.now("relabeled", classes={n: part.count for n, part in parts.items()}, new_name=name)
@@ -157,7 +159,7 @@ class Correcting:
         erased: np.ndarray | None = None,
     ) -> Correction:
         """Take over what a correction made. erased: ids of images that no version may know any more."""
-        before, event = self.knowledge, now.history[-1] if now is not self.knowledge else Event.now("")
+        before, event = self.knowledge, now.history[-1]
         gone = [name for name in before.classes if name not in now.classes and name not in (renamed or ())]
         notes = [*notes, *(f"no image of {name!r} is left, so it is no longer a class" for name in gone)]
         if before.trained is not None:
@@ -166,8 +168,7 @@ class Correcting:
             stored = self._opened()
             self._stored = stored.with_version(now) if erased is None else stored.erased_images(now, erased)
         changes = Changes.between(before, now, renamed)
-        was, is_now = (None if k.measurements is None else k.measurements.accuracy for k in (before, now))
-        return Correction(event.classes, event.new_name, changes, was, is_now, tuple(notes))
+        return Correction(event.classes, event.new_name, changes, _accuracy(before), _accuracy(now), tuple(notes))
 
     def _taken_out(
         self, images: Any, stays: str = ""
@@ -211,7 +212,7 @@ class Correcting:
             raise UserError(
                 f"{name!r} has {record.count} images, and of this one the features are not remembered; give its file"
             )
-        for feature in self.extractor_of(self.knowledge).of(given) if given else ():
+        for feature in to_teach(self.extractor_of(self.knowledge)).of(given) if given else ():
             if isinstance(feature, Exception):
                 raise feature
             features = np.concatenate([features, to_fixed_point(feature)[None]])
@@ -222,14 +223,17 @@ class Correcting:
         )
 
 
+def _accuracy(known: Knowledge) -> float | None:
+    return None if known.measurements is None else known.measurements.accuracy
+
+
 def _by_content(images: Any) -> dict[int, Picture | None]:
     """Images by the ids of their content; None where only the id is given."""
     listed = images if isinstance(images, list | tuple) else [images]
-    ids = {int(image): None for image in listed if isinstance(image, int | np.integer)}
-    if len(ids) == len(listed) > 0:
-        return dict(ids)
-    if ids or not len(listed):
-        raise UserError("give images, or the ids of images")
+    if not len(listed):
+        raise UserError("no image is given; give image files, or the ids of images")
+    if all(isinstance(image, int | np.integer) for image in listed):
+        return {int(image): None for image in listed}
     pictures = dict[int, Picture | None]()
     for picture in find_pictures(images, "picture")[0]:
         try:
@@ -250,6 +254,8 @@ def check_known(name: str, classes: Collection[str]) -> None:
 def misspellings(new: Collection[str], known: Collection[str]) -> list[str]:
     """Notes about new classes whose names look like another spelling of a class that exists, or of each other."""
     names = sorted(new)
+    if len(names) * (len(known) + len(names)) > MOST_PAIRS:
+        return []
     pairs = [(name, other) for i, name in enumerate(names) for other in (*known, *names[:i])]
     return [
         f"is {name!r} another spelling of {other!r}? If so: vqprompt merge MODEL {other!r} {name!r} --as {other!r}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import stored_side
-from vqprompt.core.metrics import wilson
+from vqprompt.core.metrics import balanced_interval
 from vqprompt.core.statistics.discriminant import Discriminant, join_modes, probabilities
 from vqprompt.core.statistics.world import World
 from vqprompt.core.words import counted, shorten
@@ -123,9 +123,7 @@ class Measurements:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the accuracy, 95 % (Wilson). Classes count the same, so those with few images make it wide."""
-        tested = [count for _, count in self.per_class.values() if count]
-        return wilson(self.accuracy, len(tested) ** 2 / sum(1 / count for count in tested))
+        return balanced_interval(self.accuracy, [tested for _, tested in self.per_class.values()])
 
     def share(self, name: str) -> float | None:
         """Of right answers about a class."""
