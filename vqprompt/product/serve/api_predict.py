@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
 
 from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.pictures import UNKNOWN
-from vqprompt.product.serve.api_models import find, state_of
+from vqprompt.product.serve.batching import Given
 from vqprompt.product.serve.errors import NotAnImage, Refused
-from vqprompt.product.serve.models import ServedModel, Snapshot
+from vqprompt.product.serve.models import Snapshot
+from vqprompt.product.serve.state import Serving, State, ThisModel
 
 router = APIRouter(tags=["predict"])
 MOST_TOP = 1000
-IMAGE_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "image/*": {"schema": {"type": "string", "format": "binary"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file"],
-                    "properties": {"file": {"type": "string", "format": "binary"}},
-                }
-            },
-        },
-    }
-}
+FILE = {"type": "string", "format": "binary"}
+FORM = {"type": "object", "required": ["file"], "properties": {"file": FILE}}
+CONTENT = {"image/*": {"schema": FILE}, "multipart/form-data": {"schema": FORM}}
+IMAGE_BODY = {"requestBody": {"required": True, "content": CONTENT}}
 
 
 class Share(BaseModel):
@@ -56,41 +45,42 @@ Top = Annotated[int, Query(ge=1, le=MOST_TOP, description="How many classes to n
 Strictness = Annotated[float, Query(ge=-100, le=100, description="Above 0, more is called unknown; below 0, less.")]
 
 
-@router.post("/predict", summary="What is in an image", response_model=Prediction, openapi_extra=IMAGE_BODY)
-async def predict(request: Request, model: str | None = None, top: Top = 5, strictness: Strictness = 0.0) -> Response:
-    """The image is the body of the request, or the field `file` of a form. model: required if there are several."""
-    return await _predict(request, find(request, model), top, strictness)
-
-
-@router.post(
-    "/models/{name}/predict", summary="What is in an image", response_model=Prediction, openapi_extra=IMAGE_BODY
-)
-async def predict_with(request: Request, name: str, top: Top = 5, strictness: Strictness = 0.0) -> Response:
+@router.post("/models/{name}/predict", summary="What is in an image", openapi_extra=IMAGE_BODY)
+async def predict(
+    request: Request, state: Serving, served: ThisModel, top: Top = 5, strictness: Strictness = 0.0
+) -> Prediction:
     """The image is the body of the request, or the field `file` of a form."""
-    return await _predict(request, find(request, name), top, strictness)
+    image, snapshot = await _image_of(request), served.snapshot
+    (told,) = await answer(state, snapshot, [image], top, strictness)
+    unknown = told.familiarity < strictness
+    return Prediction(
+        name=UNKNOWN if unknown else told.classes[0][0],
+        unknown=unknown,
+        classes=[Share(name=name, probability=share) for name, share in told.classes[:top]],
+        familiarity=told.familiarity if math.isfinite(told.familiarity) else None,
+        note=told.note,
+        model=snapshot.name,
+        version=snapshot.version,
+    )
 
 
-async def _predict(request: Request, served: ServedModel, top: int, strictness: float) -> Response:
-    content = await _image_of(request)
-    state, snapshot = state_of(request), served.snapshot
+@router.post("/predict", summary="What is in an image", openapi_extra=IMAGE_BODY)
+async def predict_with(
+    request: Request, state: Serving, model: str | None = None, top: Top = 5, strictness: Strictness = 0.0
+) -> Prediction:
+    """The same. model: required if there are several."""
+    return await predict(request, state, state.models.get(model), top, strictness)
+
+
+async def answer(
+    state: State, snapshot: Snapshot, images: list[Given], top: int, strictness: float = 0.0
+) -> list[Answer]:
+    """One answer per image, which the metrics count."""
     with state.metrics.seconds.time():
-        (answer,) = await state.batcher.ask(snapshot, [content], top)
-    prediction = as_prediction(answer, snapshot, strictness)
-    state.metrics.predictions.labels(served.name, "unknown" if prediction["unknown"] else "known").inc()
-    return JSONResponse({**prediction, "classes": prediction["classes"][:top]})
-
-
-def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -> dict[str, Any]:
-    unknown = answer.familiarity < strictness
-    return {
-        "name": UNKNOWN if unknown else answer.classes[0][0],
-        "unknown": unknown,
-        "classes": [{"name": name, "probability": share} for name, share in answer.classes],
-        "familiarity": answer.familiarity if math.isfinite(answer.familiarity) else None,
-        "note": answer.note,
-        "model": snapshot.name,
-        "version": snapshot.version,
-    }
+        answers = await state.batcher.ask(snapshot, images, top)
+    for told in answers:
+        state.metrics.predictions.labels(snapshot.name, "unknown" if told.familiarity < strictness else "known").inc()
+    return answers
 
 
 async def _image_of(request: Request) -> bytes:

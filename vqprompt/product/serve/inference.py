@@ -9,26 +9,26 @@ base64. Tensors may also follow the JSON in binary, as Triton's clients send the
 from __future__ import annotations
 
 import base64
-import binascii
+import io
 import json
 import math
 import struct
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic_core import from_json
+from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from vqprompt._version import __version__
+from vqprompt.core.errors import explain
 from vqprompt.core.words import counted
-from vqprompt.product.model.pictures import UNKNOWN
-from vqprompt.product.serve.api_models import find, state_of
-from vqprompt.product.serve.api_predict import check_image
+from vqprompt.product.serve.api_predict import answer, check_image
 from vqprompt.product.serve.batching import Given
-from vqprompt.product.serve.errors import NotThere, Refused, TooLarge
+from vqprompt.product.serve.errors import Refused, TooLarge
 from vqprompt.product.serve.models import Snapshot
+from vqprompt.product.serve.state import Serving, ThisModel
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 LENGTH = "inference-header-content-length"
@@ -43,9 +43,8 @@ async def live() -> dict[str, bool]:
 
 
 @router.get("/health/ready", summary="Whether it can answer")
-async def ready(request: Request) -> Response:
-    closing = state_of(request).closing
-    return JSONResponse({"ready": not closing}, status_code=503 if closing else 200)
+async def ready(state: Serving) -> Response:
+    return JSONResponse({"ready": not state.closing}, status_code=503 if state.closing else 200)
 
 
 @router.get("", summary="About the server")
@@ -53,14 +52,55 @@ def server() -> dict[str, Any]:
     return {"name": "vqprompt", "version": __version__, "extensions": ["binary_tensor_data"]}
 
 
+class Parameters(BaseModel):
+    binary_data: bool | None = None
+    binary_data_output: bool = False
+    binary_data_size: int | None = None
+
+
+class Output(BaseModel):
+    name: Literal["class", "probability", "probabilities", "familiarity"]
+    parameters: Parameters = Parameters()
+
+
+class Input(BaseModel):
+    name: Literal["image"]
+    datatype: Literal["BYTES", "UINT8"]
+    shape: list[Annotated[int, Field(strict=True, gt=0, lt=1 << 24)]] = Field(min_length=1, max_length=4)
+    data: list[Any] | None = None
+    parameters: Parameters = Parameters()
+
+
+class Asked(BaseModel):
+    """A request. Fields of the protocol that are not here are ignored."""
+
+    id: str | None = None
+    inputs: list[Input] = Field(min_length=1, max_length=1)
+    outputs: Annotated[list[Output], Field(max_length=16)] | None = None
+    parameters: Parameters = Parameters()
+
+    def wanted(self) -> dict[str, bool]:
+        """The outputs to send, and whether each is sent in binary."""
+        binary = self.parameters.binary_data_output
+        if not self.outputs:
+            return dict.fromkeys(OUTPUTS, binary)
+        own = {output.name: output.parameters.binary_data for output in self.outputs}
+        return {name: binary if told is None else told for name, told in own.items()}
+
+
+async def _snapshot(served: ThisModel, version: str | None = None) -> Snapshot:
+    return served.snapshot if version is None else await run_in_threadpool(served.at, version)
+
+
+ThisVersion = Annotated[Snapshot, Depends(_snapshot)]
+
+
 @router.get("/models/{name}", summary="About a model: inputs, outputs, versions, classes")
 @router.get("/models/{name}/versions/{version}", include_in_schema=False)
-def metadata(request: Request, name: str, version: str | None = None) -> dict[str, Any]:
-    served, snapshot = find(request, name), _snapshot(request, name, version)
-    count = len(snapshot.model.classes)
-    shapes = {"probabilities": [-1, count]}
+def metadata(served: ThisModel, snapshot: ThisVersion) -> dict[str, Any]:
+    shapes = {"probabilities": [-1, len(snapshot.model.classes)]}
     return {
-        "name": name,
+        "name": served.name,
         "versions": [str(n) for n in served.versions],
         "platform": "vqprompt",
         "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}],
@@ -71,154 +111,95 @@ def metadata(request: Request, name: str, version: str | None = None) -> dict[st
 
 @router.get("/models/{name}/ready", summary="Whether a model has learned something")
 @router.get("/models/{name}/versions/{version}/ready", include_in_schema=False)
-def model_ready(request: Request, name: str, version: str | None = None) -> Response:
-    taught = bool(_snapshot(request, name, version).model.classes)
-    return JSONResponse({"name": name, "ready": taught}, status_code=200 if taught else 400)
+def model_ready(snapshot: ThisVersion) -> Response:
+    taught = bool(snapshot.model.classes)
+    return JSONResponse({"name": snapshot.name, "ready": taught}, status_code=200 if taught else 400)
 
 
 @router.post("/models/{name}/infer", summary="The classes of images")
 @router.post("/models/{name}/versions/{version}/infer", include_in_schema=False)
-async def infer(request: Request, name: str, version: str | None = None) -> Response:
-    snapshot = _snapshot(request, name, version)
-    body, state = await request.body(), state_of(request)
+async def infer(request: Request, state: Serving, snapshot: ThisVersion) -> Response:
+    body = await request.body()
     async with state.parsing:  # one at a time, so that others are answered in between
-        asked, images, wanted = await run_in_threadpool(_parse, body, request.headers.get(LENGTH))
+        asked, images = await run_in_threadpool(_parse, body, request.headers.get(LENGTH))
     classes = snapshot.model.classes
-    with state.metrics.seconds.time():
-        answers = await state.batcher.ask(snapshot, images, max(len(classes), 1))
+    answers = await answer(state, snapshot, images, max(len(classes), 1))
     place = {c: number for number, c in enumerate(classes)}
     shares = np.zeros((len(answers), len(classes)), np.float32)
-    for row, answer in zip(shares, answers, strict=True):
-        row[[place[c] for c, _ in answer.classes]] = [share for _, share in answer.classes]
-    for answer in answers:
-        state.metrics.predictions.labels(name, "unknown" if answer.name == UNKNOWN else "known").inc()
+    for row, told in zip(shares, answers, strict=True):
+        row[[place[c] for c, _ in told.classes]] = [share for _, share in told.classes]
     values: dict[str, Any] = {
         "class": [a.name for a in answers],
         "probability": np.array([a.classes[0][1] for a in answers], np.float32),
         "probabilities": shares,
         "familiarity": np.clip(np.array([a.familiarity for a in answers]), -1e30, 1e30).astype(np.float32),
     }
-    head = {"model_name": name, "model_version": str(snapshot.version)}
-    if isinstance(asked.get("id"), str):
-        head["id"] = asked["id"]
-    return _reply(head, values, wanted)
-
-
-def _snapshot(request: Request, name: str, version: str | None) -> Snapshot:
-    served = find(request, name)
-    if version is None:
-        return served.snapshot
-    numbers = {str(number): number for number in served.versions}
-    if version not in numbers:
-        raise NotThere(f"there is no version {version[:20]!r} of {name}; there are {', '.join(numbers)}")
-    return served.at(numbers[version])
+    head = {"model_name": snapshot.name, "model_version": str(snapshot.version)}
+    return _reply(head if asked.id is None else {**head, "id": asked.id}, values, asked.wanted())
 
 
 # ---------------------------------------------------------------------------------------------- requests
 
 
-def _parse(body: bytes, length: str | None) -> tuple[dict[str, Any], list[Given], dict[str, bool]]:
-    """The JSON of a request, the images in it, and the outputs that it asks for."""
+def _parse(body: bytes, length: str | None) -> tuple[Asked, list[Given]]:
+    """A request and the images in it."""
     end = len(body)
     if length is not None and (not length.isdecimal() or len(length) > 12 or (end := int(length)) > len(body)):
         raise Refused(f"{LENGTH} must be the length of the JSON in bytes, not {length[:20]!r}")
     if body.count(b",", 0, end) > MOST_VALUES or body.count(b"[", 0, end) + body.count(b"{", 0, end) > MOST_LISTS:
         raise TooLarge(f"the JSON has more than {MOST_VALUES} values or {MOST_LISTS} lists; send pixels in binary")
     try:
-        asked = from_json(body[:end])
-    except ValueError as error:
-        raise Refused(f"the request is not JSON ({error})") from None
-    if not isinstance(asked, dict) or not isinstance(asked.get("inputs"), list) or len(asked["inputs"]) != 1:
-        raise Refused('give one input called image: {"inputs": [{"name": "image", "datatype": "BYTES", …}]}')
-    return asked, _images(asked, body[end:]), _wanted(asked)
+        asked = Asked.model_validate_json(body[:end])
+    except ValidationError as error:
+        raise Refused(explain(error, "the request")[:1000]) from None
+    return asked, _images(asked.inputs[0], body[end:])
 
 
-def _parameters(given: dict[str, Any]) -> dict[str, Any]:
-    parameters = given.get("parameters") or {}
-    if not isinstance(parameters, dict):
-        raise Refused("parameters must be an object")
-    return parameters
-
-
-def _images(asked: dict[str, Any], tensors: bytes) -> list[Given]:
-    given = asked["inputs"][0]
-    if not isinstance(given, dict) or given.get("name") != "image":
-        raise Refused("the input must be called image")
-    kind, shape, data = given.get("datatype"), given.get("shape"), given.get("data")
-    if (
-        not isinstance(shape, list)
-        or not 1 <= len(shape) <= 4
-        or not all(type(n) is int and 0 < n < 1 << 24 for n in shape)
-    ):
-        raise Refused("shape must be a list of one to four whole numbers above 0")
-    size = _parameters(given).get("binary_data_size")
-    if size is not None:
-        if type(size) is not int or size != len(tensors):
-            raise Refused(f"binary_data_size says {size!r}, and {len(tensors)} bytes follow the JSON")
-        images = _binary_files(tensors) if kind == "BYTES" else _pixels(tensors, shape, kind)
-    elif kind == "BYTES":
-        images = _files(data)
+def _images(given: Input, tensors: bytes) -> list[Given]:
+    shape, size = given.shape, given.parameters.binary_data_size
+    if size is not None and size != len(tensors):
+        raise Refused(f"binary_data_size says {size}, and {len(tensors)} bytes follow the JSON")
+    if given.datatype == "UINT8":
+        images = _pixels(given.data if size is None else tensors, shape)
     else:
-        images = _pixels(data, shape, kind)
-    count = 1 if kind == "UINT8" and len(shape) == 3 else math.prod(shape) if kind == "BYTES" else shape[0]
+        images = _files(given.data) if size is None else _binary_files(tensors)
+        shape = [math.prod(shape)]
+    count = 1 if len(shape) == 3 else shape[0]
     if len(images) != count or not 0 < count <= MOST_IMAGES:
-        given = counted(len(images), "image")
-        raise Refused(f"the shape {shape} does not fit the {given} in data (at most {MOST_IMAGES} per request)")
+        there = counted(len(images), "image")
+        raise Refused(f"the shape {shape} does not fit the {there} in data (at most {MOST_IMAGES} per request)")
     return images
 
 
-def _files(data: Any) -> list[Given]:
-    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
-        raise Refused("data must be a list of image files, each as a string in base64")
+def _files(data: list[Any] | None) -> list[Given]:
     try:
-        return [check_image(base64.b64decode(text, validate=True)) for text in data]
-    except (binascii.Error, ValueError):
-        raise Refused("data must be base64") from None
+        return [check_image(base64.b64decode(text, validate=True)) for text in data or ()]
+    except (TypeError, ValueError):
+        raise Refused("data must be a list of image files, each as a string in base64") from None
 
 
 def _binary_files(tensors: bytes) -> list[Given]:
     """Each file is preceded by its length in four bytes."""
-    images: list[Given] = []
-    place = 0
-    while place < len(tensors):
-        if place + 4 > len(tensors):
-            raise Refused("the binary tensor ends in the middle of a length")
-        (length,) = struct.unpack_from("<I", tensors, place)
-        content = tensors[place + 4 : place + 4 + length]
-        if len(content) != length:
-            raise Refused("the binary tensor ends in the middle of an image")
+    images, rest = list[Given](), io.BytesIO(tensors)
+    while length := rest.read(4):
+        content = rest.read(int.from_bytes(length, "little"))
+        if len(length) < 4 or len(content) < int.from_bytes(length, "little"):
+            raise Refused("the binary tensor ends in the middle of an image, or of its length")
         images.append(check_image(content))
-        place += 4 + length
     return images
 
 
-def _pixels(data: Any, shape: list[int], kind: Any) -> list[Given]:
-    if kind != "UINT8" or len(shape) not in (3, 4) or shape[-1] != 3:
+def _pixels(data: list[Any] | bytes | None, shape: list[int]) -> list[Given]:
+    if len(shape) not in (3, 4) or shape[-1] != 3:
         raise Refused("give image files (BYTES [n]) or pixels (UINT8 [n, height, width, 3])")
     try:
-        if isinstance(data, bytes):
-            pixels = np.frombuffer(data, np.uint8).reshape(shape)
-        else:
-            pixels = np.asarray(data)
-            if pixels.dtype.kind not in "iu" or pixels.min(initial=0) < 0 or pixels.max(initial=0) > 255:
-                raise ValueError
-            pixels = pixels.astype(np.uint8).reshape(shape)
+        pixels = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data)
+        if pixels.dtype.kind not in "iu" or pixels.min(initial=0) < 0 or pixels.max(initial=0) > 255:
+            raise ValueError
+        pixels = pixels.astype(np.uint8).reshape(shape)
     except (ValueError, TypeError, OverflowError):
         raise Refused(f"data must be whole numbers from 0 to 255 of the shape {shape}") from None
     return list(pixels) if pixels.ndim == 4 else [pixels]
-
-
-def _wanted(asked: dict[str, Any]) -> dict[str, bool]:
-    """The outputs to send, and whether each is sent in binary."""
-    binary = bool(_parameters(asked).get("binary_data_output"))
-    outputs = asked.get("outputs")
-    if not outputs:
-        return dict.fromkeys(OUTPUTS, binary)
-    if not isinstance(outputs, list) or not all(
-        isinstance(o, dict) and isinstance(o.get("name"), str) and o["name"] in OUTPUTS for o in outputs
-    ):
-        raise Refused(f"unknown outputs; there are {', '.join(OUTPUTS)}")
-    return {o["name"]: bool(_parameters(o).get("binary_data", binary)) for o in outputs}
 
 
 # ---------------------------------------------------------------------------------------------- answers

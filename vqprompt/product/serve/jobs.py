@@ -10,7 +10,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from vqprompt.core.progress import Progress
@@ -63,7 +63,7 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         elapsed = None if self.started is None else (self.ended or time.time()) - self.started
         return {
-            "id": self.id, "kind": self.change.kind, "model": self.model, "state": self.state, "stage": self.stage,
+            "id": self.id, "kind": self.change.body.kind, "model": self.model, "state": self.state, "stage": self.stage,
             "done": self.done, "total": self.total, "elapsed": elapsed, "remaining": self.remaining(),
             "result": self.result, "error": self.error,
         }  # fmt: skip
@@ -186,7 +186,7 @@ class Jobs:
             try:
                 job.finish(update)
             except Exception as error:
-                update = replace(update, state="failed", error=f"{error}")
+                update = JobUpdate("failed", error=f"{error}")
         job.result, job.error, job.ended = update.result, update.error or None, time.time()
         job.stage = job.state = update.state
         self._ended(job)

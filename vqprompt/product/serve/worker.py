@@ -19,7 +19,7 @@ import psutil
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
-from vqprompt.product.serve.changes import KINDS, Change, JobUpdate
+from vqprompt.product.serve.changes import Change, JobUpdate
 from vqprompt.product.serve.models import without_folder
 
 SECONDS_BETWEEN_UPDATES = 0.1
@@ -67,7 +67,7 @@ def _do(change: Change, connection: Connection) -> JobUpdate:
             connection.send(JobUpdate("running", event))
 
     try:
-        return KINDS[change.kind].do(change, change.body, tell)
+        return change.body.do(change, tell)
     except Cancelled:
         return JobUpdate("cancelled")
     except UserError as error:
