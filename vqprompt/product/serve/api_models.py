@@ -134,9 +134,7 @@ def card(served: ThisModel) -> Response:
     return PlainTextResponse(model_card(served.snapshot.model, repo_id=None), media_type="text/markdown")
 
 
-@router.get(
-    "/phone", tags=["state"], summary="The address for phones, and a code to scan; null without --lan"
-)
+@router.get("/phone", tags=["state"], summary="The address for phones, and a code to scan; null without --lan")
 def phone(state: Serving) -> dict[str, str | None]:
     url = state.phone_url
     return {"url": url, "code": None if url is None else code_to_scan(url)[1]}

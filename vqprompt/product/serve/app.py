@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
@@ -20,8 +20,8 @@ from starlette.exceptions import HTTPException
 from vqprompt._version import __version__
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve import api_changes, api_models, api_predict, inference, label_studio
-from vqprompt.product.serve.errors import NoSpace, Refused, error_body
-from vqprompt.product.serve.guard import Guard
+from vqprompt.product.serve.errors import NotThere, Refused
+from vqprompt.product.serve.guard import Guard, as_response
 from vqprompt.product.serve.state import State
 
 STATIC = Path(__file__).parent / "static"
@@ -56,10 +56,8 @@ def make_app(
     app.state.serving = state
     for part in (api_models, api_predict, api_changes, inference, label_studio):
         app.include_router(part.router)
-    app.add_exception_handler(UserError, _user_error)
-    app.add_exception_handler(OSError, _system_error)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
+    for kind in (UserError, OSError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, lambda request, error: as_response(_as_refused(error)))
     _add_pages(app, state)
     return Guard(app, state.limits, state.metrics, token, hosts, behind)
 
@@ -97,29 +95,20 @@ def _add_pages(app: FastAPI, state: State) -> None:
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
 
-# ---------------------------------------------------------------------------------------------- errors
-
-
-def _answer(status: int, message: str, headers: Any = None) -> Response:
-    return Response(error_body(message), status, headers, "application/json")
-
-
-def _user_error(request: Request, error: Exception) -> Response:
-    return _answer(error.status, str(error), error.headers) if isinstance(error, Refused) else _answer(400, str(error))
-
-
-def _system_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _user_error(request, NoSpace("the disk of the server is full; free some space and try again"))
+def _as_refused(error: Exception) -> Refused:
+    """What a client is told about an error."""
+    match error:
+        case Refused():
+            return error
+        case UserError():
+            return Refused(str(error))
+        case RequestValidationError():
+            first = error.errors()[:5]
+            return Refused("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in first), 422)
+        case HTTPException(status_code=404):
+            return NotThere("there is no such address; /docs lists them")
+        case HTTPException():
+            return Refused(str(error.detail), error.status_code, dict(error.headers or {}))
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return Refused("the disk of the server is full; free some space and try again", 507)
     raise error
-
-
-def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _answer(422, "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]))
-
-
-def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = "there is no such address; /docs lists them" if error.status_code == 404 else str(error.detail)
-    return _answer(error.status_code, message, error.headers)

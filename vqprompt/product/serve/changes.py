@@ -96,9 +96,7 @@ def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
 
 
 PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
-FOR_GOOD = Field(
-    default=False, description="Also delete all that is kept of it, older versions too."
-)
+FOR_GOOD = Field(default=False, description="Also delete all that is kept of it, older versions too.")
 NO_LABEL = "none"  # of images that are none of the classes, until they are learned
 ImageId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$")]
 IMAGES = Field(min_length=1, max_length=10_000, description="Ids of images, as in GET /models/{name}/images.")

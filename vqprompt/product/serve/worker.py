@@ -67,7 +67,8 @@ def _do(change: Change, connection: Connection) -> JobUpdate:
             connection.send(JobUpdate("running", event))
 
     try:
-        return change.body.do(change, tell)
+        done: JobUpdate = change.body.do(change, tell)
+        return done
     except Cancelled:
         return JobUpdate("cancelled")
     except UserError as error:
