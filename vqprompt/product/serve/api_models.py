@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from vqprompt.product.model.efforts import EFFORTS, TRAINING
 from vqprompt.product.serve.changes import check_taught
@@ -101,18 +99,6 @@ def download_onnx(state: Serving, served: ThisModel) -> Response:
     return _send_file(*made)
 
 
-class _Download(StreamingResponse):
-    """Sends an open file, and closes it also if the client leaves before the end."""
-
-    def __init__(self, file: BinaryIO, headers: dict[str, str]) -> None:
-        super().__init__(iter(partial(file.read, 1 << 16), b""), 200, headers, "application/octet-stream")
-        self._file = file
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._file:
-            await super().__call__(scope, receive, send)
-
-
 def _send_file(path: Path, title: str) -> Response:
     """A file as it is now, even if it is replaced or deleted while it is sent."""
     try:
@@ -123,7 +109,13 @@ def _send_file(path: Path, title: str) -> Response:
         "content-length": str(os.fstat(file.fileno()).st_size),
         "content-disposition": f"attachment; filename*=utf-8''{quote(title)}",
     }
-    return _Download(file, headers)
+    return StreamingResponse(_parts(file), 200, headers, "application/octet-stream")
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    with file:  # which is closed also if the client leaves before the end
+        while part := file.read(1 << 16):
+            yield part
 
 
 @router.get("/models/{name}/card", summary="Its card: what it knows, how well, and its limits")

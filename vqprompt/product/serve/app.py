@@ -1,4 +1,4 @@
-"""Puts the parts together: routes, the page, errors as answers, and the guard around all of it."""
+"""Puts the parts together: routes, the page, and errors as answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
@@ -19,9 +18,9 @@ from starlette.exceptions import HTTPException
 
 from vqprompt._version import __version__
 from vqprompt.core.errors import UserError
-from vqprompt.product.serve import api_changes, api_models, api_predict, inference, label_studio
+from vqprompt.product.serve import api_changes, api_models, api_predict, label_studio
 from vqprompt.product.serve.errors import NotThere, Refused
-from vqprompt.product.serve.guard import Guard, as_response
+from vqprompt.product.serve.guard import as_response
 from vqprompt.product.serve.state import State
 
 STATIC = Path(__file__).parent / "static"
@@ -36,11 +35,7 @@ class ErrorAnswer(BaseModel):
     error: str
 
 
-def make_app(
-    state: State, token: str | None = None, hosts: frozenset[str] | None = None, behind: frozenset[str] = frozenset()
-) -> Any:
-    """The whole server as an ASGI application. hosts: the names that requests may use for it; None: any. behind: names
-    under which a proxy offers it."""
+def make_app(state: State) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -54,12 +49,12 @@ def make_app(
         lifespan=lifespan, responses={"4XX": {"model": ErrorAnswer}},
     )  # fmt: skip
     app.state.serving = state
-    for part in (api_models, api_predict, api_changes, inference, label_studio):
-        app.include_router(part.router)
+    for part in (api_models.router, api_predict.router, api_changes.router, api_predict.protocol, label_studio.router):
+        app.include_router(part)
     for kind in (UserError, OSError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: as_response(_as_refused(error)))
     _add_pages(app, state)
-    return Guard(app, state.limits, state.metrics, token, hosts, behind)
+    return app
 
 
 async def _tidy(state: State) -> None:

@@ -1,7 +1,7 @@
 """Everything that can change a model or takes long. Each kind is a class: its request, how to check and to do it.
 
 A request is checked in the server, against the snapshot, before it becomes a job. It is done in the worker process
-(worker.py), which loads the model's file, changes the copy in memory, and replaces the file in one step. What it has
+(jobs.py), which loads the model's file, changes the copy in memory, and replaces the file in one step. What it has
 reported as done is on disk; if it is killed at any moment, the file is the old one or the new one.
 """
 

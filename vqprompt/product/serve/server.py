@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vqprompt.core.files.cache import cache_folder
 from vqprompt.product.serve import example
 from vqprompt.product.serve.app import make_app
 from vqprompt.product.serve.connections import with_deadlines
-from vqprompt.product.serve.guard import check_token, is_local
+from vqprompt.product.serve.guard import Guard, check_token, is_local
 from vqprompt.product.serve.lan import certificate, network_address
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
@@ -72,57 +73,35 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
     return ModelFolder([served], defaults, None, warn)
 
 
-def serve(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM. ready: called with the address as soon as requests are answered."""
-    open_server(settings, say, ready).run()
-
-
 def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> Server:
-    """A server that has its port and its models, but does not answer yet."""
+    """A server that has its port and its models; `run` answers until Ctrl-C or SIGTERM. ready: called with the address
+    as soon as requests are answered."""
     if settings.lan:
         settings = replace(settings, host=network_address(), token=settings.token or secrets.token_urlsafe(12))
     check_token(settings.host, settings.token)
-    listening = _listen(settings.host, settings.port)
-    try:
-        state = make_state(settings, say)
-    except BaseException:
-        listening.close()
-        raise
-    return Server(settings, state, listening, ready)
-
-
-def make_state(settings: Settings, say: Callable[[str], None]) -> State:
-    state = State(settings.limits, settings.defaults)
-    try:
+    with ExitStack() as opened:
+        listening = opened.enter_context(_listen(settings.host, settings.port))
+        state = opened.enter_context(closing(State(settings.limits, settings.defaults)))
         state.models = find_models(settings, state.folder, say)
-    except BaseException:
-        state.close()
-        raise
-    if settings.example:
-        example.fill(state.gallery, next(iter(state.models)).name)
-    return state
-
-
-def own_names(host: str) -> frozenset[str] | None:
-    """The names that requests may use: for a server that only this machine can reach, the names of this machine."""
-    return frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
+        if settings.example:
+            example.fill(state.gallery, next(iter(state.models)).name)
+        server = Server(settings, state, listening, ready)
+        opened.pop_all()
+        return server
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError, OverflowError) as error:
-        raise UserError(f"--host {host} --port {port}: no such address ({error})") from None
-    listening = socket.socket(family, kind, protocol)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-    except OSError as error:
-        listening.close()
-        raise UserError(
-            f"--host {host} --port {port}: cannot be used ({error.strerror}); try another, such as --port {port + 1}"
-        ) from None
-    return listening
+    with ExitStack() as opened:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listening = opened.enter_context(socket.socket(family, kind, protocol))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+        except (OSError, UnicodeError, OverflowError) as error:
+            advice = f"try another, such as --port {port + 1}"
+            raise UserError(f"--host {host} --port {port}: cannot be used ({error}); {advice}") from None
+        opened.pop_all()
+        return listening
 
 
 class Server(uvicorn.Server):
@@ -137,16 +116,17 @@ class Server(uvicorn.Server):
         if settings.lan:
             self.url = state.phone_url = f"{self.url}#token={settings.token}"
         limits = settings.limits
+        own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
+        app = Guard(make_app(state), limits, state.metrics, settings.token, own, frozenset(settings.allow_hosts))
         config = uvicorn.Config(
-            make_app(state, settings.token, own_names(host), frozenset(settings.allow_hosts)), ws="none",
-            access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
+            app, ws="none", access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
             ssl_certfile=certificate(host, cache_folder() / "certificates") if settings.lan else None,
         )  # fmt: skip
         super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
+        with self._listening, closing(self.state):
             for served in self.state.models:
                 try:
                     served.warm_up()
@@ -155,9 +135,6 @@ class Server(uvicorn.Server):
                         raise
                     warn(f"{served.path}: {error}")
             super().run(sockets=[self._listening])
-        finally:
-            self.state.close()
-            self._listening.close()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
