@@ -65,7 +65,9 @@ def predict(state: Serving, served: ThisModel, body: dict[str, Any]) -> dict[str
             warn(f"Label Studio: task {task['id']}: {error}")
             continue
         if answer.name in choices.names:
-            told |= {"result": [choices.result(answer.name)], "score": answer.classes[0][1]}
+            value = {"type": "choices", "value": {"choices": [answer.name]}}
+            result = {"from_name": choices.name, "to_name": choices.image, **value}
+            told |= {"result": [result], "score": answer.classes[0][1]}
     return {"results": results}
 
 
@@ -159,9 +161,6 @@ class Choices:
             if len(chosen) == 1 and len(chosen[0]) == 1:
                 return str(chosen[0][0])
         return None
-
-    def result(self, name: str) -> dict[str, Any]:
-        return {"from_name": self.name, "to_name": self.image, "type": "choices", "value": {"choices": [name]}}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
