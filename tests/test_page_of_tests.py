@@ -18,7 +18,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, precision
 
 from vqprompt import Model
 from vqprompt.product.evaluation.measure import Evaluation, ImageAnswer, Share, _count, _reliability, evaluate
-from vqprompt.product.evaluation.page import _headline, _matrix, write_page
+from vqprompt.product.evaluation.page import _headline, write_page
 from vqprompt.product.evaluation.tables import classes_csv, images_csv
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
@@ -157,7 +157,7 @@ def test_two_hundred_classes_and_evil_names(tmp_path):
     found = made_up(labels, answers, classes)
     page = write_page(found, tmp_path / "test.html", "<i>model", "<u>folder", None).read_text()
     assert "<script" not in page and "<i>model" not in page and "There is no figure from the teaching" in page
-    assert _matrix(found).count("<rect") == np.count_nonzero(found.confusion)
+    assert page.count(" named &lt;script") == np.count_nonzero(found.confusion), "only cells with an image are drawn"
     assert 'id="z3"' in page and len(page) < 2_000_000
     parser = Balanced()
     parser.feed(page)
