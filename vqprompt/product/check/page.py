@@ -13,8 +13,9 @@ MOST = 300  # findings with pictures
 
 def write_page(report: CheckResult, target: Path, source: str, listed: Path) -> Path:
     """listed: where the list for `learn --exclude` is."""
-    picture = thumbnails(report.opened)
-    write_atomically(target, render("check.html", found=report, picture=picture, source=source, listed=listed, most=MOST))
+    pictures = thumbnails(report.opened)
+    page = render("check.html", found=report, picture=pictures, source=source, listed=listed, most=MOST)
+    write_atomically(target, page)
     return target
 
 

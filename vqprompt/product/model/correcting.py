@@ -15,7 +15,7 @@ import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import look_misspelled, nearest_name, shorten
-from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.extractor import Extractor, unless_error
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import (
@@ -212,9 +212,7 @@ class Correcting:
                 f"{name!r} has {record.count} images, and of this one the features are not remembered; give its file"
             )
         for feature in self.extractor_of(self.knowledge).of(given) if given else ():
-            if isinstance(feature, Exception):
-                raise feature
-            features = np.concatenate([features, to_fixed_point(feature)[None]])
+            features = np.concatenate([features, to_fixed_point(unless_error(feature))[None]])
         return ClassRecord.of(
             np.concatenate([remembered, others]),
             features,

@@ -58,6 +58,13 @@ Opener = Callable[[str, int | None, float, str], Extractor]
 """Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device."""
 
 
+def unless_error(feature: Array | Exception) -> Array:
+    """A feature; an image that cannot be read stops everything."""
+    if isinstance(feature, Exception):
+        raise feature
+    return feature
+
+
 def measure_seconds(extractor: Extractor, side: int, at_once: int) -> float:
     """About how long an image takes, measured on blank ones of this side in px. at_once: images that are computed at
     the same time. The first try only warms up; of the others the fastest counts, as it was disturbed least."""

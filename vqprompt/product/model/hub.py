@@ -45,7 +45,8 @@ class OnTheHub:
         if folder.is_dir():
             if not (folder / FILE).is_file():
                 raise UserError(f"{folder}: no {FILE} in this folder; give one that save_pretrained wrote")
-            return cls.load(folder / FILE, device=device, backbone=backbone)
+            local: Model = cls.load(folder / FILE, device=device, backbone=backbone)
+            return local
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -58,7 +59,7 @@ class OnTheHub:
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"{name}: not a folder here, and it cannot be downloaded from the hub ({reason})") from None
-        model = cls.load(path, device=device, backbone=backbone)
+        model: Model = cls.load(path, device=device, backbone=backbone)
         model.path = None  # so that save() does not write into the hub's cache
         return model
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.answers import Answer, PromptUse
-from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.extractor import Extractor, unless_error
 from vqprompt.product.model.knowledge import Knowledge, Solution
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
 
@@ -124,11 +124,7 @@ def _note(known: Knowledge, name: str) -> str:
 
 def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
     given: Any = [pictures] if _is_one(pictures) else pictures
-    rows = []
-    for feature in _try_embed(extractor, given):
-        if isinstance(feature, Exception):
-            raise feature
-        rows.append(feature)
+    rows = [unless_error(feature) for feature in _try_embed(extractor, given)]
     return np.stack(rows) if rows else np.zeros((0, extractor.width), np.float32)
 
 
