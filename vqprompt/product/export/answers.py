@@ -6,8 +6,7 @@ import numpy as np
 
 from vqprompt.core.onnx.graph import Graph
 from vqprompt.core.statistics.discriminant import Discriminant
-from vqprompt.product.model.calibration import Rivals
-from vqprompt.product.model.knowledge import Solution
+from vqprompt.product.model.calibration import Rivals, Solution
 
 NEVER = -1e30  # a score that takes no part in a sum of exponentials
 

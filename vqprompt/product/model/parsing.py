@@ -18,10 +18,10 @@ from safetensors.numpy import load as parse_tensors
 from vqprompt.core.errors import UserError, shown
 from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
-from vqprompt.product.model.calibration import Background, Calibration, Rivals, Weighing
+from vqprompt.product.model.calibration import Background, Calibration, Measurements, Rivals, Solution, Weighing
 from vqprompt.product.model.description import LARGEST, Description, SolutionFields, TrainedFields, parse_description
 from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Measurements, Solution
+from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.migration import FORMATS, migrated
 from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord

@@ -11,8 +11,9 @@ from PIL import Image
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.answers import Answer, PromptUse
+from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
-from vqprompt.product.model.knowledge import Knowledge, Solution
+from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
+from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
-from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
+from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.pictures import UNKNOWN
 
