@@ -270,12 +270,12 @@ def test_which_prompts_an_image_meets(fresh, folders, taught):
 def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
     import torch
 
-    from vqprompt.product.model.prompt_use import _attention
+    from vqprompt.product.model.features import attention_of_prompt
 
     block = Model.load(taught).network.vit.blocks[0]
     with torch.inference_mode():
         x, prompt = torch.randn(1, 5, 32), torch.randn(1, 4, 32)
-        found = _attention(block, x, prompt)
+        found = attention_of_prompt(block, x, prompt)
         q, k, _ = block.attn.qkv(block.norm1(x)).chunk(3, dim=-1)
         by_hand = []
         for head in range(2):

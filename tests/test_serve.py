@@ -17,7 +17,7 @@ from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.answers import PromptUse
+from vqprompt.product.model.features import PromptUse
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.serve.batching import Batcher

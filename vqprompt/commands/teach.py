@@ -247,7 +247,7 @@ def forget(
 
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
-    from vqprompt.product.model.erase import erase_class
+    from vqprompt.product.model.correcting import erase_class
 
     notes: list[str] = []
     with _changing(model) as changed:

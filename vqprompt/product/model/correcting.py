@@ -6,9 +6,11 @@ remembered are sums of whole numbers, from which the part of an image can be tak
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,7 @@ class Correcting:
 
     _changing: threading.RLock
     _stored: Stored | None
+    path: Path | None
 
     @property
     def knowledge(self) -> Knowledge:
@@ -238,6 +241,24 @@ def _by_content(images: Any) -> dict[int, Picture | None]:
         except OSError as error:
             raise ImageError(f"{picture.where}: cannot be read ({error.strerror})") from None
     return pictures
+
+
+def erase_class(model: Correcting, name: str) -> list[str]:
+    """Forget a class for good, and delete what is kept of it beside the file: what `forget --for-good` promises.
+
+    - The model's file: the class, other versions that know it, its name in the history (`Model.forget`).
+    - `.NAME.vqp.versions/` beside it, where servers kept whole older models before these were part of the file.
+    - A running server, which notices that the file has changed: thumbnails, exported files, finished jobs, uploads
+      (`State.refresh` in serve/state.py).
+
+    The cache knows no names of files or classes, and nothing of images that were taught. To be saved by the caller, who
+    holds the file's lock. Returns notes for people.
+    """
+    model.forget(name, for_good=True)
+    if model.path is None or not (folder := model.path.with_name(f".{model.path.name}.versions")).is_dir():
+        return []
+    shutil.rmtree(folder)
+    return [f"deleted {folder.name}, where older versions were kept"]
 
 
 def check_known(name: str, classes: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.answers import Answer, PromptUse
 from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
 from vqprompt.product.model.knowledge import Knowledge
@@ -18,7 +18,19 @@ from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
 
 if TYPE_CHECKING:
     from vqprompt.product.model.efforts import Trained
-    from vqprompt.product.model.features import Features
+    from vqprompt.product.model.features import Features, PromptUse
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is in one image. name: the best class, or "unknown". classes: the best ones with their probabilities.
+    familiarity: how far the image is above the threshold for known images; below 0 it is unknown. note: what to say
+    instead of percentages, where too few images were taught to check them."""
+
+    name: str
+    classes: tuple[tuple[str, float], ...]
+    familiarity: float
+    note: str = ""
 
 
 class Predicting:
@@ -84,9 +96,7 @@ class Predicting:
         known = self.knowledge
         if known.trained is None or "pool.prompts" not in known.trained.tensors:
             return [[] for _ in wrapped]
-        from vqprompt.product.model.prompt_use import prompts_used  # PyTorch, which is slow to import
-
-        return prompts_used(self._in_torch(known.trained), known.trained, wrapped)
+        return self._in_torch(known.trained).prompts_used(known.trained, wrapped)
 
     def check_taught(self) -> None:
         _solution(self.knowledge)

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.pictures import UNKNOWN
+from vqprompt.product.model.predicting import Answer
 from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.errors import NotAnImage, Refused
 from vqprompt.product.serve.models import ServedModel, Snapshot

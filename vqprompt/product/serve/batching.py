@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.network import on_gpu
+from vqprompt.product.model.predicting import Answer
 from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, TooLarge, TooSlow
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
