@@ -1,7 +1,10 @@
-"""The page of a test, for readers who know nothing about machine learning. Zooming works without scripts."""
+"""A test's results: a page for readers who know nothing about machine learning, and tables for spreadsheets."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.research.report.render import render, thumbnails
 
 PAIRS, EXAMPLES, WORST = 12, 3, 24
+FORMULA = re.compile(r"[=@]|[+-](?![\d.]+$)")  # how text starts that spreadsheets take for a formula
 
 
 def write_page(result: Evaluation, target: Path, model: str, source: str, held_out: float | None) -> Path:
@@ -72,3 +76,36 @@ def _pairs(result: Evaluation) -> list[dict[str, Any]]:
         }
         for label, answer, times in result.confused_pairs()[:PAIRS]
     ]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- tables
+
+
+def images_csv(evaluation: Evaluation) -> str:
+    """One line per image."""
+    rows = [
+        (a.where, a.label, a.answer, a.best, f"{a.probability:.6f}", f"{a.familiarity:.6f}", int(a.right))
+        for a in (*evaluation.images, *evaluation.others)
+    ]
+    return _csv(("image", "class", "answer", "most_likely", "probability", "familiarity", "right"), rows)
+
+
+def classes_csv(evaluation: Evaluation) -> str:
+    """One line per class."""
+    rows = []
+    for c in evaluation.per_class:
+        numbers = [c.recall.total, c.recall.hits, c.recall.value, *c.recall.interval]
+        numbers += [c.precision.total, c.precision.value, *c.precision.interval]
+        rows.append((c.name, *("" if n is None else f"{n:.6f}" if isinstance(n, float) else n for n in numbers)))
+    heads = ("class", "images", "right", "recall", "recall_low", "recall_high", "named_so", "precision")
+    return _csv((*heads, "precision_low", "precision_high"), rows)
+
+
+def _csv(heads: tuple[str, ...], rows: list[Any]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(
+        [f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell for cell in row] for row in rows
+    )
+    return text.getvalue()
