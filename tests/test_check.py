@@ -16,11 +16,10 @@ from PIL import Image, ImageFilter, ImageOps
 from vqprompt import Model
 from vqprompt.product.check.check import check, near_pairs
 from vqprompt.product.check.copies import ALIKE, likeness, small_grey
-from vqprompt.product.check.doubts import find_doubts
+from vqprompt.product.check.doubts import find_doubts, noticed
 from vqprompt.product.check.findings import Kind
 from vqprompt.product.check.neighbours import nearest
 from vqprompt.product.check.pixels import faults, look_at, unusual
-from vqprompt.product.check.quick import noticed
 
 NAMES = ["apple", "bicycle", "cactus"]
 TINY = {"size": 56, "device": "cpu"}

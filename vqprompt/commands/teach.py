@@ -89,7 +89,7 @@ def learn(
     [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
     from vqprompt.core.backbones.registry import BEST, BEST_SIZE
-    from vqprompt.product.check.quick import noticed
+    from vqprompt.product.check.doubts import noticed
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model

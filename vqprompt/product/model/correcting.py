@@ -17,7 +17,7 @@ import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import look_misspelled, nearest_name, shorten
-from vqprompt.product.model.extractor import Extractor, unless_error
+from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import (
@@ -28,6 +28,7 @@ from vqprompt.product.model.pictures import (
     content_id,
     find_pictures,
 )
+from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
 from vqprompt.product.model.versions import Stored
 
@@ -58,19 +59,12 @@ class Correction:
         return {**vars(self), "classes": dict(self.classes), "changes": self.changes.to_json(), "notes": [*self.notes]}
 
 
-class Correcting:
+class Correcting(Predicting):
     """The part of `Model` that corrects what was learned. Every correction can be undone."""
 
     _changing: threading.RLock
     _stored: Stored | None
     path: Path | None
-
-    @property
-    def knowledge(self) -> Knowledge:
-        raise NotImplementedError
-
-    def extractor_of(self, known: Knowledge) -> Extractor:
-        raise NotImplementedError
 
     def _opened(self) -> Stored:
         raise NotImplementedError

@@ -94,6 +94,14 @@ def load(picture: Picture, side: int) -> tuple[Array, float]:
     return decoding.load_pixels(content, side)
 
 
+def try_load(picture: Picture, side: int) -> tuple[Array, float] | Exception:
+    """As `load`, or what it raised: the caller decides whether to stop."""
+    try:
+        return load(picture, side)
+    except Exception as error:
+        return error
+
+
 def parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """`map` over threads, in order, with few items in work at a time."""
     waiting, todo, workers = deque[Future[R]](), iter(items), cores()

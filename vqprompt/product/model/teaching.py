@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,18 +120,9 @@ class Taught:
         """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
         return {
             "images": self.images,
-            "classes": [vars(taught) for taught in self.classes],
-            "known_images": self.known_images,
-            "copies": self.copies,
-            "broken": list(self.broken),
-            "accuracy": self.accuracy,
-            "accuracy_interval": self.accuracy_interval and list(self.accuracy_interval),
-            "accuracy_before": self.accuracy_before,
-            "suffering": [vars(one) for one in self.suffering],
+            **asdict(self),
             "warnings": [warning.to_json() for warning in self.warnings],
-            "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
-            "effort": self.effort,
             "changes": None if self.changes is None else self.changes.to_json(),
         }
 
