@@ -52,8 +52,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_labels(y)
-        self._start(y, X.shape[1])
-        return self._take_in(X, y, np.unique(y))
+        self._reset(y, X.shape[1])
+        return self._add_rows(X, y, np.unique(y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ClosedFormClassifier:
         """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
@@ -62,9 +62,9 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_labels(y)
         if first:
-            self._start(y, X.shape[1])
+            self._reset(y, X.shape[1])
         announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
-        return self._take_in(X, y, announced)
+        return self._add_rows(X, y, announced)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [n, classes]; for two classes [n]: the score of the second minus the score of the first."""
@@ -86,13 +86,13 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     # ------------------------------------------------------------------ sums
 
-    def _start(self, labels: np.ndarray, width: int) -> None:
+    def _reset(self, labels: np.ndarray, width: int) -> None:
         """No class yet. With priors there is one scatter matrix per class."""
         self._per_class = self.priors is not None
         self.classes_, self.class_count_, self.means_ = labels[:0], np.zeros(0), np.zeros((0, width))
         self._scatter = np.zeros((0 if self._per_class else 1, width, width))
 
-    def _take_in(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
+    def _add_rows(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
         self._make_room(announced)
         places = np.searchsorted(self.classes_, y)
         for place in np.unique(places):

@@ -10,7 +10,6 @@ import timeit
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -21,20 +20,10 @@ from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.data.views import central_boxes, render
 from vqprompt.core.runtime.device import pick_device
-from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, load, measure_seconds, parallel, try_load
+from vqprompt.product.model.extractor import Array, cores, joined_blocks, measure_seconds, parallel, try_load
 from vqprompt.product.model.pictures import Picture
 
 BATCH = 64  # images at a time on GPUs
-
-
-class PromptUse(TypedDict):
-    """A prompt that an image uses. block: in which block of the network, from 0. prompt: which of the block's prompts.
-    attention: how much of the class token's attention it got there, from 0 to 1, over all heads."""
-
-    block: int
-    prompt: int
-    attention: float
 
 
 class Features:
@@ -87,14 +76,11 @@ class Features:
 
     @torch.inference_mode()
     def _forward(self, pixels: Array, aspects: list[float]) -> Array:
-        features: Array = self.encode(self._rendered(pixels, aspects)).float().cpu().numpy()
-        return features
-
-    def _rendered(self, pixels: Array, aspects: list[float]) -> torch.Tensor:
-        """Squashed pixels [B, 3, side, side] to normalized images [B, 3, S, S]."""
         on_device = torch.from_numpy(np.ascontiguousarray(pixels)).to(self.device)
         boxes = central_boxes(torch.tensor(aspects, dtype=torch.float32), self.crop).to(self.device)
-        return render(on_device, boxes, None, self.vit.config, self.vit.dtype, False)
+        images = render(on_device, boxes, None, self.vit.config, self.vit.dtype, False)
+        features: Array = self.encode(images).float().cpu().numpy()
+        return features
 
     def _batched(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         ready = parallel(partial(try_load, side=self.side), pictures)
@@ -106,34 +92,6 @@ class Features:
                 features = iter(self._forward(np.stack([p for p, _ in filled]), [a for _, a in filled]))
             for p in part:
                 yield p if isinstance(p, Exception) else next(features)
-
-    @torch.inference_mode()
-    def prompts_used(self, trained: Trained, pictures: Iterable[Picture]) -> list[list[PromptUse]]:
-        """Which prompts each image uses: one list per image, with one entry per block that has a prompt."""
-        pool = torch.from_numpy(trained.tensors["pool.prompts"].copy()).to(self.device)
-        prompts = {block: pool[place, 0][None] for place, block in enumerate(trained.options["blocks"])}
-        blocks: Any = self.vit.blocks
-        uses_per_image = []
-        for picture in pictures:
-            pixels, aspect = load(picture, self.side)
-            x, uses = self.vit.embed(self._rendered(pixels[None], [aspect])), []
-            for number, block in enumerate(blocks):
-                prompt = prompts.get(number)
-                if prompt is not None:
-                    uses.append(PromptUse(block=number, prompt=0, attention=attention_of_prompt(block, x, prompt)))
-                x = block(x, prompt)
-            uses_per_image.append(uses)
-        return uses_per_image
-
-
-def attention_of_prompt(block: Any, x: torch.Tensor, prompt: torch.Tensor) -> float:
-    """The share of the class token's attention that the prompt's keys get, averaged over the heads. x: [1, L, D]."""
-    attention, width = block.attn, x.shape[-1]
-    q, k, _ = attention.qkv(block.norm1(x)).chunk(3, dim=-1)
-    keys = torch.cat([attention.prefix(prompt, "after")[0], k], dim=1)
-    q, keys = (t.unflatten(-1, (attention.heads, -1)).transpose(1, 2) for t in (q[:, :1], keys))
-    shares = torch.softmax(q @ keys.transpose(-1, -2) * (width / attention.heads) ** -0.5, dim=-1)
-    return float(shares[..., : prompt.shape[1] // 2].sum(-1).mean())
 
 
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Ask a model: classes, probabilities, features, and which prompts an image uses."""
+"""Ask a model: classes, probabilities, features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,10 +15,6 @@ from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
 from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
-
-if TYPE_CHECKING:
-    from vqprompt.product.model.efforts import Trained
-    from vqprompt.product.model.features import Features, PromptUse
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,6 @@ class Predicting:
 
     def extractor_of(self, known: Knowledge) -> Extractor:
         """What computes the features that a version of the model knows its classes by."""
-        raise NotImplementedError
-
-    def _in_torch(self, trained: Trained | None) -> Features:
         raise NotImplementedError
 
     def predict(
@@ -88,15 +81,6 @@ class Predicting:
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
         return _solution(self.knowledge).judge(features)
-
-    def prompts_used(self, pictures: ImageLike | Sequence[ImageLike]) -> list[list[PromptUse]]:
-        """Which prompts each image uses, block by block; an empty list per image for models without prompts."""
-        given: Any = [pictures] if _is_one(pictures) else pictures
-        wrapped, _ = find_pictures(list(given), "picture")
-        known = self.knowledge
-        if known.trained is None or "pool.prompts" not in known.trained.tensors:
-            return [[] for _ in wrapped]
-        return self._in_torch(known.trained).prompts_used(known.trained, wrapped)
 
     def check_taught(self) -> None:
         _solution(self.knowledge)
