@@ -49,22 +49,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def fit(self, X: Any, y: Any) -> ClosedFormClassifier:
         """Learn from rows X [n, D] with labels y [n]. Everything learned before is forgotten."""
-        self._check_settings()
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_labels(y)
-        self._reset(y, X.shape[1])
-        return self._add_rows(X, y, np.unique(y))
+        return self._learn(X, y, None, first=True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ClosedFormClassifier:
         """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
-        self._check_settings()
-        first = not hasattr(self, "classes_")
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        check_labels(y)
-        if first:
-            self._reset(y, X.shape[1])
-        announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
-        return self._add_rows(X, y, announced)
+        return self._learn(X, y, classes, first=not hasattr(self, "classes_"))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [n, classes]; for two classes [n]: the score of the second minus the score of the first."""
@@ -92,8 +81,13 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.classes_, self.class_count_, self.means_ = labels[:0], np.zeros(0), np.zeros((0, width))
         self._scatter = np.zeros((0 if self._per_class else 1, width, width))
 
-    def _add_rows(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
-        self._make_room(announced)
+    def _learn(self, X: Any, y: Any, classes: Any, first: bool) -> ClosedFormClassifier:
+        self._check_settings()
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        check_labels(y)
+        if first:
+            self._reset(y, X.shape[1])
+        self._make_room(np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y)))
         places = np.searchsorted(self.classes_, y)
         for place in np.unique(places):
             rows = X[places == place]

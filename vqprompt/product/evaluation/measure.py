@@ -59,6 +59,9 @@ class PerClass:
     precision: Share
     recall_before: Share | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        return {name: part.to_json() if isinstance(part, Share) else part for name, part in vars(self).items()}
+
 
 @dataclass(frozen=True)
 class ImageAnswer:
@@ -151,27 +154,15 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """The same for the command line and for programs."""
         low, high = self.balanced_accuracy_interval
+        balanced = {"share": self.balanced_accuracy, "low": low, "high": high, "before": self.balanced_accuracy_before}
         return {
             "images": len(self.images),
-            "balanced_accuracy": {
-                "share": self.balanced_accuracy,
-                "low": low,
-                "high": high,
-                "before": self.balanced_accuracy_before,
-            },
+            "balanced_accuracy": balanced,
             "accuracy": self.accuracy.to_json(),
             "unknown": self.called_unknown.to_json(),
             "images_of_other_classes": self.others_refused.to_json(),
             "calibration_error": self.calibration_error,
-            "classes": [
-                {
-                    "name": c.name,
-                    "recall": c.recall.to_json(),
-                    "precision": c.precision.to_json(),
-                    "recall_before": None if c.recall_before is None else c.recall_before.to_json(),
-                }
-                for c in self.per_class
-            ],
+            "classes": [c.to_json() for c in self.per_class],
             "confusion": {"columns": [*self.classes, "unknown"], "rows": self.confusion.tolist()},
             "confused_pairs": [{"class": a, "taken_for": b, "times": n} for a, b, n in self.confused_pairs()],
             "reliability": [{"images": n, "certainty": s, "right": r} for n, s, r in self.reliability],

@@ -127,7 +127,7 @@ class Correcting(Predicting):
             records, parts, _ = self._taken_out(images, stays=name)
             notes = misspellings([name], known.classes) if name not in (*known.classes, UNKNOWN) else []
             if not parts:
-                note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", _accuracy(known)
+                note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", known.accuracy
                 return Correction({}, name, Changes(0, ()), accuracy, accuracy, (note,))
             for part in parts.values():
                 records[name] = records[name].merged(part) if name in records else part
@@ -165,7 +165,7 @@ class Correcting(Predicting):
             stored = self._opened()
             self._stored = stored.with_version(now) if erased is None else stored.erased_images(now, erased)
         changes = Changes.between(before, now, renamed)
-        return Correction(event.classes, event.new_name, changes, _accuracy(before), _accuracy(now), tuple(notes))
+        return Correction(event.classes, event.new_name, changes, before.accuracy, now.accuracy, tuple(notes))
 
     def _taken_out(
         self, images: Any, stays: str = ""
@@ -216,10 +216,6 @@ class Correcting(Predicting):
             features,
             np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)]),
         )
-
-
-def _accuracy(known: Knowledge) -> float | None:
-    return None if known.measurements is None else known.measurements.accuracy
 
 
 def _by_content(images: Any) -> dict[int, Picture | None]:

@@ -58,11 +58,11 @@ Opener = Callable[[str, int | None, float, str], Extractor]
 """Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device."""
 
 
-def unless_error(feature: Array | Exception) -> Array:
-    """A feature; an image that cannot be read stops everything."""
-    if isinstance(feature, Exception):
-        raise feature
-    return feature
+def unless_error(result: R | Exception) -> R:
+    """What was computed of an image; one that cannot be read stops everything."""
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def measure_seconds(extractor: Extractor, side: int, at_once: int) -> float:

@@ -137,6 +137,12 @@ class Knowledge:
         return None if self.solution is None else self.solution.measurements
 
     @property
+    def accuracy(self) -> float | None:
+        """Share of right answers for images that it has not learned (left out one at a time); every class counts the
+        same."""
+        return None if self.measurements is None else self.measurements.accuracy
+
+    @property
     def counts(self) -> dict[str, int]:
         """Images of each class."""
         return {name: record.count for name, record in self.classes.items()}
@@ -158,7 +164,7 @@ class Knowledge:
             ],
             "images": sum(self.counts.values()),
             "counterexamples": 0 if self.against is None else self.against.count,
-            "accuracy": None if measured is None else measured.accuracy,
+            "accuracy": self.accuracy,
             "accuracy_interval": None if measured is None else list(measured.interval),
             "calibration_error": None if measured is None else list(measured.calibration_error),
             "shrinkage": None if solution is None else solution.shrinkage,

@@ -151,8 +151,7 @@ class Model(Correcting, OnTheHub):
     def accuracy(self) -> float | None:
         """Share of right answers for images that it has not learned (left out one at a time); every class counts the
         same."""
-        measured = self.knowledge.measurements
-        return None if measured is None else measured.accuracy
+        return self.knowledge.accuracy
 
     @property
     def effort(self) -> str:

@@ -61,8 +61,9 @@ class Predicting:
         self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer]:
         """One answer per image, with the `top` best classes."""
-        known, extractor = self._taught()
-        return _answers(known, _embed(extractor, pictures), top, unknown, strictness)
+        given: Any = [pictures] if _is_one(pictures) else pictures
+        answers = self.try_answers(given, top=top, unknown=unknown, strictness=strictness)
+        return [unless_error(answer) for answer in answers]
 
     def try_answers(
         self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0

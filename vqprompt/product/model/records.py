@@ -105,13 +105,6 @@ class ClassRecord:
         """Of all images [D]."""
         return self.total.astype(np.float64) * (STEP / self.count)
 
-    def same_as(self, other: ClassRecord) -> bool:
-        return (
-            np.array_equal(self.ids, other.ids)
-            and np.array_equal(self.total, other.total)
-            and np.array_equal(self.kept, other.kept)
-        )
-
 
 def gram_of(record: ClassRecord) -> np.ndarray:
     """The sum of the outer products of the kept features [D, D]: whole numbers below 2^53, so it is exact."""

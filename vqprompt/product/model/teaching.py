@@ -154,8 +154,8 @@ def summary(
         known_images=new.known,
         copies=new.copies,
         broken=tuple(new.broken),
-        accuracy=None if now.measurements is None else now.measurements.accuracy,
-        accuracy_before=None if before.measurements is None else before.measurements.accuracy,
+        accuracy=now.accuracy,
+        accuracy_before=before.accuracy,
         suffering=suffering,
         notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
         seconds=time.monotonic() - started,
@@ -171,8 +171,8 @@ def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], l
     changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
     now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
     gain = 0.0
-    if now.measurements is not None and why_not_train(labels) is None:
-        gain = REMOVED * (1 - now.measurements.accuracy) * len(set(labels)) / len(now.classes)
+    if now.accuracy is not None and why_not_train(labels) is None:
+        gain = REMOVED * (1 - now.accuracy) * len(set(labels)) / len(now.classes)
     worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
     return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
 
