@@ -251,7 +251,7 @@ def test_nothing_is_moved_and_the_list_is_what_learn_takes(folder, tmp_path, com
 
 
 def test_the_page_is_safe_and_whole(folder, found, tmp_path):
-    from vqprompt.product.check.page import write_page
+    from vqprompt.product.check.findings import write_page
 
     page = write_page(found, tmp_path / "check.html", "a <b>folder</b>", tmp_path / "exclude.txt").read_text()
     assert "<script" not in page and "a <b>" not in page and "&lt;b&gt;odd" in page
