@@ -313,16 +313,16 @@ def test_what_learn_notices_is_one_line():
 
 
 def test_what_learn_notices_does_not_take_all_classes_of_a_large_model(monkeypatch):
-    from vqprompt.product.check import quick
+    from vqprompt.product.check import doubts
     from vqprompt.product.model.records import ClassRecord, to_fixed_point
 
     x, y = clusters(60, 10)
     y[10 * 45] = 3  # of class 45, whose mean is not among those that class 3 is nearest to
     names = np.arange(len(x), dtype=np.uint64)
     classes = {f"{c:02}": ClassRecord.of(names[y == c], to_fixed_point(x[y == c])) for c in range(60)}
-    monkeypatch.setattr(quick, "RIVALS", 12)
+    monkeypatch.setattr(doubts, "RIVALS", 12)
     compared = []
-    monkeypatch.setattr(quick, "find_doubts", lambda *given: compared.append(given[2]) or find_doubts(*given))
+    monkeypatch.setattr(doubts, "find_doubts", lambda *given: compared.append(given[2]) or find_doubts(*given))
     line = noticed(classes, ["03"])
     assert line and "1 look like another class" in line and compared == [13]
 
