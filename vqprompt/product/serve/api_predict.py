@@ -26,8 +26,8 @@ from starlette.datastructures import UploadFile
 from vqprompt._version import __version__
 from vqprompt.core.errors import explain
 from vqprompt.core.words import counted
-from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.pictures import UNKNOWN
+from vqprompt.product.model.predicting import Answer
 from vqprompt.product.serve.batching import Given
 from vqprompt.product.serve.errors import NotAnImage, Refused, TooLarge
 from vqprompt.product.serve.models import Snapshot

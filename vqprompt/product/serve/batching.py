@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.network import on_gpu
+from vqprompt.product.model.predicting import Answer
 from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, Refused, TooLarge
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics

@@ -19,9 +19,8 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
-from vqprompt.product.model.correcting import check_known
+from vqprompt.product.model.correcting import check_known, erase_class
 from vqprompt.product.model.efforts import check_effort
-from vqprompt.product.model.erase import erase_class
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name
