@@ -19,6 +19,22 @@ class ClassFolder(StrEnum):
     inner = "inner"
 
 
+def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
+    """An option, as the default of a command's parameter. default: `...` if it must be given."""
+    return typer.Option(default, *names, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that is given or not: there is no --no-NAME."""
+    return typer.Option(False, name, help=help)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """An argument that must be given."""
+    return typer.Argument(..., help=help, **more)
+
+
+DEVICE = "Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can."
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
 NewSize = Annotated[int | None, typer.Option("--size", help="Image size in px, for a new model.")]
 NewBackbone = Annotated[
@@ -26,7 +42,7 @@ NewBackbone = Annotated[
     typer.Option("--backbone", help="best, a name of `vqprompt backbones`, or a weights file; for a new model."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
-Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 Preview = Annotated[bool, typer.Option("--preview", help="Only tell which answers would change; change nothing.")]
 ClassFolders = Annotated[
     ClassFolder | None,
