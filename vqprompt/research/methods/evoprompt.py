@@ -160,9 +160,6 @@ class EvoPrompt(Method):
         memory.hidden_credit = torch.maximum(memory.hidden_credit, hidden)
         memory.output_credit = torch.maximum(memory.output_credit, outputs)
 
-    def bytes_per_class(self) -> int:
-        return self.prototypes.nbytes // max(len(self.prototypes), 1)
-
 
 def match(rows: Tensor, others: Tensor) -> Tensor:
     """The order of rows [n, K] in which they are most similar to the others [n, K], by the sum of cosines: optimal

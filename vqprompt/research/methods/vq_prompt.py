@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
@@ -24,7 +24,7 @@ QUANTIZE = "replace the soft prompt by its nearest pool element"
 
 class VQOptions(StatisticsOptions):
     pool: int = Field(10, ge=1, description="prompts per block (N)")
-    length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
+    length: int = Field(8, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
     normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
@@ -41,13 +41,6 @@ class VQOptions(StatisticsOptions):
     prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
     spread: Spread = Spread()
     statistics: bool = Field(True, description=STATISTICS)
-
-    @field_validator("length")
-    @classmethod
-    def _even(cls, length: int) -> int:
-        if length % 2:
-            raise ValueError(f"a prompt is split into keys and values, so its length must be even, not {length}")
-        return length
 
 
 # The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
