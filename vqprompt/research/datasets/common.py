@@ -14,7 +14,7 @@ import numpy as np
 
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.core.data.archives import open_files as open_archive
-from vqprompt.core.data.parquet import ParquetShards
+from vqprompt.core.data.shards import ParquetShards
 from vqprompt.core.data.source import Entry, RowsOfEntries, Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
