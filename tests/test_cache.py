@@ -16,6 +16,7 @@ import pytest
 from conftest import command_environment
 from test_images import fill
 
+from vqprompt.core.cache import keep_array, load_array, save_array
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import UserError, WriteError
@@ -23,13 +24,10 @@ from vqprompt.core.files import (
     InUseError,
     atomic,
     cache,
-    keep_array,
-    load_array,
     lock_file,
     lock_folder,
     read_regular,
     replacing,
-    save_array,
     save_tensors,
     write_atomically,
 )

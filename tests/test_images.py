@@ -28,7 +28,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import Store, build_store
 from vqprompt.core.errors import ImageError, PastImagesError, UserError
-from vqprompt.core.files.atomic import ABANDONED_AFTER
+from vqprompt.core.files import ABANDONED_AFTER
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.research.datasets import open_dataset
 

@@ -280,7 +280,7 @@ def cache(clear: bool = flag("--clear", "Delete it.")) -> None:
 
     [bold]vqprompt cache --clear[/bold]
     """
-    from vqprompt.core.files.cache import clear_cache, list_cache
+    from vqprompt.core.cache import clear_cache, list_cache
 
     parts = list_cache()
     for part in parts:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vqprompt.core.backbones.config import ViTConfig
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import cache_folder, is_file, open_regular, sha256_of
+from vqprompt.core.files import is_file, open_regular, sha256_of
 from vqprompt.core.progress import Report, ignore
 
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")

@@ -23,22 +23,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vqprompt.core.data.decode import aspect_of, decode_pixels
-from vqprompt.core.data.limits import CACHE_GB
-from vqprompt.core.data.source import Rows
-from vqprompt.core.errors import ImageError, WriteError
-from vqprompt.core.files import (
+from vqprompt.core.cache import (
     cache_folder,
-    delete_abandoned,
     keep_array,
     load_array,
-    read_at,
     replacing_cached,
     save_array,
     temporary_file,
     warn_no_cache,
-    write_at,
 )
+from vqprompt.core.data.decode import aspect_of, decode_pixels
+from vqprompt.core.data.limits import CACHE_GB
+from vqprompt.core.data.source import Rows
+from vqprompt.core.errors import ImageError, WriteError
+from vqprompt.core.files import delete_abandoned, read_at, write_at
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 
 AT_ONCE = 4096  # images that are read together
