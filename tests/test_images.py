@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vqprompt.core import files
+from vqprompt.core import cache
 from vqprompt.core.backbones.registry import backbones_folder
 from vqprompt.core.data import store as images_module
 from vqprompt.core.data.decode import decode, decode_pixels, to_pixels
@@ -619,6 +619,6 @@ class TestStore:
 def test_a_home_below_one_s_own(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("VQPROMPT_HOME", "~/kept")
-    assert files.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
+    assert cache.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
     monkeypatch.setenv("VQPROMPT_HOME", "")
-    assert files.cache_folder() == tmp_path / ".cache" / "vqprompt"
+    assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"

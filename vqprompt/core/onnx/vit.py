@@ -91,13 +91,13 @@ class _Network:
         self.prompts, self.packed = prompts, packed
 
     def class_tokens(self, images: str, blocks: int) -> list[str]:
-        x, found = self.embed(images), []
+        x, tokens = self.embed(images), []
         for i in range(self.config.depth):
             last = i == self.config.depth - 1
             x = self.block(i, x, last)
             if i >= self.config.depth - blocks:
-                found.append(self.norm("norm", x if last else self.first_rows(x)))
-        return found
+                tokens.append(self.norm("norm", x if last else self.first_rows(x)))
+        return tokens
 
     def embed(self, images: str) -> str:
         op, integers, config = self.graph.op, self.graph.integers, self.config

@@ -73,9 +73,6 @@ class StatisticsOptions(ReadoutOptions):
     )
 
 
-CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
-
-
 class Classifier(nn.Linear):
     """A linear layer that computes in full precision, also where a backbone that learns computes in bf16."""
 

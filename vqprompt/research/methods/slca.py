@@ -16,6 +16,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions
 from vqprompt.research.methods.finetuning import TuningOptions
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 
@@ -35,7 +36,7 @@ class SLCA(Method):
     summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
-    presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.toml
+    presets = PRESETS["slca"]
     tunes_backbone = True
     rows_per_class = ("unaligned",)
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them

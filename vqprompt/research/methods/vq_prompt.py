@@ -7,15 +7,16 @@ statistics, Soft-Prompt the quantization too.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
+from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -43,28 +44,13 @@ class VQOptions(StatisticsOptions):
     statistics: bool = Field(True, description=STATISTICS)
 
 
-# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
-RELEASED: dict[str, Any] = {
-    "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": 2.0,
-    "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",
-    "rebalancing": {"lr": 1e-5, "schedule": "released", "variance": "population"},
-}  # fmt: skip
-
-
 class VQPrompt(Method):
     title = "VQ-Prompt"
     year = 2024
     summary = "soft selection, quantized to one of 10 prompts; class statistics"
     Options = VQOptions
     uses_query = True
-    presets = {
-        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.toml)
-        "released-cub": {
-            **RELEASED, "rebalancing": {**RELEASED["rebalancing"], "ratio": 2}, "schedule": "coda", "tau": 5.0,
-        },
-        "closed-form": CLOSED_FORM,
-        "first-task": {**CLOSED_FORM, "learn": "first-task"},
-    }  # fmt: skip
+    presets = PRESETS["vq-prompt"]
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
