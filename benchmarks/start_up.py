@@ -42,8 +42,8 @@ def main() -> None:
     for _ in range(options.repeats):
         for name, arguments in programs.items():
             tries[name].append(timed(arguments))
-    for name, found in tries.items():
-        wall, work = (statistics.median(values) for values in zip(*found, strict=True))
+    for name, measured in tries.items():
+        wall, work = (statistics.median(values) for values in zip(*measured, strict=True))
         print(f"{name:12}  {wall:.2f} s by the clock, {work:.2f} s of work")
 
 

@@ -135,7 +135,7 @@ def one_more_class(home: Path) -> dict[str, float]:
 
     backbone = Model(size=224, device="cpu").backbone
     photos = photographs(home / "one more", 1, 20, 400, start=5000)
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for classes in (10, 1000):
         path = home / f"{classes}.vqp"
         Model.from_records(backbone, {f"class {i:04}": record(i) for i in range(classes)}).save(path)
@@ -146,11 +146,11 @@ def one_more_class(home: Path) -> dict[str, float]:
             model.learn_records({f"new {i}": record(2000 + i)})
             model.save()
             times.append(time.perf_counter() - started)
-        found[f"one more class at {classes}, s without forward passes"] = float(np.median(times))
+        measured[f"one more class at {classes}, s without forward passes"] = float(np.median(times))
         command = [sys.executable, "-m", "vqprompt", "learn", str(path), str(photos), "--as", "one more"]
-        found[f"one more class at {classes}, the whole command, s"] = timed(command)[0]
-        found[f"file at {classes}, MB"] = path.stat().st_size / 1e6
-    return found
+        measured[f"one more class at {classes}, the whole command, s"] = timed(command)[0]
+        measured[f"file at {classes}, MB"] = path.stat().st_size / 1e6
+    return measured
 
 
 def memory_of_large_photographs(home: Path) -> dict[str, float]:

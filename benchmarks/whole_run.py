@@ -30,29 +30,29 @@ def main() -> None:
     args = parser.parse_args()
     given: dict[str, Any] = dict(parse_assignment(text) for text in args.settings)
     given |= {"data": args.data, "tasks": args.tasks, "device": args.device}
-    found = [measure({**given, "method": method}, args.quick_first) for method in args.method]
-    for other in found[1:]:
-        ratio = other["runs"]["second"]["seconds"] / found[0]["runs"]["second"]["seconds"]
-        print(f"{other['config']['method']}: {ratio:.2f} times as long as {found[0]['config']['method']}")
-    write_json(args.json, found[0] if len(found) == 1 else {"methods": found})
+    runs = [measure({**given, "method": method}, args.quick_first) for method in args.method]
+    for other in runs[1:]:
+        ratio = other["runs"]["second"]["seconds"] / runs[0]["runs"]["second"]["seconds"]
+        print(f"{other['config']['method']}: {ratio:.2f} times as long as {runs[0]['config']['method']}")
+    write_json(args.json, runs[0] if len(runs) == 1 else {"methods": runs})
 
 
 def measure(given: dict[str, Any], quick_first: bool) -> dict[str, Any]:
     """The same run twice."""
     config = resolve(given)
-    found: dict[str, Any] = {"config": config.model_dump(mode="json"), "runs": {}}
+    report: dict[str, Any] = {"config": config.model_dump(mode="json"), "runs": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "second"):
             quick = quick_first and name == "first"
             result = runner.run(resolve({**given, "epochs": 1}) if quick else config, Path(folder) / name, report=False)
             kept = {"seconds", "task_seconds", "images_per_second", "faa", "caa", "hardware"}
-            found["runs"][name] = result.model_dump(include=kept)
+            report["runs"][name] = result.model_dump(include=kept)
             tasks = " ".join(f"{s:.2f}" for s in result.task_seconds)
             print(f"{name:>6} run: {result.seconds:7.2f} s  (tasks: {tasks})  FAA {result.faa:.2f}", flush=True)
-    first, second = (found["runs"][name]["seconds"] for name in ("first", "second"))
-    found["compilation_and_decoding_s"] = None if quick_first else first - second
+    first, second = (report["runs"][name]["seconds"] for name in ("first", "second"))
+    report["compilation_and_decoding_s"] = None if quick_first else first - second
     print(f"{config.method} on {result.hardware}: {second:.2f} s; the first run took {first:.2f} s")
-    return found
+    return report
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ const [zone, names, contents] = arguments;
 const transfer = new DataTransfer();
 names.forEach((name, n) => {
   const bytes = Uint8Array.from(atob(contents[n]), (c) => c.charCodeAt(0));
-  transfer.items.add(new File([bytes], name, { type: "image/png" }));
+  transfer.items.add(new File([bytes], name, { type: name.endsWith(".txt") ? "text/plain" : "image/png" }));
 });
 zone.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true }));
 """
@@ -44,6 +44,7 @@ class Browser:
         options.binary_location = browser
         for argument in (
             "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+            "--ignore-certificate-errors",
             f"--window-size={width},{height}", f"--force-device-scale-factor={scale}", *CAMERA,
         ):  # fmt: skip
             options.add_argument(argument)
@@ -104,8 +105,9 @@ class Browser:
         return bool(shown) and self.press(shown[0])
 
     def write(self, selector: str, text: str) -> None:
-        element = self.wait(lambda: self.one(selector))
-        element.clear()
+        element = self.wait(lambda: next((e for e in self.all(selector) if e.is_displayed()), None))
+        if element.tag_name != "select":
+            element.clear()
         element.send_keys(text)
 
     def text(self, selector: str) -> str:

@@ -91,12 +91,12 @@ class Client:
 @contextmanager
 def serving(
     model: Path | None, token: str | None = None, example: bool = False, allow_hosts: tuple[str, ...] = (),
-    **limits: float,
+    lan: bool = False, **limits: float,
 ) -> Iterator[Client]:  # fmt: skip
     """A server in a thread of this process."""
     settings = Settings(
         model, port=0, token=token, example=example, limits=Limits(**limits),
-        defaults=ModelDefaults(size=SIZE, device="cpu"), allow_hosts=allow_hosts,
+        defaults=ModelDefaults(size=SIZE, device="cpu"), allow_hosts=allow_hosts, lan=lan,
     )  # fmt: skip
     up = threading.Event()
     server = open_server(settings, lambda text: None, lambda url: up.set())
@@ -147,7 +147,7 @@ def until(condition: Any, seconds: float = 300) -> Any:
     """Wait until something is so, and return it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := condition():
-            return found
+        if value := condition():
+            return value
         time.sleep(0.02)
     raise AssertionError("it did not happen in time")

@@ -322,7 +322,8 @@ class TestPrivacy:
 
         monkeypatch.setattr("vqprompt.core.data.content.TICK", -1.0)  # so that hashes of new files are kept too
         build_store(Source(tar_of(fill(tmp_path / "files"), tmp_path / "x.tgz", "w:gz")), SIDE)
-        keep_array(home / "queries" / "a.npy", ARRAY)
+        for part in ("queries", "kernels"):
+            keep_array(home / part / "a.npy", ARRAY)
         (home / "backbones").mkdir()
         (home / "backbones" / "mine.safetensors").touch()
         assert {path.parent for path in home.rglob("*") if path.is_file()} == {

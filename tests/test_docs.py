@@ -3,12 +3,15 @@
 import json
 import re
 import runpy
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from drawings import drawings
+from PIL import Image
 
 from vqprompt import Learner, Stream
 from vqprompt.commands.app import app
@@ -153,6 +156,62 @@ class TestWorkedExample:
             prompts.append(learner.method.prompt.detach().clone())
         assert not torch.equal(prompts[0], prompts[1])
         assert torch.equal(prompts[1], prompts[2])
+
+
+NOT_HERE = ("demo", "run", "serve", "bench")  # they take long or do not end; other tests run them
+EXECUTED = ("README.md", "docs/teaching.md", "docs/trust.md", "docs/watch.md", "docs/commands.md", "docs/research.md",
+            "docs/methods.md")  # fmt: skip
+
+
+def printed_lines(page: str) -> list[str]:
+    """The lines of the code blocks of a page, without comments."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
+    return [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
+
+
+@pytest.fixture
+def garden(tmp_path, monkeypatch):
+    """What the pages speak of: birds/, autumn/, new-photos/, photo.jpg, dir/ … as drawings, and small for speed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vqprompt.toml").write_text("[learn]\nsize = 28\n[check]\nsize = 28\n")
+    images, names = drawings()
+    kinds = {"kestrel": "bird", "heron": "flamingo", "kingfisher": "duck", "owl": "house"}
+    kinds = {bird: name if name in names else names[place] for place, (bird, name) in enumerate(kinds.items())}
+    for folder, birds, rows in (
+        ("birds", ["kestrel", "heron", "kingfisher"], range(8)),
+        ("autumn", ["kestrel", "owl"], range(8, 16)),
+        ("new-photos", ["kestrel", "heron", "kingfisher"], range(20, 26)),
+    ):
+        for bird in birds:
+            (tmp_path / folder / bird).mkdir(parents=True)
+            for row in rows:
+                drawing = Image.fromarray(images[names.index(kinds[bird]), row]).resize((140, 140))
+                drawing.save(tmp_path / folder / bird / f"{row}.jpg")
+    shutil.copytree(tmp_path / "new-photos" / "heron", tmp_path / "dir")
+    shutil.copy(tmp_path / "dir" / "20.jpg", tmp_path / "photo.jpg")
+    shutil.copy(tmp_path / "birds" / "kestrel" / "3.jpg", tmp_path / "17.jpg")  # taught as a kestrel
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", EXECUTED)
+def test_the_commands_of_a_page_work_one_after_the_other(page, garden, command):
+    if page in ("docs/watch.md", "docs/commands.md"):
+        assert command("learn", "garden.vqp", "birds")[0] == 0  # these pages are about a model that there is
+    lines, ran = printed_lines(page), 0
+    if page == "README.md":  # its first commands are run, at full size, by the next test
+        lines = lines[1 + max(number for number, line in enumerate(lines) if "drawings/" in line) :]
+    for line in lines:
+        words = line.split()
+        if words[:1] == ["mkdir"]:
+            (garden / words[-1]).mkdir(exist_ok=True)
+        if words[:1] != ["vqprompt"] or words[1] in NOT_HERE or "FOLDER" in words or "runs/birds" in words:
+            continue
+        status, _, err = command(*words[1:])
+        fails_for_ci = status == 1 and {"--strict", "--at-least"} & {*words}
+        assert status == 0 or fails_for_ci, f"{line}\n{err}"
+        ran += 1
+    assert ran >= 1
 
 
 @pytest.mark.slow

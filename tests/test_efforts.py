@@ -16,7 +16,7 @@ from safetensors import safe_open
 from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
-from vqprompt.product.model import decoded, efforts, trained
+from vqprompt.product.model import decoded, efforts, teaching, trained
 from vqprompt.product.model.knowledge import Measurements
 from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
@@ -65,8 +65,8 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 def taught(request, fresh, folders, tmp_path_factory) -> Path:
     """Two classes at an effort, saved."""
     model = fresh()
-    found = model.learn(folders["first"], effort=request.param)
-    assert found.effort == model.effort == request.param and model.show()["effort"] == request.param
+    report = model.learn(folders["first"], effort=request.param)
+    assert report.effort == model.effort == request.param and model.show()["effort"] == request.param
     return model.save(tmp_path_factory.mktemp("taught") / f"{request.param}.vqp")
 
 
@@ -110,11 +110,12 @@ def test_held_out_images_are_what_accuracy_is_measured_with(folders, taught):
         assert known.measurements.per_class[name][1] == 2
 
 
-def test_nothing_held_out_leaves_accuracy_unmeasured(fresh, folders):
-    model = fresh()
-    found = model.learn(folders["first"], effort="good", hold_out=0)
-    assert found.accuracy is None and model.accuracy is None
-    assert not any(record.unseen.any() for record in model.knowledge.classes.values())
+def test_without_measured_accuracy_training_is_still_kept_only_if_it_pays(fresh, folders, monkeypatch):
+    model, asked_about = fresh(), []
+    monkeypatch.setattr(trained, "pays", lambda without, measured: asked_about.append((without, measured)) or True)
+    report = model.learn(folders["first"], effort="good", hold_out=0)
+    assert report.accuracy is None and model.accuracy is None
+    assert all(without and measured for without, measured in asked_about) and len(asked_about) == 1
     assert len(model.predict(asked(folders))) == len(asked(folders))
 
 
@@ -136,8 +137,8 @@ def test_instant_on_a_trained_model_is_exact_and_trains_nothing(folders, taught)
 def test_training_on_moves_the_memory_and_undo_brings_all_of_it_back(folders, taught, tmp_path):
     model = Model.load(taught)
     before, answers = model.knowledge, model.predict_proba(asked(folders))
-    found = model.learn(folders["second"], effort=model.effort)
-    assert found.new_classes == tuple(SECOND) and model.show()["moved"] == FIRST
+    report = model.learn(folders["second"], effort=model.effort)
+    assert report.new_classes == tuple(SECOND) and model.show()["moved"] == FIRST
     assert model.history[-1].effort == model.effort
     for name in FIRST:
         old, now = before.classes[name], model.knowledge.classes[name]
@@ -173,7 +174,7 @@ def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
     other = "best" if model.effort == "good" else "good"
     with pytest.raises(UserError, match=f"{other}.*cannot follow effort '{model.effort}'.*or instant"):
         model.learn(folders["second"], effort=other)
-    with pytest.raises(UserError, match="unknown; the efforts are instant, good, best"):
+    with pytest.raises(UserError, match="unknown; the efforts are instant, good, best, auto"):
         model.learn(folders["second"], effort="perfect")
 
 
@@ -183,8 +184,24 @@ def test_another_kind_of_training_is_refused_with_a_reason(folders, taught):
 )
 def test_what_cannot_train_anything_is_learned_at_once_and_said(fresh, folders, folder, reason):
     model = fresh()
-    found = model.learn(folders[folder], effort="good")
-    assert found.effort == model.effort == "instant" and any(reason in note for note in found.notes)
+    report = model.learn(folders[folder], effort="good")
+    assert report.effort == model.effort == "instant" and any(reason in note for note in report.notes)
+
+
+def test_auto_trains_if_the_expected_gain_is_worth_its_time_and_says_both_first(fresh, folders, taught, monkeypatch):
+    plans = []
+    easy, hard, later = fresh(), fresh(), Model.load(taught)
+    monkeypatch.setattr(teaching, "WORTH", 1.0)
+    report = easy.learn(folders["first"], effort="auto", announce=plans.append)
+    instant = fresh()
+    instant.learn(folders["first"])
+    assert report.effort == plans[0].effort == "instant" and plans[0].seconds > 0
+    assert plans[0].gain == pytest.approx(efforts.REMOVED * (1 - instant.accuracy))
+    assert np.array_equal(easy.predict_proba(asked(folders)), instant.predict_proba(asked(folders)))
+    monkeypatch.setattr(teaching, "WORTH", 0.0)
+    assert hard.learn(folders["first"], effort="auto", announce=plans.append).effort == plans[1].effort == "best"
+    assert later.learn(folders["second"], effort="auto", announce=plans.append).effort == later.effort == taught.stem
+    assert plans[2].gain < efforts.REMOVED / 2, "half of the classes are old"
 
 
 def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
@@ -204,10 +221,10 @@ def test_an_interrupted_training_leaves_the_model_as_it_was(folders, taught):
 def test_training_that_does_not_pay_is_dropped_and_said(folders, taught, monkeypatch):
     monkeypatch.setattr(trained, "pays", lambda without, measured: False)
     model, instant = Model.load(taught), Model.load(taught)
-    found = model.learn(folders["second"], effort=model.effort)
+    report = model.learn(folders["second"], effort=model.effort)
     instant.learn(folders["second"])
-    assert found.effort == "instant" and model.show()["moved"] == []
-    assert any(note.startswith("nothing was trained: of the held-out images") for note in found.notes)
+    assert report.effort == "instant" and model.show()["moved"] == []
+    assert any(note.startswith("nothing was trained: of the held-out images") for note in report.notes)
     assert np.array_equal(model.predict_proba(asked(folders)), instant.predict_proba(asked(folders)))
     assert model.accuracy == instant.accuracy
 
@@ -218,8 +235,8 @@ def test_training_that_is_too_much_is_halved(folders, taught, monkeypatch):
     whole.learn(folders["second"], effort=whole.effort)
     answers = iter([False, True])
     monkeypatch.setattr(trained, "pays", lambda without, measured: next(answers))
-    found = half.learn(folders["second"], effort=half.effort)
-    assert "50% of the training was kept: the memory of other classes does not bear more" in found.notes
+    report = half.learn(folders["second"], effort=half.effort)
+    assert "50% of the training was kept: the memory of other classes does not bear more" in report.notes
     name = "pool.prompts" if whole.effort == "good" else "vit.norm.weight"
     np.testing.assert_allclose(tensors(half)[name], (before[name] + tensors(whole)[name]) / 2, rtol=1e-5, atol=1e-6)
     assert half.show()["moved"] == FIRST
@@ -251,38 +268,6 @@ def test_repeated_lessons_of_the_same_classes_do_not_wear_out_the_memory(fresh, 
 
 
 # ---------------------------------------------------------------------------------------------- what it says
-
-
-def test_which_prompts_an_image_meets(fresh, folders, taught):
-    model = Model.load(taught)
-    used = model.prompts_used(asked(folders)[:2])
-    if model.effort == "best":
-        assert used == [[], []]
-        return
-    assert [[use["block"] for use in image] for image in used] == [list(range(6))] * 2
-    assert all(use["prompt"] == 0 and 0 < use["attention"] < 1 for image in used for use in image)
-    assert used[0] != used[1] and len(model.prompts_used(asked(folders)[0])) == 1
-    instant = fresh()
-    instant.learn(folders["first"])
-    assert instant.prompts_used(asked(folders)[:2]) == [[], []]
-
-
-def test_the_attention_of_prompts_is_that_of_the_network(folders, taught):
-    import torch
-
-    from vqprompt.product.model.prompt_use import _attention
-
-    block = Model.load(taught).network.vit.blocks[0]
-    with torch.inference_mode():
-        x, prompt = torch.randn(1, 5, 32), torch.randn(1, 4, 32)
-        found = _attention(block, x, prompt)
-        q, k, _ = block.attn.qkv(block.norm1(x)).chunk(3, dim=-1)
-        by_hand = []
-        for head in range(2):
-            part = slice(16 * head, 16 * head + 16)
-            keys = torch.cat([prompt[0, :2, part], k[0, :, part]])
-            by_hand.append(torch.softmax(keys @ q[0, 0, part] / 4, dim=0)[:2].sum())
-    assert found == pytest.approx(float(torch.stack(by_hand).mean()), abs=1e-5)
 
 
 def test_the_file_says_what_was_trained(taught):

@@ -10,6 +10,7 @@ from conftest import TINY, make_stream, make_vit
 from vqprompt.core.backbones.vit import ViT, ViTConfig, gelu
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
+from vqprompt.core.data.stream import Task
 from vqprompt.core.data.views import random_boxes, render
 from vqprompt.core.runtime.device import repeatable_kernels
 from vqprompt.research.learner.learner import Learner
@@ -29,6 +30,9 @@ def test_compiled_blocks_compute_what_plain_ones_do():
     prompts = {block: torch.rand(4, 8, TINY.width) for block in range(2)}
     torch.testing.assert_close(compiled(images, prompts), plain(images, prompts), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(compiled(images), compiled(images, prompts), atol=1e-3), "the prompts must matter"
+    fewer, their = images[:3], {block: prompt[:3] for block, prompt in prompts.items()}
+    with torch._dynamo.config.patch(error_on_recompile=True):  # one compilation serves batches of every size
+        torch.testing.assert_close(compiled(fewer, their), plain(fewer, their), rtol=1e-4, atol=1e-5)
 
 
 @needs_compiler
@@ -98,13 +102,22 @@ def test_the_gradient_of_long_attention_is_the_same_bits_every_time():
 
 
 @needs_cuda
-def test_features_of_long_sequences_are_the_same_bits_every_time():
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_long_sequences_give_the_same_bits_every_time(compile):
     vit = ViT(ViTConfig(width=128, depth=5, heads=2, patch=14, image_size=224))
-    learner = Learner(vit, "vq-prompt", device="cuda", compile="off")
-    pixels = np.random.default_rng(0).integers(0, 256, (512, 3, 256, 256), dtype=np.uint8)
-    images = Images(Store(pixels, np.ones(len(pixels)), ""), np.arange(len(pixels)), np.zeros(len(pixels)))
-    first = learner.features(images)
-    assert all(torch.equal(learner.features(images), first) for _ in range(5))
+    pixels = np.random.default_rng(0).integers(0, 256, (128, 3, 256, 256), dtype=np.uint8)
+    images = Images(Store(pixels, np.ones(len(pixels)), ""), np.arange(len(pixels)), np.arange(len(pixels)) % 2)
+
+    def learned_and_seen():
+        settings = Training(epochs=2, batch_size=32)
+        learner = Learner(vit, "vq-prompt", training=settings, device="cuda", compile=compile)
+        learner.learn(Task(0, ["a", "b"], images, images))
+        features = [learner.features(images) for _ in range(5)]
+        return [*learner.method.pool.parameters(), *learner.method.head.parameters(), *features]
+
+    first, second = learned_and_seen(), learned_and_seen()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(torch.equal(features, first[-1]) for features in first[-5:])
 
 
 @needs_cuda

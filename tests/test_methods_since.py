@@ -14,6 +14,7 @@ from vqprompt.core.backbones.low_rank import add_low_rank, linear_layers, low_ra
 from vqprompt.core.statistics.discriminant import shrunk
 from vqprompt.research.methods.base import Method, symmetric_cross_entropy
 from vqprompt.research.methods.ease import EASE
+from vqprompt.research.methods.moving import MovingMemory
 from vqprompt.research.methods.ranpac import solve_ridge
 from vqprompt.research.methods.sldc import blended_map
 from vqprompt.research.methods.task import TaskInfo
@@ -313,6 +314,40 @@ class TestMovingMemory:
         assert (found[method] > found["linear"] - noise).all() and found["linear"].min() > 3 * 100 / classes
         if classes == tasks:
             assert not learner.images_seen and np.allclose(found[method], found["linear"], atol=1e-4)
+
+    @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
+    def test_features_that_recognize_images_best_before_training_on_them_are_used(self, method, monkeypatch):
+        """If these are the frozen ones, the classifier is the closed form, as if nothing had been trained."""
+        fast = QUICK.model_copy(update={"lr": 0.05, "epochs": 4})
+        both, _ = learned(method, training=fast, frozen_beside=True)
+        assert 0 < both.method.recognized.max() <= 32 and "before they were trained on" in both.method.notes()[-1]
+        monkeypatch.setattr(MovingMemory, "recognizes", lambda *given: torch.tensor([1, 2, 3]))
+        moved, _ = learned(method, training=fast, frozen_beside=True)
+        closed_form, _ = learned("linear", **READOUT, **CLOSED_FORM)
+        half = moved.method.feature_width // 2
+        torch.testing.assert_close(
+            moved.method.head.weight[:, half:], closed_form.method.head.weight, rtol=1e-3, atol=1e-4
+        )
+        assert not moved.method.head.weight[:, :half].any()
+
+    def test_images_are_recognized_as_a_classifier_without_them_would(self):
+        """By hand, for the frozen features: each image is left out of the mean of its class."""
+        learner, seen = learned("moving-prompts", tasks=3)
+        method, statistics = learner.method, copy.deepcopy(learner.method.statistics)
+        task, features = seen[-1]
+        statistics.doubt.zero_()
+        statistics.means, statistics.shares = statistics.means[:-2], statistics.shares[:-2]
+        labels, half = task.train.labels + 4, method.feature_width // 2
+        precision = np.linalg.inv(shrunk(statistics.class_covariance()[half:, half:].double().numpy(), 0.1))
+        right = 0
+        for n, (feature, label) in enumerate(zip(features, labels, strict=True)):
+            others = torch.arange(len(labels)) != n
+            new = [features[others & (labels == c)].mean(0) for c in (4, 5)]
+            new = [m if c == label else features[labels == c].mean(0) for c, m in zip((4, 5), new, strict=True)]
+            means = torch.cat([statistics.class_means(), torch.stack(new)])[:, half:].double().numpy()
+            away = feature[half:].double().numpy() - means
+            right += int(np.einsum("cd,de,ce->c", away, precision, away).argmin() == label)
+        assert method.recognizes(statistics, features.double(), labels)[2] == right
 
     def test_the_training_classifier_is_thrown_away(self):
         learner, _ = learned("moving-prompts")

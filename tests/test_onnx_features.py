@@ -21,12 +21,14 @@ from vqprompt.core.backbones.load import fingerprint, load_backbone, save_backbo
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.backbones.weights import Weights, read_weights
 from vqprompt.core.onnx.graph import COLUMNS, Session
+from vqprompt.core.runtime.cores import has_vnni
 from vqprompt.product.model.efforts import TRAINING, Trained
 from vqprompt.product.model.extractor import load
 from vqprompt.product.model.features import Features
 from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph
 from vqprompt.product.model.parsing import ModelError
 from vqprompt.product.model.pictures import Picture, find_pictures
+from vqprompt.product.model.records import STEP
 from vqprompt.product.model.trained import with_trained
 from vqprompt.research.methods import find_method
 from vqprompt.research.migration import EARLIER_OPTIONS
@@ -101,6 +103,22 @@ def test_features_do_not_depend_on_company_nor_on_the_number_of_cores() -> None:
     assert np.array_equal(np.stack([extractor.of_one(seen) for seen in SEEN]), together)
     for threads in range(2, extractor.weights.config.width // COLUMNS + 1):
         assert np.array_equal(extractor._features(Session(extractor._graph, threads), picture), together[1])
+
+
+@pytest.mark.skipif(not has_vnni(), reason="this processor has no fast products of 8-bit integers")
+def test_teaching_computes_with_integers_and_keeps_the_same_features_up_to_rounding() -> None:
+    plain = OnnxFeatures(read_weights("vit-s14"), 112, 0.875)
+    quick = plain.to_teach
+    assert quick is not plain and quick is plain.to_teach
+    expected, taught = features(plain), features(quick)
+    assert 0 < np.linalg.norm(taught - expected) < 1e-3 * np.linalg.norm(expected)
+    np.testing.assert_allclose(taught, expected, atol=4 * STEP)
+    assert np.array_equal(np.stack([quick.of_one(seen) for seen in SEEN]), taught), "it depends on cores or company"
+
+
+def test_weights_that_are_not_int8_are_taught_with_as_they_are(file: Path) -> None:
+    plain = OnnxFeatures(read_weights(file), None, 0.875)
+    assert np.array_equal(features(plain.to_teach), features(plain))
 
 
 def test_weights_that_are_int8_in_their_file_can_stay_so_in_the_graph() -> None:

@@ -129,6 +129,22 @@ def test_page_json_and_csv(taught, images, tmp_path, command):
     assert not re.search(r'(src|href)="(?!data:)', page)
 
 
+def test_all_classes_are_in_sight_and_figures_say_of_how_many_images(tmp_path):
+    from browser import Browser
+
+    names = tuple(f"class {i:02}" for i in range(24))
+    report = made_up([n for n in names for _ in range(2)], [n for n in names for _ in range(2)], names)
+    written = write_page(report, tmp_path / "test.html", "model", "folder", None)
+    page = Browser()
+    try:
+        page.driver.get(written.as_uri())
+        assert "Of 48 images:" in page.text(".card")
+        hidden = "const r = document.querySelector('[aria-label=Classes]'); return r.scrollHeight - r.clientHeight"
+        assert page.driver.execute_script(hidden) <= 0 and len(page.all(".list tbody tr")) == 24
+    finally:
+        page.close()
+
+
 class Balanced(HTMLParser):
     """Every element that is opened is closed."""
 

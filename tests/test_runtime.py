@@ -1,5 +1,6 @@
 """What decides the last bits of a result is recorded with a run, and a resume elsewhere says what it is worth."""
 
+import os
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from conftest import TINY, make_vit
 
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.progress import Stage
-from vqprompt.core.runtime.device import rounding, seeded
+from vqprompt.core.runtime.device import keep_kernels, rounding, seeded
 from vqprompt.research.results.config import resolve
 from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs import runner as runs
@@ -100,3 +101,16 @@ def test_two_threads_that_draw_from_seeds_do_not_meet():
         worker.join()
     assert len(set(found)) == 4 and len(found) == 200
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_compiled_kernels_are_kept_where_the_user_wants_them_and_only_where_they_can_be(tmp_path, monkeypatch):
+    place = "TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv(place, "")  # so that it is restored afterwards
+    monkeypatch.delenv(place)
+    (tmp_path / "file").touch()
+    keep_kernels(tmp_path / "file" / "kernels")
+    assert place not in os.environ
+    keep_kernels(tmp_path / "cache" / "kernels")
+    assert os.environ[place] == str(tmp_path / "cache" / "kernels")
+    keep_kernels(tmp_path / "other")
+    assert os.environ[place] == str(tmp_path / "cache" / "kernels"), "a place that is set already is respected"

@@ -17,7 +17,6 @@ from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.answers import PromptUse
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.serve.batching import Batcher
@@ -66,7 +65,7 @@ class TestAsking:
             told = client.predict(image)
             assert told["name"] == expected.name and told["unknown"] == (expected.name == "unknown")
             assert [(c["name"], c["probability"]) for c in told["classes"]] == list(expected.classes)
-            assert told["familiarity"] == expected.familiarity and told["prompts"] is None
+            assert told["familiarity"] == expected.familiarity
 
     def test_a_form_does_as_well_as_a_body(self, client, pictures):
         image = of(pictures, "apple", [9])[0]
@@ -93,7 +92,7 @@ class TestAsking:
             return _metric(text, "vqprompt_batch_images_sum"), _metric(text, "vqprompt_batch_images_count")
 
         images_before, batches_before = answered()
-        with monkeypatch.context() as patch, ThreadPoolExecutor(16) as pool:
+        with monkeypatch.context() as patch, ThreadPoolExecutor(32) as pool:  # more than two batches
             patch.setattr(Batcher, "_answer", answer_when_seven_more_wait)
             found = list(pool.map(lambda p: Client(client.url).predict(p), images))
         for told, best in zip(found, expected, strict=True):  # up to rounding: products of several rows at once
@@ -117,23 +116,6 @@ class TestAsking:
         answer = client.post("/models/m/predict?top=0", data=b"x")
         assert answer.status_code == 422 and "top" in answer.json()["error"]
         assert client.get("/nothing").status_code == 404
-
-    def test_models_with_prompts_tell_which_fired(self, client, pictures, monkeypatch):
-        """What models of effort good say; training one takes too long here."""
-        uses = iter(
-            [
-                [PromptUse(block=0, prompt=0, attention=0.1), PromptUse(block=3, prompt=1, attention=0.4)],
-                [PromptUse(block=0, prompt=0, attention=0.3)],
-            ]
-        )
-        monkeypatch.setattr(Model, "prompts_used", lambda model, images: [next(uses)])
-        image = of(pictures, "apple", [9])[0]
-        assert client.predict(image)["prompts"] is None, "only if it was asked for"
-        told = client.predict(image, prompts=True)["prompts"]
-        assert told == [{"block": 0, "prompt": 0, "attention": 0.1}, {"block": 3, "prompt": 1, "attention": 0.4}]
-        client.predict(image, prompts=True)
-        use = client.about()["prompt_use"]
-        assert use["images"] == 2 and [round(p["attention"], 3) for p in use["prompts"]] == [0.2, 0.2]
 
 
 class TestTheOpenInferenceProtocol:
@@ -229,7 +211,7 @@ def _metric(text: str, name: str) -> float:
 class TestLooking:
     def test_openapi_describes_every_route(self, client):
         told = client.get("/openapi.json").json()
-        assert {"/predict", "/models/{name}/teach", "/jobs/{job}/events", "/v2/models/{name}/infer"} <= set(
+        assert {"/predict", "/models/{name}/teach", "/models/{name}/state", "/v2/models/{name}/infer"} <= set(
             told["paths"]
         )
         assert "/static/docs.js" in client.get("/docs").text
@@ -332,6 +314,37 @@ def test_the_story_of_a_model(tmp_path, pictures):
             assert answer.status_code == status and words in answer.json()["error"], (path, answer.text)
 
 
+def test_what_people_decide_about_images_that_wait_is_kept(client, pictures):
+    images = of(pictures, "house", range(4))
+    told = client.send("uploads", [*images, images[0]], "barn").json()
+    path = f"/models/m/uploads/{told['upload']}"
+    client.get(f"/jobs/{told['job']['id']}", params={"wait": 60})
+    (waiting,) = client.get("/models/m/state").json()["uploads"]
+    assert waiting["upload"] == told["upload"] and waiting["check"] == told["job"]["id"] and waiting["images"] == 5
+    assert sum(i["left_out"] for i in client.get(path).json()["images"]) == 1, "the copy, until a person decides"
+
+    def decide(**decision):
+        return client.session.patch(client.url + path, json=decision, timeout=60)
+
+    assert decide(images=[0, 1], label="shed", left_out=False).status_code == 200
+    now = client.get(path).json()
+    assert [i["label"] for i in now["images"]] == ["shed", "shed", "barn", "barn", "barn"]
+    assert now["revision"] > waiting["revision"]
+    for wrong, status, words in (
+        ({"images": [5], "left_out": True}, 404, "it has 5"),
+        ({"images": [0], "label": "Apple"}, 400, "apple"),
+        ({"images": [0], "colour": "red"}, 422, "colour"),
+    ):
+        refused = decide(**wrong)
+        assert refused.status_code == status and words in refused.json()["error"], refused.text
+    assert client.get(f"{path}/images/2").headers["content-type"] == "image/jpeg"
+    assert client.get(f"{path}/images/7").status_code == 404
+    job = client.change("teach", upload=told["upload"], leave_out=[4])
+    assert {c["name"]: c["images"] for c in job["result"]["classes"]} == {"shed": 2, "barn": 2}
+    assert client.get("/models/m/state").json()["uploads"] == []
+    client.change("undo")
+
+
 def test_a_job_can_be_followed_live_and_cancelled(tmp_path, taught, pictures):
     path = tmp_path / "m.vqp"
     shutil.copy(taught, path)
@@ -343,14 +356,12 @@ def test_a_job_can_be_followed_live_and_cancelled(tmp_path, taught, pictures):
         queued = client.post("/models/m/rename", json={"old": "apple", "new": "pear"}).json()
         assert client.post(f"/jobs/{queued['id']}/cancel").json()["state"] == "cancelled"
         states = []
-        with client.session.get(f"{client.url}/jobs/{long['id']}/events", stream=True, timeout=300) as stream:
-            assert stream.headers["content-type"].startswith("text/event-stream")
-            for line in stream.iter_lines():
-                if line.startswith(b"data: "):
-                    states.append(json.loads(line[6:]))
-                    if states[-1]["stage"] == "learning" and states[-1]["done"] > 2:
-                        client.post(f"/jobs/{long['id']}/cancel")
-        assert states[-1]["state"] == "cancelled"
+        while not states or states[-1]["state"] in ("queued", "running"):
+            now = client.get("/models/m/state").json()
+            states.append(next(job for job in now["jobs"] if job["id"] == long["id"]))
+            if states[-1]["stage"] == "learning" and states[-1]["done"] > 2:
+                client.post(f"/jobs/{long['id']}/cancel")
+        assert states[-1]["state"] == "cancelled" and now["version"] == 2
         learning = [s for s in states if s["stage"] == "learning"]
         assert learning and learning[-1]["total"] == 700 and learning[-1]["remaining"] > 0
         assert path.read_bytes() == before and client.about()["version"] == 2, "the model is as it was"

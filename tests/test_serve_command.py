@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import ssl
 import time
 
 import pytest
@@ -61,17 +62,34 @@ def _alive(group: int) -> bool:
 def test_the_example_knows_drawings_and_ends_cleanly(tmp_path, home, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "drawings.vqp"
-    example.make_example(path, per_class=2)
+    example.make_example(path, per_class=4)
     with served_by_command(path, "--example", "--token", "a secret of some length", home=home) as (client, process):
         client.session.headers["Authorization"] = "Bearer a secret of some length"
         client.model = "drawings"
         about = client.about()
-        assert about["drawings"] and len(about["classes"]) == 50
+        assert about["drawings"] and len(about["classes"]) == 20
         process.send_signal(signal.SIGINT)
         assert process.wait(300) in (0, 130)
         assert process.stdout is not None
         rest = process.stdout.read()
         assert "Traceback" not in rest and "a secret" not in rest
+
+
+def test_lan_prints_an_address_with_a_token_a_code_and_what_it_means(tmp_path, home):
+    with served_by_command(tmp_path / "m.vqp", "--lan", "--size", SIZE, home=home) as (client, process):
+        address, _, token = client.url.partition("/#token=")
+        assert address.startswith("https://") and len(token) >= 12
+        assert process.stdout is not None
+        said = "".join(iter(process.stdout.readline, "programs: docs at /docs; stop with Ctrl-C\n"))
+        assert "▀" in said and "Whoever has this address can teach" in said
+        key = next(home.rglob("certificates/*.pem"))
+        assert key.stat().st_mode & 0o077 == 0, "only this user may read the key"
+        host, port = address.removeprefix("https://").split(":")
+        assert ssl.get_server_certificate((host, int(port))) in key.read_text(encoding="ascii")
+        with pytest.warns(Warning, match="certificate verification"):
+            for known, status in (({}, 401), ({"Authorization": f"Bearer {token}"}, 200)):
+                answer = client.session.get(f"{address}/models", headers=known, verify=False, timeout=60)
+                assert answer.status_code == status
 
 
 @pytest.mark.parametrize(
@@ -84,6 +102,7 @@ def test_the_example_knows_drawings_and_ends_cleanly(tmp_path, home, monkeypatch
         ((".",), "no model in this folder"),
         ((".", "--example"), "give a file"),
         (("--limit", "heron=1"), "there is no such limit"),
+        (("--lan", "--host", "0.0.0.0"), "leave out --host"),
         (("--port", "1", "--host", "203.0.113.7", "--token", "a secret of some length"), "cannot be used"),
     ],
 )

@@ -51,6 +51,13 @@ class TestBatches:
         else:
             assert int(shown.sum()) == count
 
+    @pytest.mark.parametrize(("images", "size"), [(6000, 128), (600, 64), (480, 64), (150, 16), (60, 8), (3, 1)])
+    def test_batches_follow_the_images_of_a_task_if_wanted(self, images, size):
+        assert Training(batches_per_epoch=8).batch_for(images) == size and Training().batch_for(images) == 128
+        task, settings = make_stream().tasks[0], QUICK.model_copy(update={"batches_per_epoch": 4})
+        batches = TaskBatches(task.train, task.train.labels, settings, 0, torch.device("cpu"))
+        assert {size for sizes in batches.sizes for size in sizes} == {settings.batch_for(len(task.train))}
+
     def test_orders_differ_between_epochs_and_seeds(self):
         a, b, again = (list(epoch_batches(64, 64, 2, seed)) for seed in (1, 2, 1))
         assert not torch.equal(a[0][0], a[1][0]) and not torch.equal(a[0][0], b[0][0])

@@ -2,7 +2,7 @@
 
     python tools/serve_pictures.py
 
-A model learns drawings of 48 things; two more are taught on the page.
+A model learns the example's drawings except umbrellas; two more things are taught on the page.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from drawings import drawings  # noqa: E402
 from serving import Client, drawn, serving  # noqa: E402
 
 from vqprompt import Model  # noqa: E402
+from vqprompt.product.model.pictures import content_id  # noqa: E402
 from vqprompt.product.serve import example  # noqa: E402
 
 OUT = ROOT / "docs" / "serving"
@@ -107,15 +108,17 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
     time.sleep(0.5)
     recording.take(700)
     for end in range(2, 9, 2):
-        page.write("#class-name", "umbrella"[:end])
+        page.write(".class-name", "umbrella"[:end])
         recording.take(150)
-    picture(page, "teach")
+    picture(page, "teach", whole=True)
     page.click("#look-through")
-    page.wait(lambda: page.one("#findings"))
-    page.driver.execute_script("document.getElementById('findings').scrollIntoView()")
+    page.wait(lambda: page.one("#findings").is_displayed())
+    time.sleep(0.5)
+    recording.take(1500)
+    page.click("#findings .cell.doubtful")
+    page.driver.execute_script("document.querySelector('#findings .cell.doubtful').focus()")
     time.sleep(0.3)
-    recording.take(2200)
-    page.driver.execute_script("scrollTo(0, 0)")
+    recording.take(1500)
     picture(page, "screening", whole=True)
     page.click("#teach")
     page.wait(lambda: page.one("#taught"))
@@ -146,20 +149,29 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
     page.driver.execute_script("document.getElementById('confusion').scrollIntoView()")
     page.click(".matrix .wrong")
     page.wait(lambda: page.all(".cell-images img[src^=blob]"))
-    page.driver.execute_script("document.getElementById('confusion').scrollIntoView()")
+    page.driver.execute_script("document.querySelector('.cell-images').scrollIntoView({block: 'end'})")
     time.sleep(0.5)
     recording.take(2500)
+    page.resize(1000, 1150)
+    page.driver.execute_script("document.getElementById('confusion').scrollIntoView()")
     picture(page, "confusion")
-    page.click('tr[data-class="snail"] .rename')
-    page.write("#new-name", "slug")
-    picture(page, "rename")
-    page.button("Rename", "dialog")
-    page.wait(lambda: page.all('tr[data-class="slug"]'))
-    page.click('tr[data-class="slug"] .forget')
-    picture(page, "forget")
-    page.button("Forget", "dialog")
-    page.wait(lambda: not page.all('tr[data-class="slug"]'))
-    page.driver.execute_script("document.getElementById('history').scrollIntoView()")
+    page.driver.execute_script("location.hash = '#look/umbrella'")
+    page.wait(lambda: page.all("#class .cell img[src^=blob]"))
+    shown = client.get(f"/models/{client.model}/images", params={"label": "umbrella"}).json()["images"]
+    snail = f"{content_id((folder / 'snail' / '70.png').read_bytes()):016x}"  # it was taught as an umbrella
+    page.press(page.all("#class .cell")[shown.index(snail)])
+    page.write("#relabel", "snail")
+    recording.take(1200)
+    page.click("#correct")
+    page.wait(lambda: "Right answers" in page.text("#dialog"))
+    time.sleep(0.4)
+    recording.take(2000)
+    picture(page, "class")
+    page.button("Go on", "#dialog")
+    page.wait(lambda: "Corrected" in page.text("#toasts"))
+    page.driver.execute_script("location.hash = '#look'")
+    page.wait(lambda: page.all("#history li") and page.all(".matrix"))
+    page.driver.execute_script("document.getElementById('history').scrollIntoView({block: 'center'})")
     picture(page, "history")
     recording.save(ROOT / "docs" / "serve.webp")
 
@@ -167,8 +179,8 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
 def main() -> None:
     OUT.mkdir(exist_ok=True)
     images, names = drawings()
-    known = [n for n in names if n not in NEW]
-    rows = range(20)
+    known = [n for n in example.THINGS if n not in NEW]
+    rows = range(example.PER_CLASS)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "drawings.vqp"
         model = Model(size=example.SIZE)
@@ -179,12 +191,13 @@ def main() -> None:
             page.open(client.url)
             tell(page, client, Path(folder))
             page.close()
+            client.change("undo", steps=client.about()["can_undo"] - 1)  # all that was taught on the page
             dark = Browser(1000, 720, dark=True)
             dark.open(client.url)
             sketch(dark, BICYCLE)
             time.sleep(1)
             picture(dark, "dark")
-            dark.resize(390, 780, 2)
+            dark.resize(390, 844, 2)
             for name in ("draw", "look", "teach"):
                 dark.tab(name)
                 time.sleep(0.6)

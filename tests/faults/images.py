@@ -78,8 +78,9 @@ def black_png(width: int, height: int, bits: int = 8, filled: bool = True) -> by
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    packer, row = zlib.compressobj(1), bytes(1 + width * bits // 8) if filled else b""
-    body = b"".join([packer.compress(row) for _ in range(height if filled else 1)]) + packer.flush()
+    size = (1 + width * bits // 8) * height if filled else 0
+    packer, parts = zlib.compressobj(1), [min(1 << 20, size - start) for start in range(0, size, 1 << 20)]
+    body = b"".join([packer.compress(bytes(part)) for part in parts]) + packer.flush()
     header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 

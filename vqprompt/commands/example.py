@@ -22,8 +22,8 @@ def example(
     write_example(folder)
     print_plain(f"wrote {folder}/first (five classes), {folder}/later (one more) and {folder}/ask. Now try:\n")
     for command in (
-        f"learn my.vqp {folder}/first     # teach five classes",
-        f"learn my.vqp {folder}/later     # next month: one more",
-        f"predict my.vqp {folder}/ask     # a house, an umbrella, and something it was never taught",
+        f"learn my.vqp {folder}/first --size 112   # teach five classes; 112 px are enough for drawings",
+        f"learn my.vqp {folder}/later              # next month: one more",
+        f"predict my.vqp {folder}/ask              # a house, an umbrella, and something it was never taught",
     ):
         print_plain(f"  vqprompt {command}")

@@ -22,7 +22,10 @@ def serve(
         ),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Start with a model that knows 50 kinds of drawings, to try it out.")
+        bool, typer.Option("--example", help="Start with a model that knows 20 kinds of drawings, to try it out.")
+    ] = False,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="Also for phones on the same network: prints a code to scan. Uses https.")
     ] = False,
     host: Annotated[
         str, typer.Option(help="The address to listen on. One that other machines can reach needs a token.")
@@ -59,17 +62,24 @@ def serve(
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import python_multipart  # noqa: F401
+        import segno  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
+    from vqprompt.product.serve.lan import MEANS, code_to_scan
     from vqprompt.product.serve.limits import Limits
     from vqprompt.product.serve.models import ModelDefaults
     from vqprompt.product.serve.server import Settings
     from vqprompt.product.serve.server import serve as run
 
+    if lan and host != "127.0.0.1":
+        raise UserError(f"--lan chooses the address itself; leave out --host {host}")
+
     def ready(url: str) -> None:
         print_plain(f"ready after {time.monotonic() - started:.0f} s: {url}", style="bold")
-        if token is not None:
+        if lan:
+            print_plain(f"{code_to_scan(url)[0]}\n{MEANS}")
+        elif token is not None:
             print_plain("the page asks for the token; programs send it as Authorization: Bearer TOKEN")
         if example and model is None:
             print_plain("what you teach the example is lost when it stops; vqprompt serve --example NAME.vqp keeps it")
@@ -82,5 +92,6 @@ def serve(
     settings = Settings(
         model, example, host, port, token, Limits.parse(limit or []),
         ModelDefaults(backbone or ModelDefaults.backbone, size, device), tuple(n.lower() for n in allow_host or ()),
+        lan,
     )  # fmt: skip
     run(settings, print_plain, ready)

@@ -30,6 +30,7 @@ from vqprompt.core.files import make_folder, open_regular, read_at, replacing
 FORMER = "~/.cache/vqprompt"  # the folder on every system, before each system had its own
 PARTS = {
     "images": "decoded images", "queries": "features", "unpacked": "unpacked archives", "hashes": "hashes of files",
+    "kernels": "compiled kernels",
 }  # fmt: skip
 
 
@@ -58,7 +59,7 @@ class CachePart:
 
 
 def list_cache() -> list[CachePart]:
-    """Everything that the cache keeps of images. (Weights and data sets that were downloaded are not listed.)"""
+    """Everything in the cache that can be made again. (Weights and data sets that were downloaded are not listed.)"""
     parts = []
     for name, what in PARTS.items():
         folder = cache_folder() / name
@@ -68,7 +69,7 @@ def list_cache() -> list[CachePart]:
 
 
 def clear_cache() -> None:
-    """Delete everything that the cache keeps of images. It is made again when it is needed."""
+    """Delete everything in the cache that can be made again when it is needed."""
     for part in list_cache():
         if part.folder.is_dir():
             shutil.rmtree(part.folder)

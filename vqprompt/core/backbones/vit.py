@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,12 @@ tokens  all rows become tokens of the sequence at that block, and stay (prompt t
 """
 
 
+TILES = {  # of FlexAttention, for a few hundred tokens; measured on an H200
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_BLOCK_M1": 32,
+    "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32, "bwd_num_warps": 4, "bwd_num_stages": 3,
+    "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
+}  # fmt: skip
+
 Prompts = Mapping[int, Tensor]
 """Prompts by block: [B or 1, L_p, D] each."""
 
@@ -40,6 +46,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.mask: Any = None  # of FlexAttention; set by `compile_blocks`
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
@@ -57,7 +64,17 @@ class Attention(nn.Module):
             k = torch.cat([prefix_k.expand(x.shape[0], -1, -1), k], dim=1)
             v = torch.cat([prefix_v.expand(x.shape[0], -1, -1), v], dim=1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return linear(self.proj, self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention [B, heads, tokens, 64 or another width]. Where the same bits are wanted, compiled code on CUDA uses
+        FlexAttention: PyTorch's other kernels that repeat their bits have large tiles, for longer sequences."""
+        repeats = torch.compiler.is_compiling() and torch.are_deterministic_algorithms_enabled()
+        if self.mask is None or not repeats or q.dtype != torch.bfloat16 or q.shape[3] != 64 or 1 in q.shape:
+            return F.scaled_dot_product_attention(q, k, v)
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention(q, k, v, block_mask=self.mask, kernel_options=cast(Any, TILES))
 
     def prefix(self, prompt: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
         """The rows that join the keys and those that join the values."""
@@ -76,7 +93,17 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(gelu(self.fc1(x)))
+        if not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
+            rows = torch._addmm_activation(self.fc1.bias, x.flatten(0, 1), self.fc1.weight.T, use_gelu=True)
+            return linear(self.fc2, rows.unflatten(0, x.shape[:2]))  # the product applied GELU to its own output
+        return linear(self.fc2, gelu(linear(self.fc1, x)))
+
+
+def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer. In bf16 the bias is added apart: compiled code adds it in the next kernel, and PyTorch looks for
+    the kernel of a product with bias again at every call, which takes 0.2 ms."""
+    apart = layer.weight.dtype == torch.bfloat16
+    return F.linear(x, layer.weight) + layer.bias if apart else F.linear(x, layer.weight, layer.bias)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -113,6 +140,13 @@ def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
     """A small two-layer network beside the MLP (AdaptFormer, Chen et al. 2022)."""
     down, down_bias, up, up_bias = (t.to(x.dtype) for t in adapter)
     return F.linear(F.linear(x, down, down_bias).relu(), up, up_bias)
+
+
+def any_batch(*inputs: Tensor | None) -> None:
+    """Call it before compiled code, so that one compilation serves batches of every size (but 1)."""
+    for tensor in inputs:
+        if tensor is not None and len(tensor) > 1:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 class PatchEmbed(nn.Module):
@@ -174,6 +208,8 @@ class ViT(nn.Module):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
+            if self.compiled:
+                any_batch(x, prompt)
             x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
             if last - class_tokens < i < last:
                 earlier.insert(0, x[:, :1])
@@ -221,9 +257,17 @@ class ViT(nn.Module):
 
         any_length: for prompts that stay in the sequence, which then gets longer from block to block.
         """
-        # one variant per combination of: prompted or not, learning or not, last block or not, batch size
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        # about ten variants per method: prompted or not, learning or not, last block or not; all of them are wanted
+        limits = torch._dynamo.config
+        limits.recompile_limit = limits.accumulated_recompile_limit = max(limits.recompile_limit, 1024)
+        mask = None
+        if self.cls_token.is_cuda and not any_length:  # "every query sees every key"; else it is made at every call
+            from torch.nn.attention.flex_attention import BlockMask
+
+            one, zero = (torch.full([1, 1, 1], n, dtype=torch.int32, device=self.cls_token.device) for n in (1, 0))
+            mask = BlockMask.from_kv_blocks(one, zero[..., None], BLOCK_SIZE=1 << 30, seq_lengths=(1, 1))
         for block in self.blocks:
+            cast(Block, block).attn.mask = mask
             block.compile(dynamic=any_length)
         self.compiled = True
         return self

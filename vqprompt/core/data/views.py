@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViTConfig
+from vqprompt.core.backbones.vit import ViTConfig, any_batch
 
 ATTEMPTS = 10  # random boxes to try before the central one is taken, as in Inception
 
@@ -164,4 +164,6 @@ def render(
     see `change_colors`.
     """
     mean, std = _normalization(config, pixels.device)
+    if compiled:
+        any_batch(pixels, boxes, flips, colors)
     return (_compiled_draw() if compiled else _draw)(pixels, boxes, flips, config.image_size, mean, std, dtype, colors)

@@ -17,6 +17,8 @@ Attribute = int | float | str | Sequence[int]
 OPSET, IR_VERSION = 20, 9
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7}
 COLUMNS = 80
+ONLY_HERE = ("MatMulIntegerToFloat",)  # operators of ONNX Runtime that ONNX does not have
+DOMAIN = b"com.microsoft"
 LARGE = 1024  # bytes from which a weight is passed in memory
 
 
@@ -66,6 +68,7 @@ class Graph:
         graph = b"".join(_bytes(number, content) for number, contents in fields for content in contents)
         entries = [_entry(key, value) for key, value in (metadata or {}).items()]
         parts = [_int(1, IR_VERSION), _bytes(2, b"vqprompt"), _bytes(7, graph), _bytes(8, _int(2, OPSET))]
+        parts.append(_bytes(8, _bytes(1, DOMAIN) + _int(2, 1)) if DOMAIN in graph else b"")
         return b"".join([*parts, *(_bytes(14, entry) for entry in entries)])
 
 
@@ -84,7 +87,8 @@ class Session:
         # our graphs are written as they should run: to rewrite them takes time and gains none
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         # to copy the weights into another order takes time and as much memory again; a run is then 5 to 8 % faster
-        options.add_session_config_entry("session.disable_prepacking", "1")
+        integers = any(array.dtype == np.int8 for array in graph.weights.values())  # they are small
+        options.add_session_config_entry("session.disable_prepacking", str(int(not integers)))
         # idle threads sleep: they would take time from other images that are computed at the same moment
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         large = {name: array for name, array in graph.weights.items() if array.nbytes >= LARGE}
@@ -128,7 +132,8 @@ def _entry(key: str, value: str) -> bytes:
 
 def _node(kind: str, inputs: Iterable[str], outputs: Iterable[str], attributes: Mapping[str, Attribute]) -> bytes:
     parts = [_bytes(1, name.encode()) for name in inputs] + [_bytes(2, name.encode()) for name in outputs]
-    return b"".join([*parts, _bytes(4, kind.encode()), *(_bytes(5, _attribute(*pair)) for pair in attributes.items())])
+    parts += [_bytes(4, kind.encode()), *(_bytes(5, _attribute(*pair)) for pair in attributes.items())]
+    return b"".join([*parts, _bytes(7, DOMAIN) if kind in ONLY_HERE else b""])
 
 
 def _attribute(name: str, value: Attribute) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import cache
+from pathlib import Path
 
 import psutil
 
@@ -11,3 +13,12 @@ def cpu_cores() -> int:
     """How many cores this process may use."""
     process = psutil.Process()
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+
+
+@cache
+def has_vnni() -> bool:
+    """Whether the processor multiplies 8-bit integers without overflow, and fast. Known on Linux only."""
+    try:
+        return bool({"avx512_vnni", "avx_vnni"} & set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split()))
+    except OSError:
+        return False

@@ -16,6 +16,7 @@ import torch
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
+from vqprompt.core.files import cache_folder
 from vqprompt.core.runtime.distributed import ALONE, Ranks, joined
 
 
@@ -49,6 +50,7 @@ class Runtime:
         compiled = compile == "on" or (compile == "auto" and chosen.type == "cuda")
         if compiled:
             torch._dynamo.config.suppress_errors = compile == "auto"  # without a compiler, run as written
+            keep_kernels(cache_folder() / "kernels")
         return cls(chosen, pick_precision(precision, chosen), compiled, deterministic, ranks)
 
     def alone(self) -> Runtime:
@@ -67,6 +69,14 @@ class Runtime:
 
     def repeatable(self) -> AbstractContextManager[None]:
         return repeatable_kernels(self.device, self.deterministic)
+
+
+def keep_kernels(folder: Path) -> None:
+    """Keep compiled kernels here, if it can be written to, and not among temporary files, as PyTorch does."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def pick_device(name: str) -> torch.device:
@@ -141,20 +151,12 @@ def derive_seed(*parts: int | str) -> int:
 _seeding = threading.RLock()  # PyTorch has one random state for all threads
 
 
-class seeded:
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
     """Draw from a seed inside the block and leave the caller's random state as it was. One thread at a time."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __enter__(self) -> None:
-        _seeding.acquire()
-        self.state = torch.random.get_rng_state()
-        torch.default_generator.manual_seed(self.seed)
-
-    def __exit__(self, *error: object) -> None:
-        torch.random.set_rng_state(self.state)
-        _seeding.release()
+    with _seeding, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 # ------------------------------------------------------------------------------------------------------ machine

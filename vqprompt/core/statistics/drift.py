@@ -133,6 +133,6 @@ def _decompose(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         v, s, u = _decompose(x.T)
         return u, s, v
     values, u = torch.linalg.eigh(x @ x.T)
-    found = values > 1e-12 * values[-1].clamp(min=TINY)
-    u, s = u[:, found], values[found].sqrt()
+    nonzero = values > 1e-12 * values[-1].clamp(min=TINY)
+    u, s = u[:, nonzero], values[nonzero].sqrt()
     return u, s, x.T @ (u / s)

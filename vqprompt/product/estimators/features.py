@@ -52,8 +52,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_labels(y)
-        self._forget()
-        return self._take_in(X, y, np.unique(y))
+        self._reset()
+        return self._add_rows(X, y, np.unique(y))
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ClosedFormClassifier:
         """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
@@ -62,9 +62,9 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_labels(y)
         if first:
-            self._forget()
+            self._reset()
         announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
-        return self._take_in(X, y, announced)
+        return self._add_rows(X, y, announced)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [n, classes]; for two classes [n]: the score of the second minus the score of the first."""
@@ -86,12 +86,12 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     # ------------------------------------------------------------------ sums
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         for name in ("classes_", "class_count_", "means_", "_scatter"):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def _take_in(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
+    def _add_rows(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
         self._make_room(announced, X.shape[1])
         places = np.searchsorted(self.classes_, y)
         for place in np.unique(places):

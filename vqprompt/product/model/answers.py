@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,3 @@ class Answer:
     classes: tuple[tuple[str, float], ...]
     familiarity: float
     note: str = ""
-
-
-class PromptUse(TypedDict):
-    """A prompt that an image uses. block: in which block of the network, from 0. prompt: which of the block's prompts.
-    attention: how much of the class token's attention it got there, from 0 to 1, over all heads."""
-
-    block: int
-    prompt: int
-    attention: float

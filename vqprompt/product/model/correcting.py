@@ -18,6 +18,7 @@ from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
+from vqprompt.product.model.network import to_teach
 from vqprompt.product.model.pictures import (
     UNKNOWN,
     Picture,
@@ -211,7 +212,7 @@ class Correcting:
             raise UserError(
                 f"{name!r} has {record.count} images, and of this one the features are not remembered; give its file"
             )
-        for feature in self.extractor_of(self.knowledge).of(given) if given else ():
+        for feature in to_teach(self.extractor_of(self.knowledge)).of(given) if given else ():
             if isinstance(feature, Exception):
                 raise feature
             features = np.concatenate([features, to_fixed_point(feature)[None]])

@@ -65,7 +65,7 @@ def measure_seconds(extractor: Extractor, side: int, at_once: int) -> float:
     seconds = []
     for _ in range(4):
         started = time.monotonic()
-        count = len(list(extractor.of([blank] * 4 * at_once)))
+        count = len(list(extractor.of([blank] * at_once)))
         seconds.append((time.monotonic() - started) / count)
         if len(seconds) > 1 and sum(seconds) * count > 1:
             break

@@ -31,7 +31,7 @@ from vqprompt.product.model.extractor import Extractor, Opener
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
-from vqprompt.product.model.network import Network, open_extractor
+from vqprompt.product.model.network import Network, open_extractor, to_teach
 from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.predicting import Predicting
@@ -244,7 +244,7 @@ class Model(Predicting, Correcting, OnTheHub):
                 pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))
             check_spelling(before.classes, pictures.names)
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
-            extractor, side = self.extractor_of(before), self.backbone.side
+            extractor, side = to_teach(self.extractor_of(before)), self.backbone.side
             before = self.knowledge  # of a new model, with the world under its network
             at_once = fits(pictures, side)
             if not at_once:

@@ -18,6 +18,7 @@ from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.onnx.graph import COLUMNS, Graph, Session
 from vqprompt.core.onnx.vit import class_tokens_graph
+from vqprompt.core.runtime.cores import has_vnni
 from vqprompt.product.model.efforts import Trained, check_trained, linear_weight
 from vqprompt.product.model.extractor import Array, cores, joined_blocks, load, measure_seconds, parallel
 from vqprompt.product.model.pictures import Picture
@@ -28,18 +29,27 @@ TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/b
 class OnnxFeatures:
     """An `Extractor`. weights: of the backbone. size: of images; None: the backbone's own. crop: side of the central
     crop, as a fraction of the short side; 0: the whole image, squashed. trained: what changes the network, if anything
-    was trained."""
+    was trained. in_digits: see `to_teach`."""
 
-    def __init__(self, weights: Weights, size: int | None, crop: float, trained: Trained | None = None) -> None:
-        self.weights, self.crop = weights, crop
+    def __init__(
+        self, weights: Weights, size: int | None, crop: float, trained: Trained | None = None, in_digits: bool = False
+    ) -> None:
+        self.weights, self.crop, self._settings = weights, crop, (weights, size, crop, trained)
         resized = weights.resized(size)
         self.size, self.side = resized.config.image_size, stored_side(resized.config.image_size)
-        self._graph, features, self.width = features_graph(resized, crop, trained)
+        self._graph, features, self.width = features_graph(resized, crop, trained, in_digits=in_digits)
         self._graph.output(features, "features", "n", self.width)
 
     @property
     def fingerprint(self) -> str:
         return self.weights.fingerprint
+
+    @cached_property
+    def to_teach(self) -> OnnxFeatures:
+        """Faster for many images, where the processor has integer products. Features then differ by 2e-4, which is what
+        a model keeps of them anyway (`records.STEP`). To begin takes longer, so questions are answered without it. To
+        unlearn an image leaves such a difference in a sum, if the image was taught on a processor of the other kind."""
+        return OnnxFeatures(*self._settings, in_digits=True) if has_vnni() else self
 
     @cached_property
     def _on_several_cores(self) -> Session:
@@ -69,19 +79,21 @@ class OnnxFeatures:
 
 
 def features_graph(
-    weights: Weights, crop: float, trained: Trained | None, packed: bool = False
+    weights: Weights, crop: float, trained: Trained | None, packed: bool = False, in_digits: bool = False
 ) -> tuple[Graph, str, int]:
     """A graph from squashed pixels and aspect ratios to features, the name of the features [n, D] in it, and D.
-    packed: see `class_tokens_graph`."""
+    packed, in_digits: see `class_tokens_graph`."""
     config, side = weights.config, stored_side(weights.config.image_size)
     blocks = joined_blocks(config)
     if trained is None:
-        graph, tokens = class_tokens_graph(weights.arrays, config, side, crop, blocks, packed=packed)
+        graph, tokens = class_tokens_graph(
+            weights.arrays, config, side, crop, blocks, packed=packed, in_digits=in_digits
+        )
         return graph, graph.op("Concat", *tokens, axis=1), blocks * config.width
     check_trained(trained, config)
     mirrored = bool(trained.options.get("mirror", True))
     arrays, prompts = changed(weights, trained), prompts_of(trained)
-    graph, tokens = class_tokens_graph(arrays, config, side, crop, blocks, prompts, mirrored, packed)
+    graph, tokens = class_tokens_graph(arrays, config, side, crop, blocks, prompts, mirrored, packed, in_digits)
     tokens = [graph.op("Mul", graph.op("LpNormalization", t, axis=1), graph.constant(TOKEN_LENGTH)) for t in tokens]
     features = graph.op("Concat", *tokens, axis=1)
     if mirrored:  # the average over an image and its mirror image
@@ -95,9 +107,9 @@ def changed(weights: Weights, trained: Trained) -> dict[str, Array]:
     arrays, tensors = dict(weights.arrays), trained.tensors
     arrays |= {name.removeprefix("vit."): tensor for name, tensor in tensors.items() if name.startswith("vit.")}
     for name in tensors:
-        if found := re.fullmatch(r"up(\d+)", name):
-            key = linear_weight(int(found[1]))
-            arrays[key] = arrays[key] + tensors[name] @ tensors[f"down{found[1]}"]
+        if up := re.fullmatch(r"up(\d+)", name):
+            key = linear_weight(int(up[1]))
+            arrays[key] = arrays[key] + tensors[name] @ tensors[f"down{up[1]}"]
     return arrays
 
 

@@ -1,23 +1,19 @@
-"""Ask a model: classes, probabilities, features, and which prompts an image uses."""
+"""Ask a model: classes, probabilities, features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.answers import Answer, PromptUse
+from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.extractor import Extractor
 from vqprompt.product.model.knowledge import Knowledge, Solution
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
-
-if TYPE_CHECKING:
-    from vqprompt.product.model.efforts import Trained
-    from vqprompt.product.model.features import Features
 
 
 class Predicting:
@@ -30,9 +26,6 @@ class Predicting:
 
     def extractor_of(self, known: Knowledge) -> Extractor:
         """What computes the features that a version of the model knows its classes by."""
-        raise NotImplementedError
-
-    def _in_torch(self, trained: Trained | None) -> Features:
         raise NotImplementedError
 
     def predict(
@@ -75,17 +68,6 @@ class Predicting:
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
         return _solution(self.knowledge).judge(features)
-
-    def prompts_used(self, pictures: ImageLike | Sequence[ImageLike]) -> list[list[PromptUse]]:
-        """Which prompts each image uses, block by block; an empty list per image for models without prompts."""
-        given: Any = [pictures] if _is_one(pictures) else pictures
-        wrapped, _ = find_pictures(list(given), "picture")
-        known = self.knowledge
-        if known.trained is None or "pool.prompts" not in known.trained.tensors:
-            return [[] for _ in wrapped]
-        from vqprompt.product.model.prompt_use import prompts_used  # PyTorch, which is slow to import
-
-        return prompts_used(self._in_torch(known.trained), known.trained, wrapped)
 
     def check_taught(self) -> None:
         _solution(self.knowledge)

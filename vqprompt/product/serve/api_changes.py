@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
@@ -21,14 +20,11 @@ from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.api_predict import check_image
 from vqprompt.product.serve.changes import KINDS, NO_LABEL, Body, Check, Teach
 from vqprompt.product.serve.errors import Conflict, Refused, TooLarge
-from vqprompt.product.serve.jobs import ENDED, Job
+from vqprompt.product.serve.jobs import ENDED
 from vqprompt.product.serve.models import ServedModel
-from vqprompt.product.serve.state import State
 from vqprompt.product.serve.uploads import Upload
 
 router = APIRouter()
-BETWEEN_EVENTS = 0.15  # seconds
-QUIET = 10.0  # seconds after which an unchanged state is sent again, to keep a stream of events open
 UPLOAD_FORM = {
     "type": "object",
     "required": ["files"],
@@ -228,26 +224,6 @@ async def job(
     ):
         await asyncio.sleep(0.05)
     return followed.to_json()
-
-
-@router.get("/jobs/{job}/events", tags=["jobs"], summary="Its progress as server-sent events, until it has ended")
-async def events(request: Request, job: str) -> StreamingResponse:
-    state = state_of(request)
-    return StreamingResponse(_events(state.jobs.get(job), state), media_type="text/event-stream")
-
-
-async def _events(job: Job, state: State) -> AsyncIterator[str]:
-    last, quiet = "", 0.0
-    while not state.closing:
-        now = job.to_json()
-        text = json.dumps({**now, "elapsed": None, "remaining": None})
-        if text != last or quiet >= QUIET:
-            last, quiet = text, 0.0
-            yield f"event: {now['state']}\ndata: {json.dumps(now)}\n\n"
-        if now["state"] in ENDED:
-            return
-        await asyncio.sleep(BETWEEN_EVENTS)
-        quiet += BETWEEN_EVENTS
 
 
 @router.post("/jobs/{job}/cancel", tags=["jobs"], status_code=202, response_model=JobAnswer)

@@ -12,8 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from vqprompt.core.errors import UserError
-from vqprompt.product.model.efforts import EFFORTS, check_effort
+from vqprompt.product.model.efforts import EFFORTS, TRAINING
 from vqprompt.product.serve.changes import check_taught
 from vqprompt.product.serve.errors import NotThere
 from vqprompt.product.serve.models import ServedModel
@@ -33,6 +32,7 @@ def find(request: Request, name: str | None) -> ServedModel:
 
 @router.get("/models", summary="All models, and the efforts that teaching can have")
 def models(request: Request) -> dict[str, Any]:
+    """passes: the most work that an effort does, as a multiple of looking once at each image."""
     return {
         "models": [
             {
@@ -41,16 +41,13 @@ def models(request: Request) -> dict[str, Any]:
             }
             for m in state_of(request).models
         ],
-        "efforts": {name: says for name, says in EFFORTS.items() if _possible(name)},
+        "efforts": {name: {"says": says, "passes": _passes(name)} for name, says in EFFORTS.items()},
     }  # fmt: skip
 
 
-def _possible(effort: str) -> bool:
-    try:
-        check_effort(effort)
-    except UserError:
-        return False
-    return True
+def _passes(effort: str) -> float:
+    training = TRAINING.get("best" if effort == "auto" else effort)
+    return 1 if training is None else training.training["epochs"] * (training.passes + 1)
 
 
 @router.get("/models/{name}", summary="Everything about a model")
@@ -61,7 +58,6 @@ def model(request: Request, name: str) -> dict[str, Any]:
         **snapshot.shown,
         "name": name,
         "drawings": served.drawings,
-        "prompt_use": snapshot.prompt_use(),
     }
 
 
@@ -72,9 +68,9 @@ def confusion(request: Request, name: str) -> dict[str, Any]:
     cells: [class, class it is taken for, number of images]. The classes are given by their position in `classes`; pairs
     that never occur are left out.
     """
-    found = find(request, name).snapshot.left_out
-    cells = [[a, b, n] for (a, b), n in found.confusion().items()]
-    return {"classes": found.classes, "cells": cells, "tested": len(found.images)}
+    left_out = find(request, name).snapshot.left_out
+    cells = [[a, b, n] for (a, b), n in left_out.confusion().items()]
+    return {"classes": left_out.classes, "cells": cells, "tested": len(left_out.images)}
 
 
 @router.get("/models/{name}/confusion/images", summary="The images behind one cell of the confusion")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
 from vqprompt.product.model.answers import Answer
@@ -49,9 +48,6 @@ class Prediction(BaseModel):
     classes: list[Share]
     familiarity: float | None
     note: str = Field(description="Words to show instead of percentages, where too few images were taught.")
-    prompts: list[dict[str, Any]] | None = Field(
-        description="Prompts that the image used: block, prompt, and its share of attention. None for models without."
-    )
     model: str
     version: int
 
@@ -61,32 +57,27 @@ Strictness = Annotated[float, Query(ge=-100, le=100, description="Above 0, more 
 
 
 @router.post("/predict", summary="What is in an image", response_model=Prediction, openapi_extra=IMAGE_BODY)
-async def predict(
-    request: Request, model: str | None = None, top: Top = 5, strictness: Strictness = 0.0, prompts: bool = False
-) -> Response:
+async def predict(request: Request, model: str | None = None, top: Top = 5, strictness: Strictness = 0.0) -> Response:
     """The image is the body of the request, or the field `file` of a form. model: required if there are several."""
-    return await _predict(request, find(request, model), top, strictness, prompts)
+    return await _predict(request, find(request, model), top, strictness)
 
 
 @router.post(
     "/models/{name}/predict", summary="What is in an image", response_model=Prediction, openapi_extra=IMAGE_BODY
 )
-async def predict_with(
-    request: Request, name: str, top: Top = 5, strictness: Strictness = 0.0, prompts: bool = False
-) -> Response:
+async def predict_with(request: Request, name: str, top: Top = 5, strictness: Strictness = 0.0) -> Response:
     """The image is the body of the request, or the field `file` of a form."""
-    return await _predict(request, find(request, name), top, strictness, prompts)
+    return await _predict(request, find(request, name), top, strictness)
 
 
-async def _predict(request: Request, served: ServedModel, top: int, strictness: float, prompts: bool) -> Response:
+async def _predict(request: Request, served: ServedModel, top: int, strictness: float) -> Response:
     content = await _image_of(request)
     state, snapshot = state_of(request), served.snapshot
     with state.metrics.seconds.time():
         (answer,) = await state.batcher.ask(snapshot, [content], top)
-    used = await run_in_threadpool(snapshot.prompts_used, content) if prompts else None
-    found = as_prediction(answer, snapshot, strictness)
-    state.metrics.predictions.labels(served.name, "unknown" if found["unknown"] else "known").inc()
-    return JSONResponse({**found, "classes": found["classes"][:top], "prompts": used})
+    prediction = as_prediction(answer, snapshot, strictness)
+    state.metrics.predictions.labels(served.name, "unknown" if prediction["unknown"] else "known").inc()
+    return JSONResponse({**prediction, "classes": prediction["classes"][:top]})
 
 
 def as_prediction(answer: Answer, snapshot: Snapshot, strictness: float = 0.0) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from vqprompt._version import __version__
 from vqprompt.core.errors import UserError
-from vqprompt.product.serve import api_changes, api_models, api_predict, inference, label_studio
+from vqprompt.product.serve import api_changes, api_models, api_predict, api_state, inference, label_studio
 from vqprompt.product.serve.errors import NoSpace, Refused, error_body
 from vqprompt.product.serve.guard import Guard
 from vqprompt.product.serve.state import State
@@ -54,7 +54,7 @@ def make_app(
         lifespan=lifespan, responses={"4XX": {"model": ErrorAnswer}},
     )  # fmt: skip
     app.state.serving = state
-    for part in (api_models, api_predict, api_changes, inference, label_studio):
+    for part in (api_models, api_predict, api_changes, api_state, inference, label_studio):
         app.include_router(part.router)
     app.add_exception_handler(UserError, _user_error)
     app.add_exception_handler(OSError, _system_error)

@@ -107,11 +107,11 @@ class Batcher:
         top = max(a.top for a in batch)
         self.metrics.batch_images.observe(len(batch))
         try:
-            found: list[Any] = list(batch[0].snapshot.model.try_answers([a.image for a in batch], top=top))
+            answers: list[Any] = list(batch[0].snapshot.model.try_answers([a.image for a in batch], top=top))
         except Exception as error:
             traceback.print_exc()
-            found = [error] * len(batch)
-        for number, (asked, answer) in enumerate(zip(batch, found, strict=True), start=1):
+            answers = [error] * len(batch)
+        for number, (asked, answer) in enumerate(zip(batch, answers, strict=True), start=1):
             if isinstance(answer, ImageError):
                 answer = NotAnImage(str(answer).removeprefix(f"image {number}: "))
             elif isinstance(answer, MemoryError):

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.correcting import check_known
@@ -286,10 +287,9 @@ class Export(Body):
 
 
 def export(change: Change, body: Export, tell: Tell) -> JobUpdate:
-    from vqprompt.product.export.onnx import export_onnx  # slow to import
+    from vqprompt.product.export.onnx import onnx_file  # slow to import
 
-    export_onnx(open_model(change), change.target)
-    change.target.with_name(f"{change.target.name}.json").unlink()  # it names the classes, and nobody downloads it
+    write_atomically(change.target, onnx_file(open_model(change))[0])
     return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
 

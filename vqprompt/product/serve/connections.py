@@ -41,7 +41,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             full = False
         self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # so that every byte that a client does not read is noticed
+        transport.set_write_buffer_limits(1)  # what a client does not read is noticed at once; TLS would stop at 0
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:

@@ -178,7 +178,7 @@ def _files(data: Any) -> list[Given]:
 
 def _binary_files(tensors: bytes) -> list[Given]:
     """Each file is preceded by its length in four bytes."""
-    found: list[Given] = []
+    images: list[Given] = []
     place = 0
     while place < len(tensors):
         if place + 4 > len(tensors):
@@ -187,9 +187,9 @@ def _binary_files(tensors: bytes) -> list[Given]:
         content = tensors[place + 4 : place + 4 + length]
         if len(content) != length:
             raise Refused("the binary tensor ends in the middle of an image")
-        found.append(check_image(content))
+        images.append(check_image(content))
         place += 4 + length
-    return found
+    return images
 
 
 def _pixels(data: Any, shape: list[int], kind: Any) -> list[Given]:

@@ -198,8 +198,8 @@ class Jobs:
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=worker.main, args=(theirs,), daemon=True)
-        self._process.start()
+        (process := context.Process(target=worker.main, args=(theirs,), daemon=True)).start()
+        self._process = process
         theirs.close()
 
     def _stop_worker(self) -> JobUpdate | None:

@@ -37,18 +37,18 @@ class Limits:
     @classmethod
     def parse(cls, given: Sequence[str]) -> Limits:
         """From `name=number`, as on the command line."""
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for text in given:
             name, _, number = text.partition("=")
             try:
-                found[name] = float(number)
+                limits[name] = float(number)
             except ValueError:
                 raise UserError(f"--limit {text!r}: give a name and a number, such as upload_mb=1000") from None
             if name not in {f.name for f in fields(cls)}:
                 raise UserError(f"--limit {text!r}: there is no such limit; the limits are\n{cls.described()}")
-            if not 0 <= found[name] < 1e9 or (found[name] < 1 and name != "thumbnails"):
+            if not 0 <= limits[name] < 1e9 or (limits[name] < 1 and name != "thumbnails"):
                 raise UserError(f"--limit {text!r}: give a number from 1 (thumbnails: from 0)")
-        return replace(cls(), **found)
+        return replace(cls(), **limits)
 
     @classmethod
     def described(cls) -> str:

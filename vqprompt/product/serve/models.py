@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,9 +35,6 @@ class Snapshot:
     name: str
     version: int
     model: Model
-    _used: dict[tuple[int, int], float] = field(init=False, default_factory=lambda: defaultdict(float))
-    _asked: int = field(init=False, default=0)
-    _counting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     @cached_property
     def left_out(self) -> LeftOutAnswers:
@@ -59,21 +55,6 @@ class Snapshot:
         """The images it has learned, by their content: uint64 [n]."""
         learned = [record.ids for record in self.model.knowledge.records.values()]
         return np.concatenate(learned) if learned else np.zeros(0, np.uint64)
-
-    def prompts_used(self, image: Any) -> list[dict[str, Any]] | None:
-        """The prompts that an image uses, block by block, which are also counted; None for models without prompts."""
-        (found,) = self.model.prompts_used([image])
-        with self._counting:
-            for use in found:
-                self._used[use["block"], use["prompt"]] += use["attention"]
-            self._asked += bool(found)
-        return [dict(use) for use in found] or None
-
-    def prompt_use(self) -> dict[str, Any] | None:
-        """How much the prompts were used, on average, by the images that were asked with `prompts`."""
-        with self._counting:
-            used = [{"block": b, "prompt": p, "attention": w / self._asked} for (b, p), w in sorted(self._used.items())]
-            return {"images": self._asked, "prompts": used} if used else None
 
 
 @dataclass(eq=False)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from vqprompt.core.errors import UserError
+from vqprompt.core.files.cache import cache_folder
 from vqprompt.product.serve import example
 from vqprompt.product.serve.app import make_app
 from vqprompt.product.serve.connections import with_deadlines
 from vqprompt.product.serve.guard import check_token, is_local
+from vqprompt.product.serve.lan import certificate, network_address
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 from vqprompt.product.serve.state import State, warn
@@ -26,7 +29,7 @@ SECONDS_TO_END = 3  # for answers that are being sent when the server is stopped
 @dataclass(frozen=True)
 class Settings:
     """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it.
-    allow_hosts: names under which a proxy offers the server."""
+    allow_hosts: names under which a proxy offers the server. lan: for phones on the same network, with https."""
 
     model: Path | None = None
     example: bool = False
@@ -36,6 +39,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
     allow_hosts: tuple[str, ...] = ()
+    lan: bool = False
 
 
 def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -> ModelFolder:
@@ -57,7 +61,7 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
     if not path.parent.is_dir():
         raise UserError(f"{path.parent}: no such folder; create it, or give another path")
     if settings.example and not path.exists():
-        say(f"learning {example.PER_CLASS} drawings of each of 50 things …")
+        say(f"learning {example.PER_CLASS} drawings of each of {len(example.THINGS)} things …")
         example.make_example(path, defaults.device)
     elif not path.exists():
         say(f"{path}: a new model; it knows nothing until it is taught")
@@ -75,6 +79,8 @@ def serve(settings: Settings, say: Callable[[str], None], ready: Callable[[str],
 
 def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> Server:
     """A server that has its port and its models, but does not answer yet."""
+    if settings.lan:
+        settings = replace(settings, host=network_address(), token=settings.token or secrets.token_urlsafe(12))
     check_token(settings.host, settings.token)
     listening = _listen(settings.host, settings.port)
     try:
@@ -120,19 +126,22 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready, and ends open streams of events when it is stopped."""
+    """Says when it is ready, and answers that it is not when it is being stopped."""
 
     def __init__(
         self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]
     ) -> None:
         self.state, self._listening, self._tell = state, listening, ready
         host, port = settings.host, listening.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
+        if settings.lan:
+            self.url = state.phone_url = f"{self.url}#token={settings.token}"
         limits = settings.limits
         config = uvicorn.Config(
             make_app(state, settings.token, own_names(host), frozenset(settings.allow_hosts)), ws="none",
             access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
+            ssl_certfile=certificate(host, cache_folder() / "certificates") if settings.lan else None,
         )  # fmt: skip
         super().__init__(config)
 

@@ -50,6 +50,7 @@ class State:
         self.annotated: dict[str, Annotated] = {}  # tasks of Label Studio that wait to be taught, by model
         self.parsing = asyncio.Lock()
         self.closing = False
+        self.phone_url: str | None = None  # for phones on the same network
 
     def close(self) -> None:
         self.closing = True
@@ -72,6 +73,8 @@ class State:
         job = Job(served.name, change, lambda update: self._finish(served, change, upload, update))
         with ExitStack() as until_queued:
             if upload is not None:
+                upload.used_by = job.id
+                upload.check = job.id if kind == "check" else upload.check
                 job.held.enter_context(upload.in_use())
                 until_queued.push(job.held)
             self.jobs.add(job)
@@ -82,7 +85,10 @@ class State:
         done = update.state == "done"
         if done:
             self.gallery.add(served.name, update.thumbnails)
-            if upload is not None and change.kind == "teach" and not change.body.preview:
+        if upload is not None:
+            if change.kind == "check" and done:  # what should not be taught, until a person decides
+                upload.left_out = {f["image"] for f in update.result["findings"] if f["leave_out"]}
+            elif change.kind == "check" or (done and not change.body.preview):
                 upload.waits = False
         if done and change.kind == "unlearn" and change.body.for_good:
             self.jobs.forget_ended(served.name)  # their results name images

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from vqprompt.core.errors import UserError
@@ -40,7 +41,8 @@ def shown_name(name: str | None) -> str:
 
 class Upload:
     """The images of one request. waits: whether a client may still teach it. It is deleted as soon as nobody uses it,
-    and it does not wait or has waited too long."""
+    and it does not wait or has waited too long. left_out: numbers of images that people do not want to teach. check,
+    used_by: ids of the job that looked through it, and of the last job that used it. revision: of what was decided."""
 
     def __init__(self, model: str, folder: Path, expires: float, drop: Callable[[Upload], None]) -> None:
         self.id, self.model = secrets.token_hex(8), model
@@ -48,6 +50,8 @@ class Upload:
         self.waits, self.expires = False, expires
         self._users, self._counting, self._drop = 0, threading.Lock(), drop
         self._names: set[str] = set()
+        self.left_out, self.revision = set[int](), 0
+        self.check = self.used_by = ""
 
     @contextmanager
     def in_use(self) -> Iterator[Upload]:
@@ -74,6 +78,18 @@ class Upload:
             shown += f" ({len(self.images) + 1})"
         self._names.add(shown)
         self.images.append(UploadedImage(shown, label, file))
+
+    def decide(self, numbers: Sequence[int], label: str | None, left_out: bool | None) -> None:
+        """Move images to another class, or leave them out, or take them back in."""
+        if self.is_used:
+            raise Conflict("a job is using this upload; wait until it has ended")
+        if wrong := [n for n in numbers if not 0 <= n < len(self.images)]:
+            raise NotThere(f"the upload has no image {wrong[0]}; it has {len(self.images)}, counted from 0")
+        for number in numbers if label is not None else ():
+            self.images[number] = replace(self.images[number], label=label or "")
+        if left_out is not None:
+            self.left_out = self.left_out | set(numbers) if left_out else self.left_out - set(numbers)
+        self.revision += 1
 
     def without(self, left_out: Sequence[int]) -> tuple[UploadedImage, ...]:
         """Its images, except those with these numbers."""
@@ -105,6 +121,9 @@ class Uploads:
         if upload is None or upload.model != model:
             raise NotThere("there is no such upload: it was taught, deleted, or has expired; upload the images again")
         return upload
+
+    def waiting(self, model: str) -> list[Upload]:
+        return [upload for upload in list(self._held.values()) if upload.model == model and upload.waits]
 
     def delete(self, upload: Upload) -> None:
         if upload.is_used:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from vqprompt.research.methods.base import Method, View
 from vqprompt.research.training.batches import clean_images, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
-BATCH = {"cuda": 256}  # images at a time
+BATCH = {"cuda": 512}  # images at a time
 BATCH_OTHERWISE = 64
 
 
@@ -88,7 +90,7 @@ class Evaluator:
                     features = self.method.features(view)[0].float()
                 yield features
 
-        return self._in_turns(batches, len(images), computed, Stage.STATISTICS, self.progress)
+        return self._in_turns(batches, computed, Stage.STATISTICS, self.progress)
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
@@ -114,11 +116,12 @@ class Evaluator:
         if known is None:
             return self.compute_queries(images)
         own = self._own(batches)
-        return self._in_turns(batches, len(images), lambda: (known[batch] for batch in own), Stage.TESTING, ignore)
+        return self._in_turns(batches, lambda: (known[batch] for batch in own), Stage.TESTING, ignore)
 
     def compute_queries(self, images: Images, mirrored: bool = False) -> ShardedRows:
         """Queries, computed now, of the images as they are or mirrored."""
-        return self._compute(images, _mirrored_query_of if mirrored else _query_of, Stage.TESTING, progress=ignore)
+        work = _mirrored_query_of if mirrored else attrgetter("query")
+        return self._compute(images, work, Stage.TESTING, progress=ignore)
 
     def _known(self, images: Images, again: bool = True) -> Rows | None:
         """Queries from the cache. A backbone that learns gives other ones after every step, so none are kept."""
@@ -147,26 +150,24 @@ class Evaluator:
                     values = compute(view)
                 yield values
 
-        return self._in_turns(batches, len(images), computed, stage, progress or self.progress)
+        return self._in_turns(batches, computed, stage, progress or self.progress)
 
     def _own(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
         """The batches that this process computes."""
         return batches[self.runtime.ranks.rank :: self.runtime.ranks.count]
 
     def _in_turns(
-        self, batches: Sequence[Tensor], count: int, compute: Callable[[], Iterator[Tensor]], stage: Stage,
-        progress: Report,
-    ) -> ShardedRows:  # fmt: skip
-        """Only the first `count` rows are used, because the last batch may have the last image several times."""
+        self, batches: Sequence[Tensor], compute: Callable[[], Iterator[Tensor]], stage: Stage, progress: Report
+    ) -> ShardedRows:
         ranks, sizes = self.runtime.ranks, list(map(len, batches))
-        sizes[-1] -= sum(sizes) - count
+        count = sum(sizes)
 
         def reported() -> Iterator[Tensor]:
             done = 0
             for values, size in zip(compute(), sizes[ranks.rank :: ranks.count], strict=True):
                 done = min(done + size * ranks.count, count)
                 progress(Progress(stage, done, count))
-                yield values[:size]
+                yield values
 
         return ShardedRows(ranks, sizes, reported)
 
@@ -178,12 +179,10 @@ class Evaluator:
             yield
 
     def _batches(self, count: int) -> tuple[Tensor, ...]:
-        """Indices of all images, in order; on CUDA, the last image may come several times."""
-        device = self.runtime.device
-        size, order = BATCH.get(device.type, BATCH_OTHERWISE), torch.arange(count)
-        if device.type == "cuda":  # compiled code needs few shapes: fill the last batch up with the last image
-            size = min(size, 1 << (len(order) - 1).bit_length())
-            order = torch.cat([order, order[-1:].expand(-len(order) % size)])
+        """Indices of all images, in order."""
+        order, size = torch.arange(count), BATCH.get(self.runtime.device.type, BATCH_OTHERWISE)
+        if self.runtime.device.type == "cuda":  # of almost equal size: a small last batch would be slow
+            return torch.tensor_split(order, max(math.ceil(count / size), 1))
         return torch.split(order, size)
 
 
@@ -199,10 +198,6 @@ def evaluation_mode(method: Method) -> Iterator[None]:
         yield
     finally:
         method.train()
-
-
-def _query_of(view: View) -> Tensor:
-    return view.query
 
 
 def _mirrored_query_of(view: View) -> Tensor:

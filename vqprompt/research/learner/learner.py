@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
@@ -242,10 +243,7 @@ class Learner:
         if not (self.method.uses_query and size):
             return None
         chosen = self.evaluator.queries(images).then(lambda queries: cast(Tensor, self.method.choices(queries)))
-        counts = [
-            torch.stack([torch.bincount(column.flatten(), minlength=size) for column in piece.cpu().unbind(1)])
-            for piece in chosen.in_order()
-        ]
+        counts = [F.one_hot(piece, size).transpose(0, 1).flatten(1, -2).sum(1) for piece in chosen.in_order()]
         return torch.stack(counts).sum(0).tolist()
 
     def predictor(self) -> Predictor:

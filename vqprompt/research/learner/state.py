@@ -140,11 +140,6 @@ class SavedState:
         method.to(method.head.weight.device)
         own = {name.removeprefix(METHOD): t for name, t in self.tensors.items() if name.startswith(METHOD)}
         load_tensors(method, own, saved_names(method), str(self.folder))
-        if len(method.head.weight) != method.head.out_features:
-            raise CheckpointError(
-                f"{self.folder}: {method.head.out_features} classes, but a classifier of {len(method.head.weight)}; "
-                "restore it or start over"
-            )
         method.loaded()
         method.eval()
 
@@ -206,8 +201,8 @@ def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
 
 @torch.no_grad()
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
-    """Copy saved tensors into a module. Shapes follow the checkpoint, because heads and statistics grow with the
-    classes."""
+    """Copy saved tensors into a module. Statistics grow with the images and follow the checkpoint; the shapes of
+    parameters follow from the classes and the options."""
     missing, unexpected = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
     if missing or unexpected:
         raise CheckpointError(
@@ -217,6 +212,11 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str],
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
         old = getattr(owner, leaf)
+        if isinstance(old, nn.Parameter) and old.numel() and old.shape != tensor.shape:
+            wanted, given = tuple(old.shape), tuple(tensor.shape)
+            raise CheckpointError(
+                f"{where}: {name} has the shape {given}, but classes and options want {wanted}; restore it"
+            )
         tensor = tensor.to(device=old.device, dtype=old.dtype)
         if isinstance(old, nn.Parameter):
             setattr(owner, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad))

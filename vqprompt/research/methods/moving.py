@@ -187,7 +187,8 @@ class MovingMemory(Method):
         """How many images of new classes [n, D], which nothing was trained on, each readout recognizes among all
         classes. An image is left out of its class's mean, which is then taken to be in doubt as an old class's is."""
         old, covariance = statistics.class_means().double(), statistics.class_covariance().double()
-        doubt, counts = statistics.doubt.double() / len(old), torch.bincount(labels)[labels].double()
+        doubt = getattr(statistics, "doubt", torch.zeros_like(covariance)).double() / len(old)
+        counts = torch.bincount(labels)[labels].double()
         means = torch.cat([old, means_by_class(features, labels, len(old), int(labels.max()) + 1)])
         right = []
         for part, shrinkage in self.readouts:

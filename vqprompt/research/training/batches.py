@@ -37,15 +37,9 @@ class TaskBatches:
     """
 
     def __init__(
-        self,
-        images: Images,
-        labels: Tensor,
-        settings: Training,
-        seed: int,
-        device: torch.device,
-        queries: KnownQueries | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
+        self, images: Images, labels: Tensor, settings: Training, seed: int, device: torch.device,
+        queries: KnownQueries | None = None, ranks: Ranks = ALONE,
+    ) -> None:  # fmt: skip
         self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
         self.queries, self.ranks = queries, ranks
         self._orders = enumerate(self._draw_orders())

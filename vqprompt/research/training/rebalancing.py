@@ -65,14 +65,9 @@ def normalized_cross_entropy(
 
 
 def rebalance(
-    head: nn.Linear,
-    statistics: ClassStatistics,
-    old_classes: int,
-    batch_size: int,
-    settings: Rebalancing,
-    seed: int,
+    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int,
     task_sizes: Sequence[int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Correct the classifier, using only the statistics.
 
     Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
@@ -93,15 +88,21 @@ def rebalance(
         [{"params": list(head.parameters())}], settings.optimizer, settings.lr, settings.weight_decay
     )
 
-    def take_step(inputs: Inputs) -> Losses:
+    count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
+    drawn: Inputs = {}  # the epoch's features and labels, and their order
+    rows = torch.arange(count, device=device)  # those of the next step
+
+    def take_step(_: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)
+        chunk = drawn["order"][rows]
+        features, labels = drawn["features"][chunk], drawn["labels"][chunk]
         sizes = task_sizes if settings.norm_by_task else None
-        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
+        normalized_cross_entropy(head(features), labels, settings.logit_norm, sizes).backward()
         optimizer.step()
+        rows.add_(count)
         return {}
 
     step = GraphedStep(take_step, device)  # recorded, because there are thousands of tiny steps
-    count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
         scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
@@ -116,10 +117,13 @@ def rebalance(
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
-        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
+        for name, values in {"features": features, "labels": labels, "order": order}.items():
+            drawn[name] = drawn[name].copy_(values) if step.graph else values  # a recording reads them where they were
+        rows.remainder_(count)
+        for number in range(epoch * steps, (epoch + 1) * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
-            step({"features": features[chunk], "labels": labels[chunk]})
+            step({})
     optimizer.zero_grad(set_to_none=True)
 
 

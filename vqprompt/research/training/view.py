@@ -16,14 +16,9 @@ class View:
     """A batch of images as a method sees it. Nothing is computed before it is needed."""
 
     def __init__(
-        self,
-        vit: ViT,
-        images: Callable[[], Tensor],
-        query: Tensor | None = None,
-        labels: Tensor | None = None,
-        task: int | None = None,
-        part: Part = WHOLE,
-    ) -> None:
+        self, vit: ViT, images: Callable[[], Tensor], query: Tensor | None = None, labels: Tensor | None = None,
+        task: int | None = None, part: Part = WHOLE,
+    ) -> None:  # fmt: skip
         self.vit, self._images, self._query = vit, images, query
         self.part = part  # of the training batch
         self.labels = labels  # positions in the head; only in training

@@ -1,94 +1,100 @@
 // Ask: an image or the live camera in, the best classes out; and a way to say what it really is.
 
-import { follow, send } from "./api.js";
-import { complain, h, percent, plural, toast } from "./dom.js";
-import { CameraTab, dropzone, isImage } from "./images.js";
-import { state, refresh, undo } from "./model.js";
+import { ended, send } from "./api.js";
+import { button, complain, fill, h, toast } from "./dom.js";
+import { Camera, View, cameraButton, chooser, isImage, takesDrops } from "./images.js";
+import { CHANGED, address, lookNow, state, undo } from "./model.js";
+import { T, percent } from "./texts.js";
 
-const BETWEEN_FRAMES = 150; // ms at least, between two camera frames
+const BETWEEN_FRAMES = 100; // ms at least, between two camera frames
 
-export const ask = (blob) =>
-  send(`/models/${state.path}/predict?top=5&prompts=true`, blob, { headers: { "Content-Type": blob.type || "application/octet-stream" } });
+const typed = (blob) => ({ headers: { "Content-Type": blob.type || "application/octet-stream" } });
+
+export const ask = (blob) => send(`/models/${state.path}/predict?top=5`, blob, typed(blob));
 
 /** The best classes as bars. The bars are reused, so that a live view does not flicker. */
 export class Answers {
   constructor() {
     this.headline = h("p", { class: "headline" });
     this.bars = h("ul", { class: "bars" });
-    this.prompts = h("div", { class: "prompts" });
-    this.element = h("div", { class: "answers", "aria-live": "polite" }, this.headline, this.bars, this.prompts);
+    this.element = h("div", { class: "answers", "aria-live": "polite" }, this.headline, this.bars);
   }
 
   show(answer) {
-    const names = answer.classes.slice(0, 3).map((c) => c.name).join(", ");
-    this.headline.replaceChildren(
-      answer.unknown
-        ? h("span", {}, h("strong", { class: "unknown" }, "Unknown"), h("small", {}, `most similar: ${names}`))
-        : h("span", {}, h("strong", {}, answer.name), h("small", {}, percent(answer.classes[0].probability))),
-    );
-    while (this.bars.children.length < answer.classes.length)
+    const names = answer.classes.map((c) => c.name), note = answer.note ?? "";
+    fill(this.headline,
+      h("strong", { class: answer.unknown ? "unknown" : null }, answer.unknown ? T.unknown : answer.name),
+      h("small", {}, answer.unknown ? T.mostLike(names.slice(0, 3)) : note || percent(answer.classes[0].probability)));
+    const rows = answer.unknown || note ? [] : answer.classes; // shares only where they can be believed
+    while (this.bars.children.length < rows.length)
       this.bars.append(h("li", {}, h("span", { class: "name" }), h("span", { class: "bar" }, h("span", { class: "fill" })), h("span", { class: "share" })));
-    while (this.bars.children.length > answer.classes.length) this.bars.lastChild.remove();
-    answer.classes.forEach((c, number) => {
+    while (this.bars.children.length > rows.length) this.bars.lastChild.remove();
+    rows.forEach((c, number) => {
       const row = this.bars.children[number];
       row.querySelector(".name").textContent = c.name;
       row.querySelector(".fill").style.width = `${(c.probability * 100).toFixed(1)}%`;
       row.querySelector(".share").textContent = percent(c.probability);
     });
-    this.bars.classList.toggle("faint", answer.unknown);
-    this.showPrompts(answer.prompts);
   }
 
-  showPrompts(prompts) {
-    this.prompts.replaceChildren();
-    if (!prompts?.length) return;
-    this.prompts.append(
-      h("h3", {}, "Prompts it used"),
-      h("ul", { class: "chips" }, prompts.map((p) => h("li", {}, `block ${p.block + 1}, prompt ${p.prompt + 1}: ${percent(p.attention, 1)} of attention`))),
-    );
-  }
-
-  clear() {
-    this.headline.replaceChildren();
-    this.bars.replaceChildren();
-    this.prompts.replaceChildren();
+  clear(says = "") {
+    fill(this.headline, says && h("span", { class: "lead" }, says));
+    fill(this.bars);
   }
 }
 
-/** "Wrong? It is …": teaches one image. picture: a function that gives it, as a blob. */
+/** "Wrong? It is …": teaches one image. picture: a function that gives it, as a file. */
 export function correction(picture, done = () => {}) {
-  const name = h("input", { type: "text", list: "classes", autocomplete: "off", maxlength: "200", "aria-label": "What it really is", placeholder: "its true name", class: "correct-name" });
-  const button = h("button", { type: "submit" }, "Teach it");
-  return h("form", {
-    class: "correction",
-    onsubmit: async (event) => {
+  const name = h("input", { type: "text", list: "classes", autocomplete: "off", maxlength: "200", "aria-label": T.trueName, placeholder: T.trueExample, class: "correct-name" });
+  const teach = async (form, message) => {
+    const image = await picture();
+    if (!image) return;
+    form.append("files", image, image.name || "image.png");
+    element.inert = true;
+    try {
+      const result = await ended(await send(`/models/${state.path}/teach`, form));
+      await lookNow();
+      if (result?.images) toast(message, { action: [T.undo, () => undo(1)] });
+      else toast(result?.notes?.at(-1) || T.nothingNew);
+      name.value = "";
+      done();
+    } catch (error) {
+      complain(error);
+    }
+    element.inert = false;
+  };
+  const form = (field, value) => {
+    const data = new FormData();
+    data.append(field, value);
+    return data;
+  };
+  const element = h("form", {
+    class: "correction", hidden: true,
+    onsubmit: (event) => {
       event.preventDefault();
       const label = name.value.trim();
-      const image = await picture();
-      if (!label || !image) return;
-      const form = new FormData();
-      form.append("label", label);
-      form.append("files", image, image.name || "image.png");
-      button.disabled = true;
-      try {
-        const result = await follow(await send(`/models/${state.path}/teach`, form));
-        await refresh();
-        if (result?.images) toast(`Learned: this is ${label}.`, { action: ["Undo", () => undo(1)] });
-        else toast(result?.notes?.at(-1) || "Nothing new was learned.");
-        name.value = "";
-        done();
-      } catch (error) {
-        complain(error);
-      }
-      button.disabled = false;
+      if (label) teach(form("label", label), T.thisIs(label));
     },
-  }, h("span", {}, "Wrong? It is"), name, button);
+  }, h("span", {}, T.wrong), name, h("button", { type: "submit" }, T.teachIt),
+  button(T.none, () => teach(form("as_unknown", "true"), T.thisIsNone), { class: "quiet none" }));
+  return element;
 }
 
-export class Ask extends CameraTab {
+export class Ask extends View {
+  constructor(place) {
+    super(place);
+    this.camera = new Camera();
+    document.addEventListener(CHANGED, () => this.started && this.showEmpty());
+    document.addEventListener("paste", (event) => {
+      const file = [...event.clipboardData.files].find(isImage);
+      if (file && !this.place.hidden) this.take(file);
+    });
+  }
+
   leave() {
+    if (!this.camera.isOpen) return;
     this.camera.close();
-    this.preview.replaceChildren();
+    fill(this.preview);
   }
 
   start() {
@@ -96,28 +102,28 @@ export class Ask extends CameraTab {
     this.image = null;
     this.preview = h("div", { class: "preview" });
     this.correction = correction(() => this.image, () => this.again());
-    this.correction.hidden = true;
-    this.place.replaceChildren(
-      h("div", { class: "card" },
-        h("h1", {}, "What is it?"),
-        dropzone("Drop or paste an image here", ([first]) => this.take(first.file), {
-          many: false,
-          extra: [h("button", { type: "button", onclick: () => this.live() }, "Live camera")],
-        }),
-        h("div", { class: "split" }, this.preview, h("div", {}, this.answers.element, this.correction))),
-    );
-    document.addEventListener("paste", (event) => {
-      const file = [...event.clipboardData.files].find(isImage);
-      if (file && !this.place.hidden) this.take(file);
-    });
+    this.empty = h("div", { class: "empty" }, h("p", {}, T.askEmpty), button(T.teachFirst, () => (location.hash = address("teach")), { class: "primary" }));
+    this.zone = takesDrops(h("div", { class: "dropzone" }, h("p", { class: "big" }, T.dropOne),
+      h("div", { class: "actions" }, chooser(T.chooseImage, ([one]) => this.take(one.file)), cameraButton(T.live, () => this.live()))),
+    ([one]) => one && this.take(one.file));
+    fill(this.place, h("div", { class: "card" }, h("h1", {}, T.askTitle), this.empty, this.zone,
+      h("div", { class: "split" }, this.preview, h("div", {}, this.answers.element, this.correction))));
+    this.showEmpty();
+  }
+
+  showEmpty() {
+    this.zone.hidden = !state.about.classes.length;
+    this.empty.hidden = !this.zone.hidden;
   }
 
   async take(file) {
-    this.camera.close();
+    this.leave();
     this.image = file;
-    const shown = h("img", { src: URL.createObjectURL(file), alt: file.name || "your image" });
+    this.correction.hidden = true;
+    const shown = h("img", { src: URL.createObjectURL(file), alt: file.name || T.yourImage });
     shown.addEventListener("load", () => URL.revokeObjectURL(shown.src), { once: true });
-    this.preview.replaceChildren(shown);
+    shown.addEventListener("error", () => fill(this.preview, h("p", { class: "hint" }, T.cannotShow)), { once: true });
+    fill(this.preview, shown);
     await this.again();
   }
 
@@ -126,8 +132,8 @@ export class Ask extends CameraTab {
       this.answers.show(await ask(this.image));
       this.correction.hidden = false;
     } catch (error) {
-      this.answers.clear();
-      complain(error);
+      this.correction.hidden = true;
+      this.answers.clear(error.message);
     }
   }
 
@@ -138,15 +144,16 @@ export class Ask extends CameraTab {
     } catch (error) {
       return complain(error);
     }
-    this.preview.replaceChildren(this.camera.video, h("button", { type: "button", class: "quiet", onclick: () => this.leave() }, "Stop the camera"));
+    fill(this.preview, this.camera.video, button(T.stopCamera, () => this.leave(), { class: "quiet" }));
     this.answers.element.setAttribute("aria-live", "off"); // a screen reader cannot read several answers per second
+    const side = Math.max(224, 2 * (state.about.backbone?.size ?? 0)); // smaller frames are read faster
     while (this.camera.isOpen) {
       const began = performance.now();
-      const frame = await this.camera.frame(448);
+      const frame = await this.camera.frame(side);
       if (frame && this.camera.isOpen) {
-        this.image = new File([frame], "camera.jpg", { type: "image/jpeg" });
+        this.image = frame;
         try {
-          this.answers.show(await ask(this.image));
+          this.answers.show(await ask(frame));
           this.correction.hidden = false;
         } catch (error) {
           complain(error);

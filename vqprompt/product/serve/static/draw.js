@@ -1,45 +1,36 @@
 // Draw: sketch something and see the guess change with every stroke.
 
-import { complain, h } from "./dom.js";
+import { button, complain, h } from "./dom.js";
 import { Answers, ask, correction } from "./ask.js";
+import { View } from "./images.js";
 import { state } from "./model.js";
+import { T } from "./texts.js";
 
 const SIDE = 448; // of the canvas, in px
-const SMALL = 28; // of the drawings that the example has learned
-const MARGIN = 2; // around the drawing, in small px
 const PEN = 16;
+const SMALL = 28; // px of the drawings that the example has learned: as large as fits, in the upper left corner,
+const LINE = 1; // with lines of 1 px
+const FINER = 8; // drawn so much larger first, to be smooth
 
-export class Draw {
-  constructor(place) {
-    this.place = place;
-    this.started = false;
-  }
-
-  show() {
-    if (!this.started) this.start();
-    this.started = true;
-  }
-
-  leave() {}
-
+export class Draw extends View {
   start() {
     this.strokes = [];
-    this.canvas = h("canvas", { width: SIDE, height: SIDE, class: "drawing", id: "drawing", "aria-label": "Draw here with the mouse or a finger" });
+    this.canvas = h("canvas", { width: SIDE, height: SIDE, class: "drawing", id: "drawing", role: "img", "aria-label": T.drawHere });
     this.answers = new Answers();
     this.canvas.addEventListener("pointerdown", (event) => this.begin(event));
     this.canvas.addEventListener("pointermove", (event) => this.move(event));
     for (const name of ["pointerup", "pointercancel"]) this.canvas.addEventListener(name, () => (this.drawing = false));
-    this.correction = correction(() => this.small(), () => this.guess());
+    this.correction = correction(() => small(this.strokes), () => this.guess());
+    const names = state.about.classes.map((c) => c.name);
     this.place.replaceChildren(
       h("div", { class: "card" },
-        h("h1", {}, "Draw something"),
-        h("p", { class: "lead" }, `It knows ${state.about.classes.length} things, such as ${state.about.classes.filter((_, n) => n % 13 === 4).map((c) => c.name).join(", ")}. Watch the guess change as you draw.`),
+        h("h1", {}, T.drawTitle),
+        h("p", { class: "lead" }, T.drawHelp(names)),
         h("div", { class: "split" },
           h("div", { class: "easel" }, this.canvas,
-            h("div", { class: "actions" },
-              h("button", { type: "button", onclick: () => this.clear() }, "Clear"),
-              h("button", { type: "button", class: "quiet", onclick: () => this.undoStroke() }, "Take back a stroke"))),
-          h("div", {}, this.answers.element, this.correction))),
+            h("div", { class: "actions" }, button(T.clear, () => this.clear()), button(T.oneStroke, () => this.undoStroke(), { class: "quiet" }))),
+          h("div", {}, this.answers.element, this.correction,
+            h("details", {}, h("summary", {}, T.all), h("ul", { class: "chips" }, names.map((name) => h("li", {}, name))))))),
     );
     this.clear();
   }
@@ -89,30 +80,6 @@ export class Draw {
     stroke(brush, this.strokes, PEN);
   }
 
-  /** The drawing as the example knows drawings: 28 px, black on white, as large as fits. */
-  async small() {
-    if (!this.strokes.length) return null;
-    const points = this.strokes.flat();
-    const [xs, ys] = [points.map((p) => p[0]), points.map((p) => p[1])];
-    const [left, top] = [Math.min(...xs), Math.min(...ys)];
-    const size = Math.max(Math.max(...xs) - left, Math.max(...ys) - top, 40);
-    const large = h("canvas", { width: SMALL * 8, height: SMALL * 8 });
-    const brush = large.getContext("2d");
-    brush.fillStyle = "white";
-    brush.fillRect(0, 0, large.width, large.height);
-    const scale = ((SMALL - 2 * MARGIN) * 8) / size;
-    const place = (v, low, high) => (v - (low + high) / 2) * scale + large.width / 2;
-    const [right, bottom] = [Math.max(...xs), Math.max(...ys)];
-    const moved = this.strokes.map((s) => s.map(([x, y]) => [place(x, left, right), place(y, top, bottom)]));
-    stroke(brush, moved, 12);
-    const canvas = h("canvas", { width: SMALL, height: SMALL });
-    const smaller = canvas.getContext("2d");
-    smaller.imageSmoothingQuality = "high";
-    smaller.drawImage(large, 0, 0, SMALL, SMALL);
-    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
-    return new File([blob], "drawing.png", { type: "image/png" });
-  }
-
   /** Ask about the drawing, one request at a time. If it changed while waiting, ask again. */
   async guess() {
     if (this.asking) {
@@ -123,7 +90,7 @@ export class Draw {
     try {
       do {
         this.changed = false;
-        const image = await this.small();
+        const image = await small(this.strokes);
         if (!image) break;
         const answer = await ask(image);
         if (this.strokes.length) {
@@ -136,6 +103,31 @@ export class Draw {
     }
     this.asking = false;
   }
+}
+
+/** A drawing as the example knows drawings. */
+export async function small(strokes) {
+  if (!strokes.length) return null;
+  const [xs, ys] = [0, 1].map((axis) => strokes.flat().map((point) => point[axis]));
+  const [left, top] = [Math.min(...xs), Math.min(...ys)];
+  const size = Math.max(Math.max(...xs) - left, Math.max(...ys) - top, 40);
+  const large = paper(SMALL * FINER);
+  const place = (v, low) => (((v - low) / size) * (SMALL - LINE) + LINE / 2) * FINER;
+  stroke(large.getContext("2d"), strokes.map((s) => s.map(([x, y]) => [place(x, left), place(y, top)])), LINE * FINER);
+  const canvas = paper(SMALL);
+  const brush = canvas.getContext("2d");
+  brush.imageSmoothingQuality = "high";
+  brush.drawImage(large, 0, 0, SMALL, SMALL);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  return new File([blob], "drawing.png", { type: "image/png" });
+}
+
+function paper(side) {
+  const canvas = h("canvas", { width: side, height: side });
+  const brush = canvas.getContext("2d");
+  brush.fillStyle = "white";
+  brush.fillRect(0, 0, side, side);
+  return canvas;
 }
 
 function stroke(brush, strokes, width) {

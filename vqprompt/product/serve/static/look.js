@@ -1,86 +1,111 @@
-// Look: what the model knows, what it confuses, its history and versions; rename, forget, download.
+// Look: what the model knows, what it mixes up, its history and versions; one class with its images; corrections.
 
-import { cancel, follow, get, picture, post, request } from "./api.js";
-import { complain, h, megabytes, percent, plural, progressBar, question, saveAs, toast } from "./dom.js";
-import { state, change, undo } from "./model.js";
+import { ended, get, picture, post, request } from "./api.js";
+import { button, complain, fill, h, saveAs } from "./dom.js";
+import { forget, merge, relabel, rename, returnTo, unlearn } from "./corrections.js";
+import { Grid } from "./grid.js";
+import { View } from "./images.js";
+import { address, change, state, undo } from "./model.js";
+import { T, percent } from "./texts.js";
 
 const MOST_CLASSES = 120; // in the confusion matrix
 
-export class Look {
-  constructor(place) {
-    this.place = place;
+export class Look extends View {
+  /** name: the class to look at; null: all of them. */
+  show(name = null) {
+    const about = state.about;
+    const shown = `${state.name} ${about.version} ${name}`;
+    if (this.shown === shown) return;
+    this.shown = shown;
+    const one = about.classes.find((c) => c.name === name);
+    if (one) this.showClass(one).catch(complain);
+    else this.showAll(about);
+  }
+
+  forget() {
+    super.forget();
     this.shown = null;
   }
 
-  async show() {
-    if (state.about.prompt_use || state.about.effort !== "instant") state.about = await get(`/models/${state.path}`);
-    const about = state.about;
-    const version = `${state.name} ${about.version} ${about.prompt_use?.images}`;
-    if (this.shown === version) return;
-    this.shown = version;
-    this.work = h("div");
-    this.confusion = h("div", { class: "card", id: "confusion" }, h("p", { class: "hint" }, "Finding out what it confuses …"));
-    this.place.replaceChildren(
-      this.summary(about), this.work,
-      about.classes.length ? this.classes(about) : h("div", { class: "card" }, h("p", {}, "It knows nothing yet. Teach it a class.")),
-      about.classes.length > 1 ? this.confusion : "",
-      about.prompt_use ? promptUse(about.prompt_use) : "",
-      this.history(about),
-    );
+  showAll(about) {
+    this.confusion = h("div", { class: "card", id: "confusion" }, h("p", { class: "hint" }, T.confusionWait));
+    fill(this.place,
+      this.summary(about),
+      about.classes.length > 0 && this.classes(about),
+      about.classes.length > 1 && this.confusion,
+      about.history.length > 0 && this.history(about));
     if (about.classes.length > 1) this.showConfusion().catch(complain);
   }
 
-  leave() {}
-
   summary(about) {
+    if (!about.classes.length)
+      return h("div", { class: "card empty" }, h("h1", {}, state.name), h("p", {}, T.lookEmpty), button(T.teachFirst, () => (location.hash = address("teach")), { class: "primary" }));
     const figure = (name, value) => h("div", { class: "figure" }, h("span", {}, name), h("strong", {}, value));
-    const empty = !about.classes.length;
     const save = async (what, name) => saveAs(await (await request(`/models/${state.path}/${what}`)).blob(), name);
     return h("div", { class: "card" },
       h("h1", {}, state.name),
       h("div", { class: "figures" },
-        figure("Classes", about.classes.length), figure("Images", about.images),
-        figure("Accuracy", percent(about.accuracy, 1)), figure("Size", megabytes(about.bytes)), figure("Version", about.version)),
-      about.backbone && h("p", { class: "hint" }, `Backbone ${about.backbone.name}, ${about.backbone.size} px. Accuracy is measured on images left out one at a time.`),
+        figure(T.classCount, about.classes.length), figure(T.imageCount, about.images),
+        figure(T.accuracy, percent(about.accuracy, 1)), figure(T.size, T.megabytes(about.bytes)), figure(T.version, about.version)),
+      h("p", { class: "hint" }, T.measured(about.images), " ", about.backbone && T.technical(about.backbone)),
+      about.counterexamples > 0 && h("p", {}, T.counterexamples(about.counterexamples), " ",
+        button(T.dropCounterexamples, () => change("forget", { name: "unknown" }, T.forgotten(T.none)), { class: "quiet" })),
       h("div", { class: "actions" },
-        h("button", { type: "button", disabled: empty, onclick: () => save("file", `${state.name}.vqp`).catch(complain) }, "Download the model"),
-        h("button", { type: "button", disabled: empty, onclick: () => this.onnx() }, "ONNX"),
-        h("button", { type: "button", disabled: empty, onclick: () => save("card", `${state.name}.md`).catch(complain) }, "Card")));
-  }
-
-  async onnx() {
-    let job = null;
-    const bar = progressBar(() => job && cancel(job).catch(complain));
-    this.work.replaceChildren(h("div", { class: "card" }, h("h2", {}, "Making the ONNX file"), bar.element));
-    try {
-      job = await post(`/models/${state.path}/onnx`, {});
-      if (await follow(job, bar.show)) saveAs(await (await request(`/models/${state.path}/onnx`)).blob(), `${state.name}.onnx`);
-    } catch (error) {
-      complain(error);
-    }
-    this.work.replaceChildren();
+        button(T.download, () => save("file", `${state.name}.vqp`).catch(complain)),
+        button(T.onnx, () => onnx().catch(complain)),
+        button(T.card, () => save("card", `${state.name}.md`).catch(complain))));
   }
 
   // ------------------------------------------------------------------ classes
 
   classes(about) {
-    const filter = h("input", { type: "search", placeholder: "Find a class", "aria-label": "Find a class" });
+    const filter = h("input", { type: "search", placeholder: T.find, "aria-label": T.find });
     const rows = about.classes.map((c) =>
       h("tr", { "data-class": c.name },
-        h("th", { scope: "row" }, c.name), h("td", { class: "number" }, c.images),
+        h("th", { scope: "row" }, h("a", { href: address("look", c.name) }, c.name)), h("td", { class: "number" }, c.images),
         h("td", { class: "number" }, c.accuracy === null ? "–" : meter(c.accuracy)),
-        h("td", { class: "buttons" },
-          h("button", { type: "button", class: "quiet rename", "aria-label": `Rename ${c.name}`, onclick: () => rename(c.name) }, "Rename"),
-          h("button", { type: "button", class: "quiet forget", "aria-label": `Forget ${c.name}`, onclick: () => forget(c.name) }, "Forget"))));
+        h("td", { class: "buttons" }, this.buttons(c.name))));
     filter.addEventListener("input", () => {
       for (const row of rows) row.hidden = !row.dataset.class.toLowerCase().includes(filter.value.toLowerCase());
     });
     return h("div", { class: "card" },
-      h("div", { class: "row" }, h("h2", {}, "Classes"), about.classes.length > 8 ? filter : null),
+      h("div", { class: "row" }, h("h2", {}, T.classCount), about.classes.length > 8 && filter),
       h("div", { class: "scroll" },
         h("table", { class: "classes" },
-          h("thead", {}, h("tr", {}, h("th", {}, "Class"), h("th", { class: "number" }, "Images"), h("th", { class: "number" }, "Recognized"), h("th", {}, h("span", { class: "visually-hidden" }, "Change")))),
+          h("thead", {}, h("tr", {}, h("th", {}, T.class), h("th", { class: "number" }, T.imageCount), h("th", { class: "number" }, T.recognized), h("th", {}, h("span", { class: "visually-hidden" }, T.change)))),
           h("tbody", {}, rows))));
+  }
+
+  buttons(name) {
+    const one = (text, what, kind) => button(text, () => what(name), { class: `quiet ${kind}`, "aria-label": `${text} ${name}` });
+    return [one(T.rename, rename, "rename"), state.about.classes.length > 1 && one(T.merge, merge, "merge"), one(T.forget, forget, "forget")];
+  }
+
+  async showClass(one) {
+    const label = h("input", { type: "text", list: "classes", autocomplete: "off", maxlength: "200", "aria-label": T.relabel, placeholder: T.relabel, id: "relabel" });
+    const count = h("span", { class: "count" });
+    const tools = h("div", { class: "tools", hidden: true });
+    const grid = new Grid(T.itsImages, { selected: (chosen) => ((tools.hidden = !chosen.length), (count.textContent = T.selected(chosen.length))) });
+    fill(tools, count,
+      h("form", { class: "move", onsubmit: (event) => (event.preventDefault(), label.value.trim() && relabel([...grid.chosen], label.value.trim())) }, label, h("button", { type: "submit", id: "correct" }, T.relabelGo)),
+      button(T.none, () => relabel([...grid.chosen], "unknown"), { class: "none" }),
+      button(T.unlearn, () => unlearn([...grid.chosen]), { id: "unlearn" }));
+    const says = h("p", { class: "hint" }), confused = h("ul", { class: "chips" });
+    fill(this.place, h("div", { class: "card", id: "class" },
+      h("p", {}, h("a", { href: address("look") }, `← ${T.allClasses}`)),
+      h("h1", {}, one.name),
+      h("div", { class: "figures" },
+        h("div", { class: "figure" }, h("span", {}, T.imageCount), h("strong", {}, one.images)),
+        h("div", { class: "figure" }, h("span", {}, T.recognized), h("strong", {}, percent(one.accuracy)))),
+      confused,
+      h("div", { class: "actions" }, this.buttons(one.name)),
+      h("h2", {}, T.itsImages), says, tools, grid.element));
+    const [{ images, total }, { classes, cells }] = await Promise.all([
+      get(`/models/${state.path}/images?${new URLSearchParams({ label: one.name })}`), get(`/models/${state.path}/confusion`)]);
+    says.textContent = images.length ? `${T.correctHelp} ${total > images.length ? T.notShown(total - images.length, images.length) : ""}` : T.noPictures;
+    grid.show(images.map((image, n) => ({ key: image, label: `${one.name} ${n + 1}`, image: () => picture(`/models/${state.path}/thumbnails/${image}`, "") })));
+    fill(confused, cells.filter(([a, b]) => classes[a] === one.name && a !== b).sort((x, y) => y[2] - x[2]).map(([a, b, n]) =>
+      h("li", {}, h("a", { href: address("look", classes[b]) }, T.pair(classes[a], classes[b], n)))));
   }
 
   // ------------------------------------------------------------------ confusion
@@ -91,13 +116,13 @@ export class Look {
     for (const [a, , n] of cells) totals[a] += n;
     const wrong = cells.filter(([a, b]) => a !== b).sort((x, y) => y[2] - x[2]);
     this.images = h("div", { class: "cell-images", "aria-live": "polite" });
-    this.confusion.replaceChildren(
-      h("h2", {}, "What it confuses"),
-      h("p", { class: "lead" }, tested ? `${plural(tested, "image")}, each left out in turn and asked about. A row is what an image shows, a column is what it was taken for.` : "There are too few images to tell."),
-      classes.length <= MOST_CLASSES ? this.matrix(classes, cells, totals) : null,
-      wrong.length ? h("h3", {}, "Most often") : null,
+    fill(this.confusion,
+      h("h2", {}, T.confusionTitle),
+      h("p", { class: "lead" }, T.confusionHelp(tested)),
+      classes.length <= MOST_CLASSES && this.matrix(classes, cells, totals),
+      wrong.length ? h("h3", {}, T.mostOften) : tested > 0 && h("p", {}, T.nothingConfused),
       h("ul", { class: "chips" }, wrong.slice(0, 10).map(([a, b, n]) =>
-        h("li", {}, h("button", { type: "button", onclick: () => this.showCell(classes[a], classes[b]) }, `${classes[a]} → ${classes[b]} (${n})`)))),
+        h("li", {}, button(T.pair(classes[a], classes[b], n), () => this.showCell(classes[a], classes[b]))))),
       this.images,
     );
   }
@@ -106,34 +131,29 @@ export class Look {
     const table = h("table", { class: classes.length > 20 ? "matrix dense" : "matrix" });
     const counts = new Map(cells.map(([a, b, n]) => [a * classes.length + b, n]));
     table.append(
-      h("caption", { class: "visually-hidden" }, "Confusion matrix"),
+      h("caption", { class: "visually-hidden" }, T.matrix),
       h("thead", {}, h("tr", {}, h("td"), classes.map((c) => h("th", { scope: "col", title: c }, h("span", {}, c))))),
       h("tbody", {}, classes.map((c, a) =>
         h("tr", {}, h("th", { scope: "row", title: c }, c), classes.map((d, b) => {
           const n = counts.get(a * classes.length + b);
           if (!n) return h("td");
-          const button = h("button", {
-            type: "button", class: a === b ? "right" : "wrong", title: `${c} taken for ${d}: ${n} of ${totals[a]}`,
-            "aria-label": `${c} taken for ${d}: ${n} of ${totals[a]}`, onclick: () => this.showCell(c, d),
-          }, String(n));
-          button.style.setProperty("--share", n / totals[a]);
-          return h("td", {}, button);
+          const title = T.cell(c, d, n, totals[a]);
+          const cell = button(String(n), () => this.showCell(c, d), { class: a === b ? "right" : "wrong", title, "aria-label": title });
+          cell.style.setProperty("--share", n / totals[a]);
+          return h("td", {}, cell);
         })))),
     );
-    return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Confusion matrix" }, table);
+    return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": T.matrix }, table);
   }
 
   async showCell(label, answer) {
-    const query = new URLSearchParams({ label, answer });
     try {
-      const { images, total } = await get(`/models/${state.path}/confusion/images?${query}`);
-      const title = label === answer ? `${label}, recognized` : `${label}, taken for ${answer}`;
+      const { images, total } = await get(`/models/${state.path}/confusion/images?${new URLSearchParams({ label, answer })}`);
       const missing = total - images.length;
-      this.images.replaceChildren(
-        h("h3", {}, `${title}: ${plural(total, "image")}`),
+      fill(this.images,
+        h("h3", {}, T.cellTitle(T.taken(label, answer), total)),
         h("ul", { class: "thumbs" }, images.map((image) => h("li", {}, picture(`/models/${state.path}/thumbnails/${image}`, label)))),
-        missing ? h("p", { class: "hint" }, `${images.length ? `${missing} more` : plural(missing, "image")} cannot be shown: a model keeps no images, and the server keeps only small pictures of what it was taught since it started.`) : "",
-      );
+        missing > 0 && h("p", { class: "hint" }, T.notShown(missing, images.length)));
       this.images.scrollIntoView({ block: "nearest", behavior: "smooth" });
     } catch (error) {
       complain(error);
@@ -145,65 +165,27 @@ export class Look {
   history(about) {
     const events = about.history.map((event, number) => ({ event, steps: about.history.length - number })).reverse();
     return h("div", { class: "card" },
-      h("h2", {}, "History"),
-      events.length ? h("ol", { class: "history", id: "history" }, events.map(({ event, steps }) =>
+      h("h2", {}, T.historyTitle),
+      h("ol", { class: "history", id: "history" }, events.map(({ event, steps }) =>
         h("li", {},
           h("time", { datetime: event.date }, new Date(event.date).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })),
-          h("span", { class: "grow" }, says(event)),
-          steps <= about.can_undo && h("button", { type: "button", class: "quiet", onclick: () => undo(steps) }, steps === 1 ? "Undo" : `Undo back to before this (${steps} changes)`)))) : h("p", {}, "Nothing has happened yet."),
-      about.versions.length > 1 ? [
-        h("h3", {}, "Other versions"),
-        h("p", { class: "hint" }, "The model keeps ten versions, also of what was undone. Returning to one is a change like others: it can be undone."),
+          h("span", { class: "grow" }, T.event(event)),
+          steps <= about.can_undo && button(T.undoTo(steps), () => undo(steps), { class: "quiet" })))),
+      about.versions.length > 1 && [
+        h("h3", {}, T.otherVersions),
+        h("p", { class: "hint" }, T.versionsHelp),
         h("ul", { class: "chips" }, about.versions.filter((v) => v.number !== about.version).reverse().map((version) =>
-          h("li", {}, h("button", { type: "button", onclick: () => returnTo(version.number) }, `Version ${version.number}: ${version.description}`)))),
-      ] : null);
+          h("li", {}, button(T.versionSays(version), () => returnTo(version.number))))),
+      ]);
   }
 }
 
-function says(event) {
-  if (event.what === "learned") {
-    const names = Object.keys(event.classes);
-    return `Learned ${plural(event.images, "image")} of ${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""}`;
-  }
-  return `${event.what[0].toUpperCase()}${event.what.slice(1)} ${event.detail ?? ""}`;
+async function onnx() {
+  if (await ended(await post(`/models/${state.path}/onnx`, {}))) saveAs(await (await request(`/models/${state.path}/onnx`)).blob(), `${state.name}.onnx`);
 }
 
 function meter(share) {
-  const fill = h("span", { class: "fill" });
-  fill.style.width = `${share * 100}%`;
-  return h("span", { class: "meter" }, h("span", { class: "bar" }, fill), h("span", {}, percent(share)));
-}
-
-function promptUse({ images, prompts }) {
-  const most = Math.max(...prompts.map((p) => p.attention));
-  return h("div", { class: "card" },
-    h("h2", {}, "Prompts in use"),
-    h("p", { class: "lead" }, `How much attention each prompt gets, over ${plural(images, "image")} asked on this page.`),
-    h("ul", { class: "bars" }, prompts.map((p) => {
-      const fill = h("span", { class: "fill" });
-      fill.style.width = `${(p.attention / most) * 100}%`;
-      return h("li", {}, h("span", { class: "name" }, `block ${p.block + 1}, prompt ${p.prompt + 1}`), h("span", { class: "bar" }, fill), h("span", { class: "share" }, percent(p.attention, 1)));
-    })));
-}
-
-async function rename(old) {
-  const input = h("input", { type: "text", value: old, required: true, maxlength: "200", "aria-label": "New name", id: "new-name" });
-  if (!(await question(`Rename ${old}`, [input], "Rename"))) return;
-  const name = input.value.trim();
-  if (name && name !== old) await change("rename", { old, new: name }, `${old} is now called ${name}.`);
-}
-
-async function forget(name) {
-  const box = h("input", { type: "checkbox" });
-  const fields = [
-    h("p", {}, "The model will be as if it had never learned this class."),
-    h("label", { class: "check" }, box, "For good: also delete everything that is kept of it. This cannot be undone."),
-  ];
-  if (!(await question(`Forget ${name}?`, fields, "Forget", true))) return;
-  await change("forget", { name, for_good: box.checked }, `${name} is forgotten.`, !box.checked);
-}
-
-async function returnTo(version) {
-  if (!(await question(`Return to version ${version}?`, [h("p", {}, "This can be undone.")], "Return"))) return;
-  await change("return", { version }, `Back at version ${version}.`);
+  const filled = h("span", { class: "fill" });
+  filled.style.width = `${share * 100}%`;
+  return h("span", { class: "meter" }, h("span", { class: "bar" }, filled), h("span", {}, percent(share)));
 }

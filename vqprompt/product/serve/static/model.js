@@ -1,13 +1,25 @@
-// The model that the page shows, and changes of it. Views import this module; only app.js knows the views.
+// The model that the page shows. What it is doing is on the server, so all pages show the same: this module asks often.
 
-import { follow, get, post } from "./api.js";
-import { complain, plural, toast } from "./dom.js";
+import { ENDED, ended, get, post } from "./api.js";
+import { complain, toast } from "./dom.js";
+import { T } from "./texts.js";
 
-/** What all views share. path: the model's name, for addresses. about: what GET /models/{name} says. */
-export const state = { name: null, path: null, about: null, models: [], efforts: {} };
+const OFTEN = 300, SELDOM = 1000, HIDDEN = 4000; // ms between two questions: during a job, otherwise, in a hidden tab
 
-/** Sent to the document when `state.about` is new. */
-export const CHANGED = "model-changed";
+/** What all views share. path: the model's name, for addresses. about: what GET /models/{name} says. jobs, uploads: what
+ * GET /models/{name}/state says. */
+export const state = { name: null, path: null, about: null, models: [], efforts: {}, jobs: [], uploads: [] };
+
+/** Sent to the document when `state.about` is new, and when jobs or uploads are. */
+export const CHANGED = "model-changed", NOW = "state-changed";
+
+export const isActive = (job) => !ENDED.includes(job.state);
+
+/** The address of a view, and of a class in it. */
+export function address(view, detail = null) {
+  const parts = [...(state.models.length > 1 ? ["", state.name] : []), view, ...(detail === null ? [] : [detail])];
+  return `#${parts.map(encodeURIComponent).join("/")}`;
+}
 
 /** Ask the server what the model knows now. */
 export async function refresh() {
@@ -15,15 +27,42 @@ export async function refresh() {
   document.dispatchEvent(new Event(CHANGED));
 }
 
+/** Ask what is happening. */
+export async function lookNow() {
+  const path = state.path;
+  const { version, jobs, uploads } = await get(`/models/${path}/state`);
+  if (path !== state.path) return;
+  if (version !== state.about.version) await refresh();
+  Object.assign(state, { jobs, uploads });
+  document.dispatchEvent(new Event(NOW));
+}
+
+/** Keep asking, for as long as the page is open. */
+export async function watch() {
+  let answers = true;
+  for (;;) {
+    try {
+      await lookNow();
+      answers = true;
+    } catch (error) {
+      if (answers) complain(error);
+      answers = false;
+    }
+    const pause = document.hidden || !answers ? HIDDEN : state.jobs.some(isActive) ? OFTEN : SELDOM;
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}
+
 /** Change the model: wait for the job to end, then show `message`. */
 export async function change(what, body, message, undoable = true) {
   try {
-    await follow(await post(`/models/${state.path}/${what}`, body));
-    await refresh();
-    toast(message, { action: undoable ? ["Undo", () => undo(1)] : null });
+    const job = await post(`/models/${state.path}/${what}`, body);
+    if ((await ended(job)) === null) return toast(T.cancelled);
+    await lookNow();
+    toast(message, { action: undoable ? [T.undo, () => undo(1)] : null });
   } catch (error) {
     complain(error);
   }
 }
 
-export const undo = (steps) => change("undo", { steps }, `Undone: ${plural(steps, "change")}.`, false);
+export const undo = (steps) => change("undo", { steps }, T.undone(steps), false);

@@ -1,61 +1,90 @@
-// Teach: gather images, name the class, see what is doubtful, teach, see what changed.
+// Teach: gather images class by class, review them, teach, see what changed.
 
-import { cancel, follow, post, remove, send } from "./api.js";
-import { complain, duration, h, percent, plural, progressBar, toast } from "./dom.js";
-import { CameraTab, dropzone, isImage, thumbnail } from "./images.js";
-import { state, refresh, undo } from "./model.js";
+import { get, send } from "./api.js";
+import { button, complain, fill, h, toast } from "./dom.js";
+import { Camera, View, cameraButton, chooser, isImage, takesDrops, thumbnail } from "./images.js";
+import { CHANGED, NOW, address, isActive, lookNow, state, undo } from "./model.js";
+import { Review, whatChanges } from "./review.js";
+import { T, percent } from "./texts.js";
 
-const SHOWN = 60; // thumbnails of what was gathered
+const SHOWN = 24; // thumbnails per class
+const CLOSED = "vqprompt-closed"; // the result that this page does not want to see any more
 
-export class Teach extends CameraTab {
-  leave() {
-    this.camera.close();
-    this.cameraBox?.replaceChildren();
+export class Teach extends View {
+  constructor(place) {
+    super(place);
+    this.camera = new Camera();
+    document.addEventListener(NOW, () => this.started && this.showNow().catch(complain));
+    document.addEventListener(CHANGED, () => this.started && this.update());
   }
 
-  start() {
-    this.images = []; // {file, label}; label: null if the person names the class
-    this.name = h("input", {
-      id: "class-name", type: "text", list: "classes", autocomplete: "off", maxlength: "200", placeholder: "kestrel",
-      oninput: () => this.update(),
-    });
-    this.cameraBox = h("div", { class: "camera-box" });
-    this.tray = h("div", { class: "tray", "aria-live": "polite" });
-    this.next = h("button", { type: "button", class: "primary", id: "look-through", onclick: () => this.lookThrough() }, "Look through");
-    this.effort = h("select", { id: "effort" });
-    const efforts = Object.entries(state.efforts);
-    this.effort.append(...efforts.map(([name, says]) => h("option", { value: name }, `${name}: ${says}`)));
-    this.stage = h("div", { class: "stage" });
-    const zone = dropzone("Drop images or a folder here", (found) => this.take(found), {
-      folder: true,
-      extra: [h("button", { type: "button", onclick: () => this.openCamera() }, "Use the camera")],
-    });
-    this.gather = h(
-      "div",
-      { class: "card" },
-      h("h1", {}, "Teach a class"),
-      h("p", { class: "lead" }, "A few images are enough to start: five work well, twenty are better. Known classes get better, new ones are added."),
-      zone,
-      this.cameraBox,
-      this.tray,
-      h("div", { class: "form-row" },
-        h("label", { for: "class-name" }, "What do they show?"), this.name,
-        efforts.length > 1 && [h("label", { for: "effort" }, "Effort"), this.effort],
-        this.next),
-    );
-    this.place.replaceChildren(this.gather, this.stage);
+  leave() {
+    this.camera.close();
+    fill(this.cameraBox);
     this.update();
   }
 
-  take(found) {
-    const images = found.filter(({ file }) => isImage(file));
-    if (!images.length) return toast("There is no image among these files.", { bad: true });
-    if (images.length < found.length) toast(`${plural(found.length - images.length, "file")} left out: not images.`);
-    const inside = new Set(images.map(({ folders }) => folders.at(-1) ?? ""));
-    const byFolder = inside.size > 1 && !inside.has(""); // a folder of folders: they name the classes
-    this.images.push(...images.map(({ file, folders }) => ({ file, label: byFolder ? folders.at(-1) : null })));
-    const [only] = inside;
-    if (inside.size === 1 && only && !this.name.value) this.name.value = only;
+  start() {
+    this.buckets = []; // {name: input, images: [file], element, body}: a class to be
+    this.reviews = new Map();
+    this.sent = null; // the id of the upload that has the images of this page
+    this.result = null;
+    this.cameraBox = h("div", { class: "camera-box" });
+    this.more = button(T.addClass, () => this.addBucket().name.focus(), { class: "add-class", id: "add-class" });
+    this.row = h("div", { class: "buckets" }, this.more);
+    this.next = button("", () => this.send(), { class: "primary", id: "look-through" });
+    this.why = h("span", { class: "hint" });
+    this.intro = h("p", { class: "lead" });
+    this.stage = h("div", { class: "stage" });
+    this.results = h("div", { class: "stage", "aria-live": "polite" });
+    this.gather = h("div", { class: "card gather" },
+      h("h1", {}, T.teachTitle), this.intro,
+      h("div", { class: "actions" }, chooser(T.chooseFolder, (files) => this.take(files), { webkitdirectory: true, accept: null }),
+        cameraButton(T.openCamera, () => this.openCamera()), h("span", { class: "hint" }, T.folderHelp)),
+      this.cameraBox, this.row,
+      h("div", { class: "actions end" }, this.why, this.next));
+    fill(this.place, this.results, this.stage, this.gather);
+    for (let n = state.about.classes.length ? 1 : 2; n; n--) this.addBucket();
+    this.showNow().catch(complain);
+  }
+
+  // ------------------------------------------------------------------ gather
+
+  addBucket(name = "") {
+    const bucket = { images: [], body: h("div"), record: h("span") };
+    bucket.name = h("input", { type: "text", class: "class-name", list: "classes", autocomplete: "off", maxlength: "200", placeholder: T.classExample, value: name, oninput: () => this.update() });
+    const close = button("×", () => this.removeBucket(bucket), { class: "close", "aria-label": T.removeClass("") });
+    bucket.element = takesDrops(h("div", { class: "bucket dropzone" },
+      h("label", {}, h("span", {}, T.className), bucket.name), close,
+      h("div", { class: "actions" }, chooser(T.chooseImages, (files) => this.take(files, bucket), { multiple: true }), bucket.record),
+      h("p", { class: "hint" }, T.drop), bucket.body), (files) => this.take(files, bucket));
+    this.buckets.push(bucket);
+    this.more.before(bucket.element);
+    this.update();
+    return bucket;
+  }
+
+  removeBucket(bucket) {
+    this.buckets = this.buckets.filter((b) => b !== bucket);
+    bucket.element.remove();
+    if (this.buckets.length) this.update();
+    else this.addBucket();
+  }
+
+  /** Files with the folders they were in. A folder of folders becomes one class per inner folder. */
+  take(given, bucket = null) {
+    const files = given.filter(({ file }) => isImage(file));
+    if (!files.length) return toast(T.noImages, { bad: true });
+    if (files.length < given.length) toast(T.notImages(given.length - files.length));
+    const byFolder = new Map();
+    for (const { file, folders } of files) byFolder.set(folders.at(-1) ?? "", [...(byFolder.get(folders.at(-1) ?? "") ?? []), file]);
+    for (const [folder, inside] of byFolder) {
+      const empty = this.buckets.find((b) => !b.images.length && !b.name.value.trim());
+      const same = folder && this.buckets.find((b) => b.name.value.trim() === folder);
+      const target = same || (byFolder.size === 1 && bucket) || empty || this.addBucket();
+      if (folder && !target.name.value.trim()) target.name.value = folder;
+      target.images.push(...inside);
+    }
     this.update();
   }
 
@@ -66,165 +95,121 @@ export class Teach extends CameraTab {
     } catch (error) {
       return complain(error);
     }
-    const close = () => this.leave();
-    const shoot = async () => {
-      const frame = await this.camera.frame();
-      if (frame) this.images.push({ file: new File([frame], `camera ${this.images.length + 1}.jpg`, { type: "image/jpeg" }), label: null });
-      this.update();
-    };
-    const button = h("button", { type: "button", class: "primary", onclick: shoot }, "Take a picture");
-    this.cameraBox.replaceChildren(
-      this.camera.video,
-      h("div", { class: "actions" }, button, h("button", { type: "button", class: "quiet", onclick: close }, "Close the camera")),
-    );
-    button.focus();
-  }
-
-  update() {
-    this.stage.replaceChildren();
-    const { images } = this;
-    this.tray.replaceChildren();
-    if (images.length) {
-      const labels = new Set(images.map((i) => i.label).filter(Boolean));
-      const classes = labels.size ? ` · ${plural(labels.size, "class", "classes")} from folders` : "";
-      this.tray.append(
-        h("div", { class: "row" },
-          h("strong", {}, plural(images.length, "image") + classes),
-          h("button", { type: "button", class: "quiet", onclick: () => ((this.images = []), this.update()) }, "Clear")),
-        h("ul", { class: "thumbs" },
-          images.slice(0, SHOWN).map((image, number) =>
-            h("li", {},
-              thumbnail(image.file, image.file.name),
-              h("button", {
-                type: "button", class: "close", "aria-label": `Take out ${image.file.name}`,
-                onclick: () => (images.splice(number, 1), this.update()),
-              }, "×"))),
-          images.length > SHOWN && h("li", { class: "more" }, `+ ${images.length - SHOWN}`)),
-      );
-    }
-    this.next.disabled = !images.length || (images.some((i) => !i.label) && !this.name.value.trim());
-  }
-
-  // ------------------------------------------------------------------ look through
-
-  async lookThrough() {
-    const label = this.name.value.trim();
-    const form = new FormData();
-    form.append("labels", JSON.stringify(this.images.map((image) => image.label ?? label)));
-    for (const { file } of this.images) form.append("files", file, file.name);
-    this.next.disabled = true;
-    let job = null;
-    const bar = progressBar(() => job && cancel(job).catch(complain));
-    this.stage.replaceChildren(h("div", { class: "card" }, bar.element));
-    try {
-      const answer = await send(`/models/${state.path}/uploads`, form);
-      ({ job } = answer);
-      const found = await follow(job, bar.show);
-      if (found === null) {
-        await remove(`/models/${state.path}/uploads/${answer.upload}`).catch(() => {});
-        this.update();
-        return toast("Cancelled.");
-      }
-      this.showFindings(answer, found);
-    } catch (error) {
-      complain(error);
-      this.update();
-    }
-  }
-
-  showFindings(upload, found) {
-    const worst = new Map(); // one finding per image, the most doubtful
-    for (const finding of found.findings) if (!worst.has(finding.image)) worst.set(finding.image, finding);
-    const choices = new Map();
-    const teach = h("button", { type: "button", class: "primary", id: "teach", onclick: () => this.teach(upload, leftOut()) });
-    const leftOut = () => [...choices].filter(([, box]) => box.checked).map(([image]) => image);
-    const count = () => {
-      const left = upload.images.length - leftOut().length;
-      teach.textContent = `Teach ${plural(left, "image")}`;
-      teach.disabled = !left;
-    };
-    const rows = [...worst.values()].map((finding) => {
-      const broken = finding.kind === "unreadable";
-      const image = upload.images[finding.image];
-      const box = h("input", { type: "checkbox", checked: finding.leave_out, disabled: broken, onchange: count });
-      choices.set(finding.image, box);
-      return h("li", { class: "finding" },
-        thumbnail(this.images[finding.image].file, image.name),
-        finding.other === null || finding.other === undefined ? null : thumbnail(this.images[finding.other].file, "the other image"),
-        h("div", { class: "grow" },
-          h("strong", {}, `${finding.title[0].toUpperCase()}${finding.title.slice(1)}`),
-          h("span", { class: "file" }, image.name),
-          h("p", {}, finding.says)),
-        h("label", { class: "check" }, box, "Leave it out"));
-    });
-    const good = upload.images.length - rows.length;
-    this.stage.replaceChildren(
-      h("div", { class: "card", id: "findings" },
-        h("h2", {}, rows.length ? `${plural(rows.length, "image")} to look at` : "All images look good"),
-        rows.length ? h("p", { class: "lead" }, `${good} of ${upload.images.length} look good. Choose what to do with the others.`) : null,
-        h("ul", { class: "findings" }, rows),
-        h("div", { class: "actions" },
-          h("button", { type: "button", class: "quiet", onclick: () => this.giveUp(upload) }, "Back"),
-          teach)),
-    );
-    count();
-    teach.focus();
-  }
-
-  giveUp(upload) {
-    remove(`/models/${state.path}/uploads/${upload.upload}`).catch(() => {});
+    fill(this.cameraBox, this.camera.video, h("div", { class: "actions" }, button(T.closeCamera, () => this.leave(), { class: "quiet" })));
     this.update();
   }
 
-  // ------------------------------------------------------------------ teach
+  update() {
+    if (!this.started && !this.buckets) return;
+    this.intro.textContent = state.about.classes.length ? T.teachHelp : T.firstTime;
+    for (const bucket of this.buckets) {
+      const { images } = bucket;
+      bucket.element.querySelector(".close").hidden = this.buckets.length === 1 && !images.length;
+      if (this.camera.isOpen !== Boolean(bucket.record.firstChild))
+        fill(bucket.record, this.camera.isOpen && this.camera.recorder((frame) => (images.push(frame), this.update())));
+      if (bucket.shown === images.length) continue;
+      bucket.shown = images.length;
+      fill(bucket.body, images.length > 0 && [
+        h("p", { class: "bucket-count" }, T.bucket(images.length)),
+        h("ul", { class: "thumbs" },
+          images.slice(0, SHOWN).map((file, number) => h("li", {}, thumbnail(file, file.name),
+            button("×", () => (images.splice(number, 1), (bucket.shown = null), this.update()), { class: "close", "aria-label": T.takeOut(file.name) }))),
+          images.length > SHOWN && h("li", { class: "more" }, T.more(images.length - SHOWN))),
+      ]);
+    }
+    const filled = this.buckets.filter((b) => b.images.length);
+    const total = filled.reduce((sum, b) => sum + b.images.length, 0);
+    const unnamed = filled.some((b) => !b.name.value.trim());
+    this.why.textContent = !total ? T.needsImages : unnamed ? T.needsName : "";
+    this.next.textContent = T.check(total);
+    this.next.disabled = !total || unnamed;
+  }
 
-  async teach(upload, leaveOut) {
-    let job = null;
-    const bar = progressBar(() => job && cancel(job).catch(complain));
-    this.stage.replaceChildren(h("div", { class: "card" }, h("h2", {}, "Learning"), bar.element));
+  // ------------------------------------------------------------------ what happens on the server
+
+  async send() {
+    const filled = this.buckets.filter((b) => b.images.length);
+    const files = filled.flatMap((b) => b.images);
+    const form = new FormData();
+    form.append("labels", JSON.stringify(filled.flatMap((b) => b.images.map(() => b.name.value.trim()))));
+    for (const file of files) form.append("files", file, file.name);
+    this.next.disabled = true;
+    this.why.textContent = T.uploading;
     try {
-      job = await post(`/models/${state.path}/teach`, { upload: upload.upload, leave_out: leaveOut, effort: this.effort.value || "instant" });
-      const result = await follow(job, bar.show);
-      if (result === null) {
-        this.giveUp(upload);
-        return toast("Cancelled. The model is as it was.");
-      }
-      this.images = [];
-      this.name.value = "";
-      this.leave();
-      await refresh();
-      this.update();
-      this.stage.replaceChildren(taught(result));
+      const { upload, job } = await send(`/models/${state.path}/uploads`, form);
+      this.sent = { upload, files, check: job.id };
+      this.camera.close();
+      fill(this.cameraBox);
+      await lookNow();
     } catch (error) {
       complain(error);
-      this.update();
     }
+    this.update();
+  }
+
+  async showNow() {
+    for (const upload of state.uploads) {
+      if (!this.reviews.has(upload.upload)) {
+        const mine = this.sent?.upload === upload.upload;
+        const review = new Review(upload, mine ? this.sent.files : null, mine ? () => (this.sent = null) : null);
+        this.reviews.set(upload.upload, review);
+        this.stage.append(review.element);
+      }
+      this.reviews.get(upload.upload).update(upload);
+    }
+    for (const [id, review] of this.reviews) {
+      if (state.uploads.some((u) => u.upload === id)) continue;
+      review.element.remove();
+      this.reviews.delete(id);
+      if (this.sent?.upload === id) this.finished();
+    }
+    this.gather.hidden = this.sent !== null;
+    const changes = state.jobs.filter((job) => !["check", "onnx"].includes(job.kind) && !job.preview && !isActive(job));
+    const last = changes.at(-1);
+    const shown = last?.kind === "teach" && last.state === "done" && sessionStorage.getItem(CLOSED) !== last.id ? last.id : null;
+    if (last?.kind === "teach" && last.state === "failed" && this.told !== last.id) complain(new Error(last.error));
+    this.told = last?.id;
+    if (this.result === shown) return;
+    this.result = shown;
+    fill(this.results);
+    if (shown) fill(this.results, taught((await get(`/jobs/${shown}`)).result, () => (sessionStorage.setItem(CLOSED, shown), this.showNow())));
+  }
+
+  /** The upload of this page is gone: taught, given up, or its check was cancelled. */
+  finished() {
+    const { check } = this.sent;
+    this.sent = null;
+    const job = state.jobs.find((j) => j.id === check);
+    if (job?.state === "cancelled") return toast(T.cancelled);
+    if (job?.state === "failed") return complain(new Error(job.error));
+    for (const bucket of [...this.buckets]) this.removeBucket(bucket);
   }
 }
 
 /** What a teaching changed, in a card. */
-function taught(result) {
-  const names = result.classes.map((c) => c.name), fresh = result.classes.filter((c) => c.new).map((c) => c.name);
-  const before = result.accuracy_before, now = result.accuracy;
+function taught(result, close) {
+  const before = result.accuracy_before, now = result.accuracy, warnings = result.warnings ?? [];
   const notes = [
     ...result.notes,
-    result.known_images ? `${plural(result.known_images, "image was", "images were")} already known.` : null,
-    result.copies ? `${plural(result.copies, "copy was", "copies were")} counted once.` : null,
-    result.broken.length ? `${plural(result.broken.length, "image")} could not be read.` : null,
+    result.known_images > 0 && T.known(result.known_images),
+    result.copies > 0 && T.copies(result.copies),
+    result.broken.length > 0 && T.broken(result.broken.length),
   ].filter(Boolean);
-  return h("div", { class: "card result", id: "taught", tabindex: "-1" },
-    h("h2", {}, result.images ? `Learned ${plural(result.images, "image")} of ${names.slice(0, 3).join(", ")}${names.length > 3 ? " …" : ""}` : "Nothing new was learned"),
-    h("p", { class: "lead" }, `In ${duration(result.seconds)}. ${fresh.length ? `New: ${fresh.slice(0, 5).join(", ")}.` : ""}`),
-    now !== null && h("div", { class: "figures" },
-      h("div", { class: "figure" }, h("span", {}, "Accuracy before"), h("strong", {}, percent(before, 1))),
-      h("div", { class: "arrow", "aria-hidden": "true" }, "→"),
-      h("div", { class: "figure" }, h("span", {}, "Accuracy now"), h("strong", {}, percent(now, 1)))),
-    now !== null && h("p", { class: "hint" }, "Measured by leaving out each image in turn and asking about it."),
-    result.suffering.length ? [
-      h("h3", {}, "Classes that are recognized less often"),
-      h("ul", {}, result.suffering.slice(0, 8).map((c) => h("li", {}, `${c.name}: ${percent(c.before)} → ${percent(c.now)}`))),
-    ] : now !== null && before !== null && h("p", {}, "No class got worse."),
-    notes.length ? h("ul", { class: "hint" }, notes.map((note) => h("li", {}, note))) : null,
-    result.images ? h("div", { class: "actions" }, h("button", { type: "button", onclick: () => undo(1) }, "Undo this teaching")) : null,
+  const figure = (title, share, interval) => h("div", { class: "figure" }, h("span", {}, title), h("strong", {}, percent(share, 1)), interval && h("small", {}, ` ${T.interval(interval)}`));
+  return h("div", { class: "card result", id: "taught" },
+    h("div", { class: "row" }, h("h2", {}, T.learned(result)), button("×", close, { class: "close inline", "aria-label": T.close })),
+    h("p", { class: "lead" }, T.learnedIn(result)),
+    now !== null && [
+      h("div", { class: "figures" }, figure(T.before, before), h("div", { class: "arrow", "aria-hidden": "true" }, "→"), figure(T.now, now, result.accuracy_interval)),
+      h("p", { class: "hint" }, T.leftOutOnce),
+    ],
+    warnings.length ? h("ul", { class: "warnings" }, warnings.slice(0, 5).map((w) => h("li", {}, w.text))) :
+      result.suffering.length ? [h("h3", {}, T.worse), h("ul", {}, result.suffering.slice(0, 8).map((c) => h("li", {}, T.fromTo(c))))] :
+        now !== null && before !== null && h("p", {}, T.nothingWorse),
+    whatChanges(result, T.changed),
+    notes.length > 0 && h("ul", { class: "hint" }, notes.map((note) => h("li", {}, note))),
+    h("div", { class: "actions" },
+      button(T.askIt, () => (location.hash = address("ask")), { class: "primary" }),
+      result.images > 0 && button(T.undoLesson, () => undo(1))),
   );
 }
