@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 
 from vqprompt.commands.console import SafeConsole, console, print_plain, text_table
 from vqprompt.commands.interrupted import as_command
-from vqprompt.commands.options import Track, flag, option
+from vqprompt.commands.options import Track, flag, numbers, option
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
@@ -100,7 +100,8 @@ def run(
     executor = find_executor(on, workers, cpus, gpus)
     grid = find_grid(name, small)
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
-    runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
+    wanted = dict.fromkeys(numbers(seeds, "--seeds", "numbers, as in 1,2,3")) if seeds else ()
+    runs = plan(grid, chosen, list(wanted), changes, by_method)
     refuse_early(runs, out, track or ())
     todo, in_other_tables = split_done(runs, out)
     for name_here, folder in in_other_tables.items():
@@ -279,10 +280,3 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
         if not isinstance(own, dict):
             raise UserError(f'--settings {path}: {name} = {own!r}; expected a section, as in ["{name}"] and lr = 1e-3')
     return by_method
-
-
-def parse_seeds(text: str | None) -> list[int]:
-    try:
-        return list(dict.fromkeys(int(part) for part in text.split(","))) if text else []
-    except ValueError:
-        raise UserError(f"--seeds {text!r}: expected numbers, as in 1,2,3") from None

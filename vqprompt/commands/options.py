@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vqprompt.commands.console import verbosity
+from vqprompt.core.errors import UserError
 
 
 class ClassFolder(StrEnum):
@@ -57,28 +54,16 @@ Track = Annotated[
     ),
 ]
 
-
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress and no notes.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print where an error comes from, for a bug report.")]
 
 
-def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options -q and -v."""
-
-    @functools.wraps(command)
-    def complete(*arguments: Any, quiet: bool, verbose: bool, **named: Any) -> None:
-        verbosity.quiet, verbosity.verbose = quiet, verbose
-        command(*arguments, **named)
-
-    own = inspect.signature(command, eval_str=True)
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-        for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
-    ]
-    signature = own.replace(parameters=[*own.parameters.values(), *more])
-    complete.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads the options from it
-    complete.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
-    return complete
+def numbers(text: str, option: str, wanted: str) -> list[int]:
+    """Whole numbers with commas between them. wanted: what the error says was expected."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} {text[:100]!r}: expected {wanted}") from None
 
 
 def option_value(arguments: list[str], option: str) -> Path | None:

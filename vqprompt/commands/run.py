@@ -12,7 +12,7 @@ from rich.table import Table
 
 from vqprompt.commands.console import console, print_plain, text_table
 from vqprompt.commands.interrupted import report_interruption
-from vqprompt.commands.options import DEVICE, Device, Track, flag, option
+from vqprompt.commands.options import DEVICE, Device, Track, flag, numbers, option
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import started_together
@@ -141,18 +141,13 @@ def run(
 
 
 def parse_tasks(text: str | None) -> int | list[int] | None:
-    if text is None:
-        return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--tasks {text[:100]!r}: expected a number, or numbers of classes such as 20,10,10") from None
-    return numbers[0] if len(numbers) == 1 else numbers
+    sizes = numbers(text, "--tasks", "a number, or numbers of classes such as 20,10,10") if text is not None else []
+    return sizes if len(sizes) > 1 else sizes[0] if sizes else None
 
 
 def summary(results: Sequence[RunResult]) -> Table:
     """One row per run."""
-    numbers = ("FAA %", "CAA %", "forgetting", "seconds", "images/s", "prompting params")
+    measures = ("FAA %", "CAA %", "forgetting", "seconds", "images/s", "prompting params")
     rows = [
         (
             r.title, f"{r.faa:.2f}", f"{r.caa:.2f}", f"{r.forgetting:.2f}", f"{r.seconds:.1f}",
@@ -160,4 +155,4 @@ def summary(results: Sequence[RunResult]) -> Table:
         )
         for r in results
     ]  # fmt: skip
-    return text_table(("method", *numbers), rows, numbers)
+    return text_table(("method", *measures), rows, measures)

@@ -24,14 +24,7 @@ from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
-from vqprompt.research.results.result import (
-    SCHEMA_VERSION,
-    ClassResults,
-    EpochLosses,
-    ParameterCounts,
-    PromptUse,
-    RunResult,
-)
+from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
@@ -300,7 +293,7 @@ class Run:
             forgetting_per_task=m.forgetting_per_task(square),
             accuracy=accuracy,
             images_per_second=speed,
-            parameters=ParameterCounts(**counts),
+            parameters=counts,
             bytes_per_class=method.bytes_per_class(),
             exemplars=method.exemplar_count(),
             prompt_use=self._prompt_use(),
