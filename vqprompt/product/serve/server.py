@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
-from vqprompt.core.files.cache import cache_folder
 from vqprompt.product.serve import example
 from vqprompt.product.serve.app import make_app
 from vqprompt.product.serve.connections import with_deadlines
