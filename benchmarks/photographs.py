@@ -64,17 +64,17 @@ def measure_predict(count: int, size: int) -> dict[str, float]:
 
 def measure_cache(count: int, side: int) -> dict[str, float]:
     """Opening a store from the cache, with and without its check. The file is in the system's memory."""
-    from vqprompt.core import files
+    from vqprompt.core import cache
 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "store.npy"
-        files.save_array(path, np.random.default_rng(0).integers(0, 256, (count, 3, side, side), dtype=np.uint8))
+        cache.save_array(path, np.random.default_rng(0).integers(0, 256, (count, 3, side, side), dtype=np.uint8))
 
         def opened(checked: bool) -> float:
-            files._verified.clear()
+            cache._verified.clear()
             began = time.perf_counter()
             if checked:
-                array = files.load_array(path, mapped=True)
+                array = cache.load_array(path, mapped=True)
             else:
                 array = np.load(path, mmap_mode="c")
             int(array.sum(dtype=np.int64))  # read every pixel, as an epoch does

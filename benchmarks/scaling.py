@@ -37,10 +37,12 @@ from vqprompt.core.statistics.gaussians import make_statistics
 from vqprompt.product.model.calibration import solve
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 from vqprompt.research.learner.learner import Learner
-from vqprompt.research.methods.base import CLOSED_FORM, Head
+from vqprompt.research.methods.base import Head
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance
 from vqprompt.research.training.settings import Training
 
+CLOSED_FORM = PRESETS["linear"]["closed-form"]
 AXES = ("classes", "images", "tasks", "pool", "image_size", "many_classes", "many_tasks")
 FITTED, LAST = 1.15, 1.3  # exponents clearly above 1: of the line through all points, of the last two alone
 

@@ -22,13 +22,12 @@ from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper import pool as runner
-from vqprompt.research.paper.charts import make_charts
 from vqprompt.research.paper.execution import Advanced
 from vqprompt.research.paper.grids import GRIDS, NUMBERS, Quoted, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.parameters import prompt_configurations
 from vqprompt.research.paper.pool import LocalExecutor, adopt, split_done
 from vqprompt.research.paper.table_rows import differences, make_rows, read_runs
-from vqprompt.research.paper.tables import Table
+from vqprompt.research.paper.tables import Table, make_charts
 from vqprompt.research.results.config import flatten
 from vqprompt.research.runs import runner as runs
 

@@ -16,20 +16,17 @@ import pytest
 from conftest import command_environment
 from test_images import fill
 
+from vqprompt.core import cache, files
+from vqprompt.core.cache import keep_array, load_array, save_array
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import UserError, WriteError
 from vqprompt.core.files import (
     InUseError,
-    atomic,
-    cache,
-    keep_array,
-    load_array,
     lock_file,
     lock_folder,
     read_regular,
     replacing,
-    save_array,
     save_tensors,
     write_atomically,
 )
@@ -204,8 +201,8 @@ class TestWriting:
 
     def test_partial_files_of_killed_processes_go(self, tmp_path):
         dead = 2**22 + 12345  # above the largest process number
-        stale = tmp_path / f".a.json.{atomic.HOST}.{dead}.0.partial"
-        alive = tmp_path / f".a.json.{atomic.HOST}.{os.getpid()}.0.partial"
+        stale = tmp_path / f".a.json.{files.HOST}.{dead}.0.partial"
+        alive = tmp_path / f".a.json.{files.HOST}.{os.getpid()}.0.partial"
         elsewhere = tmp_path / f".a.json.00000000.{dead}.0.partial"
         for path in (stale, alive, elsewhere):
             path.touch()

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vqprompt.core import files
+from vqprompt.core import cache
 from vqprompt.core.backbones.registry import backbones_folder
 from vqprompt.core.data import store as images_module
 from vqprompt.core.data.decode import decode, decode_pixels, to_pixels
@@ -28,7 +28,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import Store, build_store
 from vqprompt.core.errors import ImageError, PastImagesError, UserError
-from vqprompt.core.files.atomic import ABANDONED_AFTER
+from vqprompt.core.files import ABANDONED_AFTER
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.research.datasets import open_dataset
 
@@ -619,6 +619,6 @@ class TestStore:
 def test_a_home_below_one_s_own(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("VQPROMPT_HOME", "~/kept")
-    assert files.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
+    assert cache.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
     monkeypatch.setenv("VQPROMPT_HOME", "")
-    assert files.cache_folder() == tmp_path / ".cache" / "vqprompt"
+    assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"

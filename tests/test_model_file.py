@@ -209,8 +209,8 @@ if moment == "half":
 elif moment == "before":
     os.replace = die
 elif moment == "after":
-    import vqprompt.core.files.atomic
-    vqprompt.core.files.atomic._sync_folder = die
+    import vqprompt.core.files
+    vqprompt.core.files._sync_folder = die
 with files.locked(path):
     files.write(path, new)
 """

@@ -13,7 +13,7 @@ import pytest
 
 from vqprompt.core.errors import UserError
 from vqprompt.research import plugins
-from vqprompt.research.paper.requirements import Requirements
+from vqprompt.research.paper.execution import Requirements
 from vqprompt.research.plugins import Registry
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ import torch
 from conftest import command_environment
 from test_images import fill
 
-from vqprompt.core import files
+from vqprompt.core import cache, files
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime import device as devices
 from vqprompt.core.runtime.device import Runtime, pick_device, pick_precision
@@ -88,16 +88,16 @@ class TestCacheFolder:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
 
     def test_where_the_system_wants_it(self, tmp_path):
-        assert files.cache_folder() == tmp_path / "xdg" / "vqprompt"
+        assert cache.cache_folder() == tmp_path / "xdg" / "vqprompt"
 
     def test_where_it_was_before(self, tmp_path):
         (tmp_path / ".cache" / "vqprompt").mkdir(parents=True)
-        assert files.cache_folder() == tmp_path / ".cache" / "vqprompt"
+        assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"
 
     def test_where_the_user_says(self, tmp_path, monkeypatch):
         (tmp_path / ".cache" / "vqprompt").mkdir(parents=True)
         monkeypatch.setenv("VQPROMPT_HOME", "~/mine")
-        assert files.cache_folder() == tmp_path / "mine"
+        assert cache.cache_folder() == tmp_path / "mine"
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path):

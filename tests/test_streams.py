@@ -13,8 +13,8 @@ from PIL import Image
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.data.decode import aspect_of, decode_pixels
 from vqprompt.core.data.shards import TarShards, find_shards
+from vqprompt.core.data.store import StreamedStore
 from vqprompt.core.data.stream import Stream
-from vqprompt.core.data.streamed import StreamedStore
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.product.model.model import Model
 from vqprompt.research.datasets import open_dataset

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from vqprompt.research.paper.charts import make_charts
 from vqprompt.research.paper.grids import find_grid
-from vqprompt.research.paper.tables import make_table
+from vqprompt.research.paper.tables import make_charts, make_table
 from vqprompt.research.report.figures import standalone
 
 ROOT = Path(__file__).parents[1]

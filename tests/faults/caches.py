@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image
 
 from faults.damage import damaged
+from vqprompt.core.cache import cache_folder, load_array, save_array
 from vqprompt.core.data import content
 from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
-from vqprompt.core.files import cache_folder, load_array, save_array
 
 SIDE = 8
 

@@ -10,7 +10,6 @@ import sys
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -19,7 +18,7 @@ from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import accept_all_characters, print_error, verbosity
 from vqprompt.commands.example import example
 from vqprompt.commands.interrupted import as_command, report_interruption
-from vqprompt.commands.options import option_value
+from vqprompt.commands.options import option, option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.serve import serve
@@ -68,17 +67,12 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
-    ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            envvar="VQPROMPT_CONFIG",
-            help="Defaults of options, as TOML; vqprompt.toml in this folder, if there is one.",
-        ),
-    ] = None,
+    version: bool = option("Print the version and exit.", False, "--version", is_eager=True, callback=print_version),
+    config: Path | None = option(
+        "Defaults of options, as TOML; vqprompt.toml in this folder, if there is one.",
+        metavar="FILE",
+        envvar="VQPROMPT_CONFIG",
+    ),
 ) -> None:
     context.default_map = read_settings(context.command, config)
     if started_together() > 1 and context.invoked_subcommand != "run":

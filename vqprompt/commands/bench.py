@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from vqprompt.commands.console import SafeConsole, console, print_plain
+from vqprompt.commands.console import SafeConsole, console, print_plain, text_table
 from vqprompt.commands.interrupted import as_command
-from vqprompt.commands.options import Track
+from vqprompt.commands.options import Track, flag, numbers, option
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
@@ -28,8 +28,8 @@ app = typer.Typer(help="Make the tables and figures of the paper, one command ea
 LEFT_OUT_FIRST = ("images/s", "trainable", "Δ CAA", "paper CAA", "backbone", "forgetting")  # on a narrow terminal
 PARAMETERS = "parameters"  # the one table that needs no runs
 Name = Annotated[str, typer.Argument(help="The table's name; `vqprompt bench list` lists them.")]
-Small = Annotated[bool, typer.Option("--small", help="Try it at reduced size, on the embedded drawings and backbone.")]
-Draw = Annotated[bool, typer.Option("--figure", help="Also draw the figure, into the page and as .svg.")]
+SMALL = flag("--small", "Try it at reduced size, on the embedded drawings and backbone.")
+FIGURE = flag("--figure", "Also draw the figure, into the page and as .svg.")
 
 
 @app.command("list")
@@ -40,77 +40,45 @@ def list_grids() -> None:
     from vqprompt.research.paper.grids import GRIDS, plan
     from vqprompt.research.paper.table_rows import NONE
 
-    table = RichTable(show_edge=False, header_style="bold")
-    for heading in ("name", "paper", "runs", "backbone", "what it is"):
-        table.add_column(heading, no_wrap=heading == "name", justify="right" if heading == "runs" else "left")
-    for grid in GRIDS.values():
-        table.add_row(grid.name, grid.table or NONE, str(len(plan(grid))), ", ".join(grid.backbones), grid.title)
-    table.add_row(
-        PARAMETERS,
-        parameters.PAPER_TABLE,
-        "0",
-        parameters.BACKBONE,
-        "How methods prompt, with how many parameters",
-    )
-    console.print(table)
+    rows = [(g.name, g.table or NONE, str(len(plan(g))), ", ".join(g.backbones), g.title) for g in GRIDS.values()]
+    what = "How methods prompt, with how many parameters"
+    rows.append((PARAMETERS, parameters.PAPER_TABLE, "0", parameters.BACKBONE, what))
+    console.print(text_table(("name", "paper", "runs", "backbone", "what it is"), rows, right=("runs",)))
 
 
 @app.command()
 @as_command
 def run(
     name: Name,
-    out: Annotated[
-        Path, typer.Option(help="Folder for all tables and runs. A run is written to OUT/NAME/METHOD/seedN.")
-    ],
-    data: Annotated[
-        str | None, typer.Option(help="NAME=PATH if you have the data elsewhere, or the name of another data set.")
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Another backbone than the paper's. The table marks such numbers.")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="The seeds, such as 1,2,3.")] = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these methods, such as vq-prompt,coda-p. Methods outside the paper's table can be added. "
-            "`all` means every method."
-        ),
-    ] = None,
-    small: Small = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.",
-        ),
-    ] = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            help="Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. "
-            "Results come back to OUT. A run that loses its machine continues on another one from its last checkpoint."
-        ),
-    ] = "local",
-    cpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU cores per run on other machines. Default: 8, or as many as there are."),
-    ] = None,
-    gpus: Annotated[
-        float | None,
-        typer.Option(
-            help="GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if "
-            "there are any, 0 with SLURM."
-        ),
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting for every run. If it is an axis of the table, its only value."),
-    ] = None,
-    settings: Annotated[
-        Path | None,
-        typer.Option(help="TOML or JSON file with one section per method: settings for that method's runs only."),
-    ] = None,
-    figure: Draw = False,
+    out: Path = option("Folder for all tables and runs. A run is written to OUT/NAME/METHOD/seedN.", ...),
+    data: str | None = option("NAME=PATH if you have the data elsewhere, or the name of another data set."),
+    backbone: str | None = option("Another backbone than the paper's. The table marks such numbers."),
+    seeds: str | None = option("The seeds, such as 1,2,3."),
+    methods: str | None = option(
+        "Only these methods, such as vq-prompt,coda-p. Methods outside the paper's table can be added. `all` means "
+        "every method."
+    ),
+    small: bool = SMALL,
+    workers: int | None = option(
+        "Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.", min=1
+    ),
+    on: str = option(
+        "Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. "
+        "Results come back to OUT. A run that loses its machine continues on another one from its last checkpoint.",
+        "local",
+    ),
+    cpus: int | None = option("CPU cores per run on other machines. Default: 8, or as many as there are.", min=1),
+    gpus: float | None = option(
+        "GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if there are "
+        "any, 0 with SLURM."
+    ),
+    assignments: list[str] | None = option(
+        "A setting for every run. If it is an axis of the table, its only value.", None, "--set"
+    ),
+    settings: Path | None = option(
+        "TOML or JSON file with one section per method: settings for that method's runs only."
+    ),
+    figure: bool = FIGURE,
     track: Track = None,
 ) -> None:
     """Do the runs of a table and print it. Finished runs are skipped and interrupted ones resumed: to continue, give
@@ -132,7 +100,8 @@ def run(
     executor = find_executor(on, workers, cpus, gpus)
     grid = find_grid(name, small)
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
-    runs = plan(grid, chosen, parse_seeds(seeds), changes, by_method)
+    wanted = dict.fromkeys(numbers(seeds, "--seeds", "numbers, as in 1,2,3")) if seeds else ()
+    runs = plan(grid, chosen, list(wanted), changes, by_method)
     refuse_early(runs, out, track or ())
     todo, in_other_tables = split_done(runs, out)
     for name_here, folder in in_other_tables.items():
@@ -250,18 +219,11 @@ def fit_to_width(table: Table, width: int) -> tuple[RichTable, list[str]]:
 @as_command
 def print_table(
     name: Name,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder that `bench run` wrote to. The table is written there as files.")
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="Read the runs from here instead: a file that --save wrote, or any folder of runs."),
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option(help="Save the table's runs in one small .json file, for a later --results.")
-    ] = None,
-    small: Small = False,
-    figure: Draw = False,
+    out: Path | None = option("The folder that `bench run` wrote to. The table is written there as files."),
+    results: Path | None = option("Read the runs from here instead: a file that --save wrote, or any folder of runs."),
+    save: Path | None = option("Save the table's runs in one small .json file, for a later --results."),
+    small: bool = SMALL,
+    figure: bool = FIGURE,
 ) -> None:
     """Print a table as Markdown, and write it as Markdown, CSV, LaTeX and HTML into OUT.
 
@@ -318,10 +280,3 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
         if not isinstance(own, dict):
             raise UserError(f'--settings {path}: {name} = {own!r}; expected a section, as in ["{name}"] and lr = 1e-3')
     return by_method
-
-
-def parse_seeds(text: str | None) -> list[int]:
-    try:
-        return list(dict.fromkeys(int(part) for part in text.split(","))) if text else []
-    except ValueError:
-        raise UserError(f"--seeds {text!r}: expected numbers, as in 1,2,3") from None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from vqprompt.commands.console import print_json, print_note, print_plain
-from vqprompt.commands.options import ClassFolders, Device, Json
+from vqprompt.commands.options import ClassFolders, Device, Json, argument, flag, option
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.words import counted
 
@@ -17,30 +17,17 @@ if TYPE_CHECKING:
 
 
 def check(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="What you would give to `vqprompt learn`: a folder or zip with one folder per class, or a table."
-        ),
-    ],
+    folder: Path = argument(
+        "What you would give to `vqprompt learn`: a folder or zip with one folder per class, or a table."
+    ),
     classes: ClassFolders = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A model that these images are for; what it knows helps to judge."),
-    ] = None,
-    test: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Test images, which must not be among these; FOLDER/test by default."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to write check.html and exclude.txt; here by default.")
-    ] = None,
-    size: Annotated[int | None, typer.Option(help="Image size in px, without a model.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="See `vqprompt backbones`, or a weights file.")] = None,
+    model: Path | None = option("A model that these images are for; what it knows helps to judge.", metavar="FILE"),
+    test: Path | None = option("Test images, which must not be among these; FOLDER/test by default.", metavar="FOLDER"),
+    out: Path | None = option("Where to write check.html and exclude.txt; here by default.", metavar="FOLDER"),
+    size: int | None = option("Image size in px, without a model."),
+    backbone: str | None = option("See `vqprompt backbones`, or a weights file."),
     device: Device = "auto",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="End with status 1 if an image is doubtful, such as in CI.")
-    ] = False,
+    strict: bool = flag("--strict", "End with status 1 if an image is doubtful, such as in CI."),
     as_json: Json = False,
 ) -> None:
     """Look for doubtful images before teaching: copies, wrong labels, outliers, unreadable ones. Nothing is deleted.

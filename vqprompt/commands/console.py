@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from vqprompt.core.words import printable
@@ -60,6 +63,16 @@ def print_note(text: str) -> None:
     """What a person may like to know, but did not ask for."""
     if not verbosity.quiet:
         print_plain(f"note: {text}")
+
+
+def text_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> Table:
+    """right: headings of the columns that are aligned to the right. Names are never wrapped."""
+    table = Table(show_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading == "name")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 def print_json(value: Any, indent: int | None = None) -> None:

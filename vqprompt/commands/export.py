@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from vqprompt.commands.console import print_plain
-from vqprompt.commands.options import ModelPath
+from vqprompt.commands.options import ModelPath, option
 from vqprompt.commands.teaching_words import progress_shown
 from vqprompt.core.errors import UserError
 
 
 def export(
     model: ModelPath,
-    onnx: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it as ONNX, with FILE.json that says how to use it.")
-    ] = None,
-    web: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write a page that predicts in any browser.")
-    ] = None,
-    ort: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="For --web: the npm package onnxruntime-web; downloaded by default."),
-    ] = None,
-    hub_folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write model and card as the Hugging Face hub has them.")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Where the model's weights file is now.")] = None,
+    onnx: Path | None = option("Write it as ONNX, with FILE.json that says how to use it.", metavar="FILE"),
+    web: Path | None = option("Write a page that predicts in any browser.", metavar="FOLDER"),
+    ort: Path | None = option("For --web: the npm package onnxruntime-web; downloaded by default.", metavar="PATH"),
+    hub_folder: Path | None = option("Write model and card as the Hugging Face hub has them.", metavar="FOLDER"),
+    backbone: str | None = option("Where the model's weights file is now."),
 ) -> None:
     """Write a model for other programs: as ONNX, as a web page, or as a folder for the Hugging Face hub.
 

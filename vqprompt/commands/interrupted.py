@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vqprompt.commands.console import SafeConsole
-from vqprompt.commands.options import option_value, with_verbosity
+from vqprompt.commands.console import SafeConsole, verbosity
+from vqprompt.commands.options import Quiet, Verbose, option_value
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import end_run
 
@@ -22,13 +23,22 @@ def as_command(command: Callable[..., None]) -> Callable[..., None]:
     """Make a function a command: it has -q and -v, and says after Ctrl-C what was kept. (Typer would end silently.)"""
 
     @functools.wraps(command)
-    def explained(*arguments: Any, **named: Any) -> None:
+    def complete(*arguments: Any, quiet: bool, verbose: bool, **named: Any) -> None:
+        verbosity.quiet, verbosity.verbose = quiet, verbose
         try:
             command(*arguments, **named)
         except KeyboardInterrupt:
             end_run(130, lambda: report_interruption(sys.argv), lost=True)
 
-    return with_verbosity(explained)
+    own = inspect.signature(command, eval_str=True)
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+        for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+    signature = own.replace(parameters=[*own.parameters.values(), *more])
+    complete.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads the options from it
+    complete.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    return complete
 
 
 def report_interruption(arguments: list[str], reason: str = "interrupted") -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.console import console, print_plain, text_table
+from vqprompt.commands.options import option
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of this method.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Count parameters for this backbone (vit-s14); see `vqprompt backbones`.")
-    ] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Count parameters for this number of tasks (10).")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="With a name: show its published settings for this data set, with sources.")
-    ] = None,
+    backbone: str | None = option("Count parameters for this backbone (vit-s14); see `vqprompt backbones`."),
+    tasks: int | None = option("Count parameters for this number of tasks (10).", min=1),
+    data: str | None = option("With a name: show its published settings for this data set, with sources."),
 ) -> None:
     """List the methods. With a name, show its settings."""
     from vqprompt.research.methods import METHODS, find_method
@@ -39,13 +35,9 @@ def methods(
             show_recipe(name, data, backbone, tasks)
         return
     backbone, tasks = backbone or "vit-s14", tasks or 10
-    table = Table(show_edge=False, header_style="bold")
-    for heading in ("name", "year", "params"):
-        table.add_column(heading, justify="right" if heading == "params" else "left", no_wrap=True)
-    table.add_column("what it does")
-    for key, count in count_parameters(METHODS, backbone, tasks).items():
-        table.add_row(key, str(METHODS[key].year), f"{count:,}", METHODS[key].summary)
-    console.print(table)
+    counts = count_parameters(METHODS, backbone, tasks)
+    rows = [(key, str(METHODS[key].year), f"{count:,}", METHODS[key].summary) for key, count in counts.items()]
+    console.print(text_table(("name", "year", "params", "what it does"), rows, right=("params",)))
     print_plain(f"\nparams: parameters of prompts or adapters, for {backbone} and {counted(tasks, 'task')}.")
     print_plain("To see the settings of one method: vqprompt methods NAME")
 
@@ -63,11 +55,7 @@ def count_parameters(methods: Mapping[str, type[Method]], backbone: str, tasks: 
 
 def show_method(method: type[Method]) -> None:
     console.print(f"[bold]{method.title}[/bold] ({method.year}): {method.summary}\n")
-    table = Table(show_edge=False, header_style="bold")
-    for heading in ("setting", "default", "meaning"):
-        table.add_column(heading)
-    add_settings(table, method.Options())
-    console.print(table)
+    console.print(text_table(("setting", "default", "meaning"), settings_of(method.Options())))
     for preset, values in method.presets.items():
         console.print(f"\npreset {preset}: {json.dumps(values)}")
 
@@ -84,22 +72,22 @@ def show_recipe(name: str, data: str, backbone: str | None, tasks: int | None) -
         print_plain(line)
 
 
-def add_settings(table: Table, options: Any, prefix: str = "") -> None:
+def settings_of(options: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, default and meaning of each setting; those of groups by their dotted names."""
     for key, field in type(options).model_fields.items():
         value = getattr(options, key)
         if hasattr(type(value), "model_fields"):
-            add_settings(table, value, f"{prefix}{key}.")
+            yield from settings_of(value, f"{prefix}{key}.")
         else:
-            table.add_row(prefix + key, json.dumps(value), field.description or "")
+            yield prefix + key, json.dumps(value), field.description or ""
 
 
 def backbones(
-    world: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Show a backbone what ordinary images look like: one folder per kind."),
-    ] = None,
-    backbone: Annotated[str, typer.Option(help="With --world: a name, or a weights file.")] = "vit-s14",
-    size: Annotated[int | None, typer.Option(help="With --world: the image size of the models, in px.")] = None,
+    world: Path | None = option(
+        "Show a backbone what ordinary images look like: one folder per kind.", metavar="FOLDER"
+    ),
+    backbone: str = option("With --world: a name, or a weights file.", "vit-s14"),
+    size: int | None = option("With --world: the image size of the models, in px."),
 ) -> None:
     """List the backbones, and say which one to take.
 
@@ -115,7 +103,7 @@ def backbones(
         print_plain(f"{counted(len(made), 'mean')} in {target}; new models with {backbone} compare with them")
         return
     rows = [(b.name, b.summary, str(b.megabytes), b.licence) for b in BACKBONES.values()]
-    print_table(("name", "what it is", "MB, float32", "licence"), rows)
+    console.print(text_table(("name", "what it is", "MB, float32", "licence"), rows))
     print_plain(
         f"\nOnline, --backbone best takes {BEST} at {BEST_SIZE} px; dinov2-s14 does a quarter of its arithmetic.\n"
         "Without a network, take vit-s14. A weights file works too: --backbone FILE (safetensors, .pth, .npz)"
@@ -128,18 +116,9 @@ def datasets() -> None:
     from vqprompt.research.datasets.common import data_folder
 
     rows = [(name, str(entry.defaults.get("tasks", 10)), entry.summary) for name, entry in DATASETS.items()]
-    print_table(("name", "tasks", "what it is"), rows)
+    console.print(text_table(("name", "tasks", "what it is"), rows))
     print_plain(
         f"\n--data NAME looks in {data_folder()}/NAME (set by VQPROMPT_DATA), and downloads what is missing.\n"
         "--data NAME=PATH reads it where you have it: the original archive, its folder, or the hub's parquet files.\n"
         "Your own images work too: --data FOLDER, a folder or zip with one folder per class inside."
     )
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(show_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading == "name")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

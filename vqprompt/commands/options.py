@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vqprompt.commands.console import verbosity
+from vqprompt.core.errors import UserError
 
 
 class ClassFolder(StrEnum):
@@ -19,6 +16,22 @@ class ClassFolder(StrEnum):
     inner = "inner"
 
 
+def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
+    """An option, as the default of a command's parameter. default: `...` if it must be given."""
+    return typer.Option(default, *names, help=help, **more)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option that is given or not: there is no --no-NAME."""
+    return typer.Option(False, name, help=help)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """An argument that must be given."""
+    return typer.Argument(..., help=help, **more)
+
+
+DEVICE = "Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can."
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", help="The model's file, such as garden.vqp.")]
 NewSize = Annotated[int | None, typer.Option("--size", help="Image size in px, for a new model.")]
 NewBackbone = Annotated[
@@ -26,7 +39,7 @@ NewBackbone = Annotated[
     typer.Option("--backbone", help="best, a name of `vqprompt backbones`, or a weights file; for a new model."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read.")]
-Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")]
+Device = Annotated[str, typer.Option(help=DEVICE)]
 Preview = Annotated[bool, typer.Option("--preview", help="Only tell which answers would change; change nothing.")]
 ClassFolders = Annotated[
     ClassFolder | None,
@@ -41,28 +54,16 @@ Track = Annotated[
     ),
 ]
 
-
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress and no notes.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print where an error comes from, for a bug report.")]
 
 
-def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options -q and -v."""
-
-    @functools.wraps(command)
-    def complete(*arguments: Any, quiet: bool, verbose: bool, **named: Any) -> None:
-        verbosity.quiet, verbosity.verbose = quiet, verbose
-        command(*arguments, **named)
-
-    own = inspect.signature(command, eval_str=True)
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-        for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
-    ]
-    signature = own.replace(parameters=[*own.parameters.values(), *more])
-    complete.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads the options from it
-    complete.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
-    return complete
+def numbers(text: str, option: str, wanted: str) -> list[int]:
+    """Whole numbers with commas between them. wanted: what the error says was expected."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} {text[:100]!r}: expected {wanted}") from None
 
 
 def option_value(arguments: list[str], option: str) -> Path | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from vqprompt.commands.console import print_json, print_plain
-from vqprompt.commands.options import Device
+from vqprompt.commands.options import Device, argument, flag, option
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
@@ -18,25 +16,16 @@ if TYPE_CHECKING:
 
 
 def predict(
-    learned: Annotated[
-        Path,
-        typer.Argument(
-            help="A model that `vqprompt learn` made, or a folder that `vqprompt run` or Learner.save wrote."
-        ),
-    ],
-    images: Annotated[list[Path], typer.Argument(help="Image files, or folders with images.")],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to print per image.")] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line, for other programs to read.")
-    ] = False,
-    backbone: Annotated[str | None, typer.Option(help="Where the weights file is now, if it was moved.")] = None,
+    learned: Path = argument(
+        "A model that `vqprompt learn` made, or a folder that `vqprompt run` or Learner.save wrote."
+    ),
+    images: list[Path] = argument("Image files, or folders with images."),
+    top: int = option("How many classes to print per image.", 1, min=1),
+    as_json: bool = flag("--json", "Print one JSON object per line, for other programs to read."),
+    backbone: str | None = option("Where the weights file is now, if it was moved."),
     device: Device = "auto",
-    unknown: Annotated[
-        bool, typer.Option("--unknown/--no-unknown", help="Say unknown for what is like no class (models only).")
-    ] = True,
-    strictness: Annotated[
-        float, typer.Option(help="Above 0, more images are called unknown; below 0, fewer (models only).")
-    ] = 0.0,
+    unknown: bool = option("Say unknown for what is like no class (models only).", True),
+    strictness: float = option("Above 0, more images are called unknown; below 0, fewer (models only).", 0.0),
 ) -> None:
     """Say what is in images, among all classes learned so far.
 

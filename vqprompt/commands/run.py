@@ -6,14 +6,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
-from vqprompt.commands.console import console, print_plain
+from vqprompt.commands.console import console, print_plain, text_table
 from vqprompt.commands.interrupted import report_interruption
-from vqprompt.commands.options import Device, Track
+from vqprompt.commands.options import DEVICE, Device, Track, flag, numbers, option
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import started_together
@@ -27,12 +26,10 @@ DEMO_METHODS: dict[str, dict[str, Any]] = {"vq-prompt": {"epochs": 2}, "ft": {"e
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results. Each method gets a folder inside it.")] = Path(
-        "demo"
-    ),
-    seed: Annotated[int, typer.Option(help="Fixes the order of the classes and everything random.")] = 1,
+    out: Path = option("Folder for the results. Each method gets a folder inside it.", Path("demo")),
+    seed: int = option("Fixes the order of the classes and everything random.", 1),
     device: Device = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was interrupted.")] = False,
+    resume: bool = flag("--resume", "Continue a demo that was interrupted."),
 ) -> None:
     """See how a model forgets, and how VQ-Prompt prevents it, in about three minutes on a laptop.
 
@@ -60,59 +57,34 @@ def demo(
 
 
 def run(
-    out: Annotated[
-        Path, typer.Option(help="The run's folder. Config, metrics, checkpoint and report are written there.")
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="What to learn. A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it. "
-            "Or your own images: a folder or zip with train/<class>/… and test/<class>/…, or just <class>/…."
-        ),
-    ] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="Number of tasks, or number of classes per task: 10, or 20,10,10.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="How to learn; `vqprompt methods` lists the names.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="A name from `vqprompt backbones`, or a file with weights.")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Fixes the order of the classes and everything random. 0 keeps the natural class order."),
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Image size in pixels, a multiple of the backbone's patch size.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs per task.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per training step.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can.")
-    ] = None,
-    validation: Annotated[
-        float | None,
-        typer.Option(help="Hold out this fraction of the training images and test on them. Use it to tune settings."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Named settings of a method, such as `released`; see `vqprompt methods NAME`.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="JSON or TOML file with settings; the config.json of another run works.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting of the run or of the method: --set tau=5 --set rebalancing.lr=1e-4."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in OUT from its last checkpoint.")] = False,
+    out: Path = option("The run's folder. Config, metrics, checkpoint and report are written there.", ...),
+    data: str | None = option(
+        "What to learn. A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it. "
+        "Or your own images: a folder or zip with train/<class>/… and test/<class>/…, or just <class>/…."
+    ),
+    tasks: str | None = option("Number of tasks, or number of classes per task: 10, or 20,10,10."),
+    method: str | None = option("How to learn; `vqprompt methods` lists the names."),
+    backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),
+    seed: int | None = option("Fixes the order of the classes and everything random. 0 keeps the natural class order."),
+    size: int | None = option("Image size in pixels, a multiple of the backbone's patch size."),
+    epochs: int | None = option("Epochs per task."),
+    batch_size: int | None = option("Images per training step."),
+    device: str | None = option(DEVICE),
+    validation: float | None = option(
+        "Hold out this fraction of the training images and test on them. Use it to tune settings."
+    ),
+    preset: str | None = option("Named settings of a method, such as `released`; see `vqprompt methods NAME`."),
+    config: Path | None = option("JSON or TOML file with settings; the config.json of another run works."),
+    assignments: list[str] | None = option(
+        "Any setting of the run or of the method: --set tau=5 --set rebalancing.lr=1e-4.", None, "--set"
+    ),
+    resume: bool = flag("--resume", "Continue the run in OUT from its last checkpoint."),
     track: Track = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Processes that share the work: one per GPU, or parts of the CPU. With several machines, start the "
-            "command with torchrun instead.",
-        ),
-    ] = None,
+    processes: int | None = option(
+        "Processes that share the work: one per GPU, or parts of the CPU. With several machines, start the command "
+        "with torchrun instead.",
+        min=1,
+    ),
 ) -> None:
     """Learn a data set task by task, test after each task, write a report.
 
@@ -169,24 +141,18 @@ def run(
 
 
 def parse_tasks(text: str | None) -> int | list[int] | None:
-    if text is None:
-        return None
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--tasks {text[:100]!r}: expected a number, or numbers of classes such as 20,10,10") from None
-    return numbers[0] if len(numbers) == 1 else numbers
+    sizes = numbers(text, "--tasks", "a number, or numbers of classes such as 20,10,10") if text is not None else []
+    return sizes if len(sizes) > 1 else sizes[0] if sizes else None
 
 
 def summary(results: Sequence[RunResult]) -> Table:
     """One row per run."""
-    table = Table(title=None, show_edge=False, header_style="bold")
-    for heading in ("method", "FAA %", "CAA %", "forgetting", "seconds", "images/s", "prompting params"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for result in results:
-        rate = result.images_per_second
-        table.add_row(
-            result.title, f"{result.faa:.2f}", f"{result.caa:.2f}", f"{result.forgetting:.2f}",
-            f"{result.seconds:.1f}", "–" if rate is None else f"{rate:.0f}", f"{result.parameters.prompting:,}",
-        )  # fmt: skip
-    return table
+    measures = ("FAA %", "CAA %", "forgetting", "seconds", "images/s", "prompting params")
+    rows = [
+        (
+            r.title, f"{r.faa:.2f}", f"{r.caa:.2f}", f"{r.forgetting:.2f}", f"{r.seconds:.1f}",
+            "–" if r.images_per_second is None else f"{r.images_per_second:.0f}", f"{r.parameters.prompting:,}",
+        )
+        for r in results
+    ]  # fmt: skip
+    return text_table(("method", *measures), rows, measures)

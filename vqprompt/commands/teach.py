@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vqprompt.commands.console import console, print_json, print_plain
-from vqprompt.commands.options import ClassFolders, Device, Json, ModelPath, NewBackbone, NewSize, Preview
+from vqprompt.commands.console import console, print_json, print_plain, text_table
+from vqprompt.commands.options import (
+    ClassFolders,
+    Device,
+    Json,
+    ModelPath,
+    NewBackbone,
+    NewSize,
+    Preview,
+    argument,
+    flag,
+    option,
+)
 from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell, tell_correction
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
@@ -27,59 +38,42 @@ NewClass = Annotated[str, typer.Option("--as", metavar="CLASS", help="The class 
 
 def learn(
     model: ModelPath,
-    images: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders (or zips) with one folder per class, or CSV/JSONL tables of path and label; with --as, image "
-            "files or folders of one class."
-        ),
-    ],
-    label: Annotated[
-        str | None, typer.Option("--as", metavar="CLASS", help="All these images are of this class.")
-    ] = None,
-    as_unknown: Annotated[
-        bool,
-        typer.Option(
-            "--as-unknown",
-            help="These images look similar, but are none of the classes. They are never an answer; what is nearer to "
-            "them than to any class is unknown.",
-        ),
-    ] = False,
+    images: list[Path] = argument(
+        "Folders (or zips) with one folder per class, or CSV/JSONL tables of path and label; with --as, image files or "
+        "folders of one class."
+    ),
+    label: str | None = option("All these images are of this class.", None, "--as", metavar="CLASS"),
+    as_unknown: bool = flag(
+        "--as-unknown",
+        "These images look similar, but are none of the classes. They are never an answer; what is nearer to them than "
+        "to any class is unknown.",
+    ),
     classes: ClassFolders = None,
-    effort: Annotated[
-        str,
-        typer.Option(
-            help="instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the "
-            "network instead. auto: measures first, and trains if it is expected to be worth its time. "
-            "The expected time is printed first. Later teachings can use this effort, auto or instant."
-        ),
-    ] = "instant",
-    hold_out: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=0.9,
-            help="0 does not measure accuracy. At good and best, this share of the images (for 0, a fifth) is not "
-            "trained on, to measure with.",
-        ),
-    ] = 0.2,
-    skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out images that cannot be read.")] = False,
-    exclude: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A list of images not to learn, one path per line.")
-    ] = None,
+    effort: str = option(
+        "instant: seconds, and exact. good: also trains prompts, minutes to hours on a CPU. best: tunes the network "
+        "instead. auto: measures first, and trains if it is expected to be worth its time. The expected time is "
+        "printed first. Later teachings can use this effort, auto or instant.",
+        "instant",
+    ),
+    hold_out: float = option(
+        "0 does not measure accuracy. At good and best, this share of the images (for 0, a fifth) is not trained on, "
+        "to measure with.",
+        0.2,
+        min=0,
+        max=0.9,
+    ),
+    skip_broken: bool = flag("--skip-broken", "Leave out images that cannot be read."),
+    exclude: Path | None = option("A list of images not to learn, one path per line.", metavar="FILE"),
     size: NewSize = None,
     backbone: NewBackbone = None,
     device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Of the training at good and best; the same seed gives the same bits.")] = 0,
-    no_cache: Annotated[
-        bool,
-        typer.Option(
-            "--no-cache",
-            help="Write no decoded images to disk. Without this option, more than 128 MB of them are put into a "
-            "temporary file in the cache folder while learning. (A compressed tar is always unpacked into one.) Either "
-            "way nothing of it is kept, not even a name.",
-        ),
-    ] = False,
+    seed: int = option("Of the training at good and best; the same seed gives the same bits.", 0),
+    no_cache: bool = flag(
+        "--no-cache",
+        "Write no decoded images to disk. Without this option, more than 128 MB of them are put into a temporary file "
+        "in the cache folder while learning. (A compressed tar is always unpacked into one.) Either way nothing of it "
+        "is kept, not even a name.",
+    ),
     preview: Preview = False,
     as_json: Json = False,
 ) -> None:
@@ -130,18 +124,18 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     if as_json:
         print_json(facts, indent=2)
         return
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(show_edge=False, header_style="bold")
-    for heading in ("class", "images", "recognized", "kinds", "last taught"):
-        table.add_column(heading, justify="left" if heading in ("class", "last taught") else "right")
-    for c in facts["classes"]:
-        table.add_row(
-            escape(c["name"]), str(c["images"]), percent(c["accuracy"]), str(c["kinds"]),
+    rows = [
+        (
+            c["name"],
+            str(c["images"]),
+            percent(c["accuracy"]),
+            str(c["kinds"]),
             c["taught"][-1][:10] if c["taught"] else "",
-        )  # fmt: skip
-    console.print(table)
+        )
+        for c in facts["classes"]
+    ]
+    numbers = ("images", "recognized", "kinds")
+    console.print(text_table(("class", *numbers, "last taught"), rows, numbers))
     b = facts["backbone"]
     trained = {
         "instant": "instant (nothing is trained)",
@@ -186,9 +180,7 @@ def relabel(
 def unlearn(
     model: ModelPath,
     images: TaughtImages,
-    for_good: Annotated[
-        bool, typer.Option("--for-good", help="Also delete every older version that knows one of them.")
-    ] = False,
+    for_good: bool = flag("--for-good", "Also delete every older version that knows one of them."),
     preview: Preview = False,
     as_json: Json = False,
 ) -> None:
@@ -219,8 +211,8 @@ def merge(
 
 def rename(
     model: ModelPath,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="A class of the model.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.")],
+    old: str = argument("A class of the model.", metavar="OLD"),
+    new: str = argument("Its new name.", metavar="NEW"),
 ) -> None:
     """Give a class another name.
 
@@ -233,15 +225,10 @@ def rename(
 
 def forget(
     model: ModelPath,
-    name: Annotated[
-        str, typer.Argument(metavar="CLASS", help='A class of the model; "unknown": all that was taught as such.')
-    ],
-    for_good: Annotated[
-        bool,
-        typer.Option(
-            "--for-good", help="Also delete everything that is kept of it: older versions, its name, file names."
-        ),
-    ] = False,
+    name: str = argument('A class of the model; "unknown": all that was taught as such.', metavar="CLASS"),
+    for_good: bool = flag(
+        "--for-good", "Also delete everything that is kept of it: older versions, its name, file names."
+    ),
 ) -> None:
     """Remove a class, as if it had never been learned.
 
@@ -269,10 +256,8 @@ def forget(
 
 def undo(
     model: ModelPath,
-    steps: Annotated[int, typer.Option(min=1, help="How many changes to undo; `show` lists them.")] = 1,
-    to: Annotated[
-        int | None, typer.Option("--to", metavar="VERSION", help="Return to this version instead; see show --json.")
-    ] = None,
+    steps: int = option("How many changes to undo; `show` lists them.", 1, min=1),
+    to: int | None = option("Return to this version instead; see show --json.", metavar="VERSION"),
 ) -> None:
     """Go back to the model before the last change.
 
@@ -288,16 +273,14 @@ def undo(
     print_plain(f"{done}; the model has {counted(left, 'class')} now")
 
 
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
-) -> None:
+def cache(clear: bool = flag("--clear", "Delete it.")) -> None:
     """Show what the research commands keep of images on disk, or delete it. No names of files or classes are kept.
 
     Teaching a model keeps nothing here.
 
     [bold]vqprompt cache --clear[/bold]
     """
-    from vqprompt.core.files.cache import clear_cache, list_cache
+    from vqprompt.core.cache import clear_cache, list_cache
 
     parts = list_cache()
     for part in parts:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from vqprompt.commands.console import print_error, print_json, print_note, print_plain
-from vqprompt.commands.options import Device, Json, ModelPath
+from vqprompt.commands.options import Device, Json, ModelPath, argument, flag, option
 from vqprompt.commands.teaching_words import percent, progress_shown
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
@@ -20,27 +20,16 @@ if TYPE_CHECKING:
 
 def test(
     model: ModelPath,
-    folder: Annotated[Path, typer.Argument(help="Images it has not learned: one folder per class, a zip, or a table.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Where to write test.html, test.json, images.csv and classes.csv."),
-    ] = None,
-    before: Annotated[bool, typer.Option("--before", help="Compare with the model before its last teaching.")] = False,
-    known_only: Annotated[
-        bool, typer.Option("--known-only", help="Refuse images of classes that the model does not know.")
-    ] = False,
-    unknown: Annotated[bool, typer.Option("--unknown/--no-unknown", help="Whether it may answer unknown.")] = True,
-    strictness: Annotated[float, typer.Option(help="Above 0, more images are called unknown; below 0, fewer.")] = 0.0,
-    at_least: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="SHARE",
-            help="End with status 1 if fewer answers are right (every class counts the same).",
-        ),
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Where the model's weights file is now.")] = None,
+    folder: Path = argument("Images it has not learned: one folder per class, a zip, or a table."),
+    out: Path | None = option("Where to write test.html, test.json, images.csv and classes.csv.", metavar="FOLDER"),
+    before: bool = flag("--before", "Compare with the model before its last teaching."),
+    known_only: bool = flag("--known-only", "Refuse images of classes that the model does not know."),
+    unknown: bool = option("Whether it may answer unknown.", True),
+    strictness: float = option("Above 0, more images are called unknown; below 0, fewer.", 0.0),
+    at_least: float | None = option(
+        "End with status 1 if fewer answers are right (every class counts the same).", metavar="SHARE", min=0, max=1
+    ),
+    backbone: str | None = option("Where the model's weights file is now."),
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:

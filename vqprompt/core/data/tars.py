@@ -11,19 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vqprompt.core.cache import cache_folder, replacing_cached, sealed_length, temporary_file, warn_no_cache
 from vqprompt.core.data.archives import Files
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_ratio
 from vqprompt.core.errors import ImageError, WriteError
-from vqprompt.core.files import (
-    cache_folder,
-    delete_abandoned,
-    open_regular,
-    read_at,
-    replacing_cached,
-    sealed_length,
-    temporary_file,
-    warn_no_cache,
-)
+from vqprompt.core.files import delete_abandoned, open_regular, read_at
 
 BLOCK = tarfile.BLOCKSIZE
 OPENERS: dict[bytes, Callable[..., Any]] = {

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import cache_folder
 from vqprompt.core.runtime.distributed import ALONE, Ranks, joined
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vqprompt.core.files import cache_folder
+from vqprompt.core.cache import cache_folder
 
 Array = NDArray[Any]
 EMBEDDED = Path(__file__).parents[2] / "assets" / "world.npz"

@@ -14,9 +14,10 @@ from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.downloads import download
 from vqprompt.core.errors import UserError
-from vqprompt.core.files import cache_folder, write_atomically
+from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Report, ignore
 from vqprompt.product.export.onnx import onnx_file
 from vqprompt.product.model.model import Model

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from vqprompt.core.files import cache_folder, temporary_file, writing
+from vqprompt.core.cache import cache_folder, temporary_file
+from vqprompt.core.files import writing
 
 if TYPE_CHECKING:
     from vqprompt.core.data.store import Store

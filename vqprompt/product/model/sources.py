@@ -60,7 +60,7 @@ def open_pictures(
     """The pictures of any source (see `find_pictures`), and notes about how it was read. exclude: paths."""
     excluded = {str(Path(path).expanduser().resolve()) for path in exclude}
     if labels is None and isinstance(source, str | Path):
-        from vqprompt.core.data.parquet import open_shards
+        from vqprompt.core.data.shards import open_shards
 
         if (shards := open_shards(source)) is not None:
             if excluded:

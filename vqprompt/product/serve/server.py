@@ -22,8 +22,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from vqprompt._version import __version__
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
-from vqprompt.core.files.cache import cache_folder
 from vqprompt.product.serve import api_changes, api_models, api_predict, example, label_studio
 from vqprompt.product.serve.connections import with_deadlines
 from vqprompt.product.serve.errors import NotThere, Refused

@@ -13,11 +13,9 @@ import numpy as np
 
 from vqprompt.core.data.decode import STORED_MARGIN, stored_side
 from vqprompt.core.data.drawings import embedded_drawings
-from vqprompt.core.data.parquet import open_shards
-from vqprompt.core.data.shards import Shards, find_shards
-from vqprompt.core.data.store import Store
+from vqprompt.core.data.shards import Shards, find_shards, open_shards
+from vqprompt.core.data.store import Store, StreamedStore
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
-from vqprompt.core.data.streamed import StreamedStore
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import exists
 from vqprompt.core.progress import Report, ignore

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.archives import Files, hidden
-from vqprompt.core.data.parquet import parquet_files
+from vqprompt.core.data.shards import parquet_files
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vqprompt.core.cache import cache_folder
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
 from vqprompt.core.data.archives import open_files as open_archive
-from vqprompt.core.data.parquet import ParquetShards
+from vqprompt.core.data.shards import ParquetShards
 from vqprompt.core.data.source import Entry, RowsOfEntries, Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.data.stream import Dataset, check_classes, check_names, rows_by_class, split_rows
 from vqprompt.core.downloads import download
 from vqprompt.core.errors import ImageError
-from vqprompt.core.files import cache_folder, exists
+from vqprompt.core.files import exists
 from vqprompt.core.progress import Report
 from vqprompt.core.words import shorten
 

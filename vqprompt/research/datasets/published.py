@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from vqprompt.core.data.archives import Files
-from vqprompt.core.data.parquet import parquet_files
+from vqprompt.core.data.shards import parquet_files
 from vqprompt.core.data.source import Entry, key_of
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError

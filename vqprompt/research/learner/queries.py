@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.cache import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.limits import CACHE_GB
-from vqprompt.core.files import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
 from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
 from vqprompt.research.training.batches import KnownQueries, draw, epoch_views

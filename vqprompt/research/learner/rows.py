@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vqprompt.core.files import open_regular, read_at, replacing_cached, sealed_length
+from vqprompt.core.cache import replacing_cached, sealed_length
+from vqprompt.core.files import open_regular, read_at
 
 BYTES = 4  # per number: rows are kept in float32
 

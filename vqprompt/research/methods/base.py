@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -74,9 +73,6 @@ class StatisticsOptions(ReadoutOptions):
     )
 
 
-CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared"}}  # a preset
-
-
 class Classifier(nn.Linear):
     """A linear layer that computes in full precision, also where a backbone that learns computes in bf16."""
 
@@ -114,6 +110,7 @@ class Method(nn.Module):
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
+    rows_per_class: ClassVar[tuple[str, ...]] = ("prototypes",)  # buffers that have one row per class
     only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
@@ -271,7 +268,9 @@ class Method(nn.Module):
 
     def bytes_per_class(self) -> int:
         """Bytes kept per class, besides its row in a classifier."""
-        return sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
+        rows = [getattr(self, name, None) for name in self.rows_per_class]
+        tables = sum(table.nbytes // max(len(table), 1) for table in rows if table is not None)
+        return tables + sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
 
     def notes(self) -> list[str]:
         """What the result of a run should mention."""
@@ -283,13 +282,11 @@ class Method(nn.Module):
         """The head, and other classifiers if the method has some. They do not count as prompting parameters."""
         return [self.head]
 
-    def own_modules(self) -> Iterable[tuple[str, nn.Module]]:
-        others = [self.vit, self.frozen, self.statistics, self.former, *self.classifiers()]
-        return ((name, m) for name, m in self.named_children() if not any(m is other for other in others))
-
     def prompting_parameters(self) -> list[nn.Parameter]:
         """The method's own parameters, without those of the backbone and of classifiers."""
-        return [*self.parameters(recurse=False), *(p for _, module in self.own_modules() for p in module.parameters())]
+        others = [self.vit, self.frozen, *self.classifiers(), *(getattr(self, name) for name in self.only_for_learning)]
+        own = [module for module in self.children() if not any(module is other for other in others)]
+        return [*self.parameters(recurse=False), *(p for module in own for p in module.parameters())]
 
     def parameter_counts(self) -> dict[str, int]:
         return {

@@ -55,7 +55,7 @@ class DualPrompt(Method):
     def grow(self, task: TaskInfo) -> None:
         super().grow(task)
         if task.number >= len(self.experts):  # more tasks than were planned
-            self.experts.append(self._expert())
+            self.experts.append(self._expert().to(self.head.weight.device))
         train_only(self.experts, task.number)
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:

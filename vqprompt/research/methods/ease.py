@@ -77,6 +77,3 @@ class EASE(CosineTraining):
         weights = torch.where(F.one_hot(own, subspaces).bool(), 1.0, self.options.others / max(subspaces - 1, 1))
         scores = (cosines * weights).sum(-1) / TEMPERATURE
         return F.pad(scores, (0, self.head.out_features - len(self.prototypes)), value=-torch.inf)
-
-    def bytes_per_class(self) -> int:
-        return self.prototypes[0].nbytes if len(self.prototypes) else 0

@@ -18,6 +18,7 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods.base import Losses, Method
 from vqprompt.research.methods.base import Options as BaseOptions
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -108,7 +109,7 @@ class EvoPrompt(Method):
     uses_query = True
     prompts_stay = True
     training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64, "schedule": "constant", "clip": 1.0}
-    presets: ClassVar = {"released": {"augment": "crop-color", "normalize": "none"}}  # and recipes.toml
+    presets = PRESETS["evoprompt"]
     prototypes: Tensor  # [C, D], mean feature of each class without prompts
 
     def __init__(self, vit: ViT, options: EvoOptions, tasks: int) -> None:
@@ -159,9 +160,6 @@ class EvoPrompt(Method):
             memory.merge(hidden, outputs, self.options.merge_rate)
         memory.hidden_credit = torch.maximum(memory.hidden_credit, hidden)
         memory.output_credit = torch.maximum(memory.output_credit, outputs)
-
-    def bytes_per_class(self) -> int:
-        return self.prototypes.nbytes // max(len(self.prototypes), 1)
 
 
 def match(rows: Tensor, others: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import CLOSED_FORM, Losses, Method, StatisticsOptions
+from vqprompt.research.methods.base import Losses, Method, StatisticsOptions
 from vqprompt.research.methods.base import Options as BaseOptions
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.training.view import View
 
 
@@ -19,7 +20,7 @@ class LinearProbe(Method):
     year = 2022
     summary = "a linear classifier on frozen features, old logits masked"
     Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
-    presets = {"closed-form": CLOSED_FORM}
+    presets = PRESETS["linear"]
     uses_query = True
 
     def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:

@@ -18,6 +18,7 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import Head, Losses, Method
 from vqprompt.research.methods.base import Options as BaseOptions
 from vqprompt.research.methods.prompts import check_blocks, train_only
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 from vqprompt.research.training.view import View
@@ -73,15 +74,7 @@ class HidePrompt(Method):
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
-    presets: ClassVar = {
-        "released": {"crop_area": 0.05, "normalize": "none", "batch_size": 192},  # and recipes.toml
-        "imagenet-r": {
-            "epochs": 150, "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.5,
-        },
-        "cifar-100": {
-            "lr": 0.00028, "prompt_lr_scale": 10.0, "identity_lr_scale": 0.17, "contrastive_weight": 0.1, "length": 10,
-        },
-    }  # fmt: skip
+    presets = PRESETS["hide-prompt"]
 
     def __init__(self, vit: ViT, options: HideOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -68,9 +68,6 @@ class LwF(Method):
         super().end_task()
         self.teacher = None
 
-    def prompting_parameters(self) -> list[nn.Parameter]:
-        return []  # the teacher does not learn
-
     def losses(self, view: View) -> Losses:
         logits = self.logits(view)
         losses = {"task": self.task_loss(logits, view.labels)}

@@ -52,9 +52,6 @@ class SimpleCIL(Method):
         missing = self.head.out_features - len(self.prototypes)  # in the middle of a task the new classes have no mean
         return F.pad(cosines / TEMPERATURE, (0, missing), value=-torch.inf)
 
-    def bytes_per_class(self) -> int:
-        return self.prototypes[0].nbytes if len(self.prototypes) else 0
-
 
 class AdapterOptions(Options):
     rank: int = Field(64, ge=1, description="hidden units of the adapter in each block")

@@ -33,6 +33,7 @@ class RanPAC(FirstTaskAdapters):
     summary = "random ReLU features, ridge regression; first task adapts"
     year = 2023
     Options: ClassVar[Any] = RanPACOptions
+    rows_per_class = ("weight",)  # as large as the products
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh
     products: Tensor  # [M, C], sum of hᵀy
@@ -84,9 +85,6 @@ class RanPAC(FirstTaskAdapters):
     def logits(self, view: View) -> Tensor:
         scores = self.lift(self.features(view)[0]) @ self.weight.T
         return F.pad(scores, (0, self.head.out_features - len(self.weight)), value=-torch.inf)
-
-    def bytes_per_class(self) -> int:
-        return self.products[:, 0].nbytes if self.products.shape[1] else 0
 
 
 def solve_ridge(gram: Tensor, products: Tensor, ridge: float) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 PAPER_DATA = ("imagenet-r", "cifar100", "cub200", "imagenet-a", "vtab")
 PAPER_BACKBONES = ("vit-b16-in1k", "vit-b16-in21k", "ibot-b16", "dino-b16")
 _TABLE = tomllib.loads((files(__package__) / "recipes.toml").read_text(encoding="utf-8"))
+PRESETS: dict[str, dict[str, dict[str, Any]]] = _TABLE["preset"]
 
 
 @dataclass(frozen=True)

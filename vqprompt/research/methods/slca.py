@@ -16,6 +16,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions
 from vqprompt.research.methods.finetuning import TuningOptions
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 
@@ -24,16 +25,9 @@ class SLCAOptions(TuningOptions, StatisticsOptions):
     backbone_lr_scale: float = Field(0.01, gt=0, description="the backbone's rate, relative to the classifier's")
     statistics: bool = Field(True, description=STATISTICS)
     rebalancing: Rebalancing = Rebalancing(
-        covariance="full",
-        epochs=5,
-        lr=0.01,
-        optimizer="sgd",
-        ratio=2,
-        logit_norm=0.1,
-        norm_by_task=True,
-        steps_for="seen",
-        mean_decay=0.1,
-    )
+        covariance="full", epochs=5, lr=0.01, optimizer="sgd", ratio=2, logit_norm=0.1, norm_by_task=True,
+        steps_for="seen", mean_decay=0.1,
+    )  # fmt: skip
 
 
 class SLCA(Method):
@@ -42,8 +36,9 @@ class SLCA(Method):
     summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
-    presets: ClassVar = {"released": {"epochs": 50, "schedule": "steps", "milestones": [0.8]}}  # and recipes.toml
+    presets = PRESETS["slca"]
     tunes_backbone = True
+    rows_per_class = ("unaligned",)
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
     def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
@@ -60,6 +55,3 @@ class SLCA(Method):
     def finish_task(self, data: TaskData) -> None:
         self.unaligned = torch.cat([self.head.weight, self.head.bias[:, None]], dim=1).detach()
         super().finish_task(data)
-
-    def bytes_per_class(self) -> int:
-        return super().bytes_per_class() + self.unaligned.nbytes // max(len(self.unaligned), 1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vqprompt.core.backbones.low_rank import add_low_rank, low_rank_changes
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics.drift import Drift, Moving
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskData, View
+from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskData
 from vqprompt.research.training.rebalancing import Rebalancing
 
 RIDGE = 1e-4
@@ -60,15 +60,10 @@ class SLDC(Method):
     def saved(self, name: str) -> bool:
         return not name.startswith("vit.") or name.endswith((".up", ".down"))
 
-    def losses(self, view: View) -> Losses:
-        features, own = self.features(view)
-        losses = {"task": self.task_loss(self.head(features), view.labels), **own}
-        if self.former is not None:
-            before = self.former_features(view)
-            losses |= self.keep_features(features, before)
-            lengths = F.mse_loss(features.norm(dim=1), before.norm(dim=1))
-            losses["norm distillation"] = self.options.norm_distillation * lengths
-        return losses
+    def keep_features(self, features: Tensor, before: Tensor) -> Losses:
+        lengths = F.mse_loss(features.norm(dim=1), before.norm(dim=1))
+        kept = super().keep_features(features, before)
+        return {**kept, "norm distillation": self.options.norm_distillation * lengths}
 
     def drift(self, data: TaskData) -> Drift:
         assert data.features_before is not None

@@ -7,15 +7,16 @@ statistics, Soft-Prompt the quantization too.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import CLOSED_FORM, STATISTICS, Losses, Method, StatisticsOptions
+from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
+from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -24,7 +25,7 @@ QUANTIZE = "replace the soft prompt by its nearest pool element"
 
 class VQOptions(StatisticsOptions):
     pool: int = Field(10, ge=1, description="prompts per block (N)")
-    length: int = Field(8, ge=2, description="length of a prompt (L_p); half of it joins the keys, half the values")
+    length: int = Field(8, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
     blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
     normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
@@ -42,21 +43,6 @@ class VQOptions(StatisticsOptions):
     spread: Spread = Spread()
     statistics: bool = Field(True, description=STATISTICS)
 
-    @field_validator("length")
-    @classmethod
-    def _even(cls, length: int) -> int:
-        if length % 2:
-            raise ValueError(f"a prompt is split into keys and values, so its length must be even, not {length}")
-        return length
-
-
-# The published code: input, crops, schedule, views and variance of the statistics; λ_q and λ_c are swapped.
-RELEASED: dict[str, Any] = {
-    "lr": 0.0025, "epochs": 20, "schedule": "released", "hold": 40, "normalize": "none", "stored": 2.0,
-    "vq_weight": 0.1, "commitment_weight": 0.4, "statistics_views": "augmented",
-    "rebalancing": {"lr": 1e-5, "schedule": "released", "variance": "population"},
-}  # fmt: skip
-
 
 class VQPrompt(Method):
     title = "VQ-Prompt"
@@ -64,14 +50,7 @@ class VQPrompt(Method):
     summary = "soft selection, quantized to one of 10 prompts; class statistics"
     Options = VQOptions
     uses_query = True
-    presets = {
-        "released": RELEASED,  # on the paper's data, batch size, schedule and τ are those of its script (recipes.toml)
-        "released-cub": {
-            **RELEASED, "rebalancing": {**RELEASED["rebalancing"], "ratio": 2}, "schedule": "coda", "tau": 5.0,
-        },
-        "closed-form": CLOSED_FORM,
-        "first-task": {**CLOSED_FORM, "learn": "first-task"},
-    }  # fmt: skip
+    presets = PRESETS["vq-prompt"]
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -20,9 +20,17 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder, write_atomically
-from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Finished, Job, checkpoint_stamp
+from vqprompt.research.paper.execution import (
+    CORES_PER_RUN,
+    Event,
+    Executor,
+    Failed,
+    Finished,
+    Job,
+    Requirements,
+    checkpoint_stamp,
+)
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.requirements import Requirements
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 SECONDS_TO_ANSWER = 5.0

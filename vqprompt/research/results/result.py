@@ -25,6 +25,10 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="ignore", ser_json_inf_nan="constants")
 
     what: ClassVar[str] = "record"
+    file: ClassVar[str]  # its name in a run's folder
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / self.file, self.model_dump_json(indent=1))
 
     @classmethod
     def parse(cls, content: Any, where: str) -> Self:
@@ -85,7 +89,7 @@ class ClassResults(Record):
     """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
     mistakes, the most confident first."""
 
-    what = "classes"
+    what, file = "classes", CLASSES_FILE
     after: int
     classes: list[ClassResult]
     worst: list[Mistake] = []
@@ -93,9 +97,6 @@ class ClassResults(Record):
     def weakest(self) -> list[ClassResult]:
         """The classes that were tested, the weakest first."""
         return sorted((c for c in self.classes if c.total), key=lambda c: (c.right / c.total, c.task, c.name))
-
-    def write(self, folder: Path) -> None:
-        write_atomically(folder / CLASSES_FILE, self.model_dump_json(indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> ClassResults | None:
@@ -107,7 +108,7 @@ class ClassResults(Record):
 class RunResult(Record):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
 
-    what = "result"
+    what, file = "result", FILE
     schema_version: int = Field(1, description="1 where a file does not say")
     method: str = ""
     title: str = ""
@@ -145,9 +146,6 @@ class RunResult(Record):
     def learned(self) -> int:
         """How many tasks have been learned so far."""
         return len(self.average_accuracy)
-
-    def write(self, folder: Path) -> None:
-        write_atomically(folder / FILE, self.model_dump_json(indent=1))
 
     @classmethod
     def read(cls, folder: Path) -> RunResult:

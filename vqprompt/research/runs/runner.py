@@ -24,14 +24,7 @@ from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
-from vqprompt.research.results.result import (
-    SCHEMA_VERSION,
-    ClassResults,
-    EpochLosses,
-    ParameterCounts,
-    PromptUse,
-    RunResult,
-)
+from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
@@ -288,11 +281,9 @@ class Run:
         speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
         return RunResult(
             schema_version=SCHEMA_VERSION,
-            method=config.method,
+            **{name: getattr(config, name) for name in ("method", "data", "backbone", "seed", "validation")},
+            **{name: getattr(state, name) for name in ("seconds", "task_seconds", "losses", "rounding")},
             title=method.title,
-            data=config.data,
-            backbone=config.backbone,
-            seed=config.seed,
             tasks=[task.classes for task in self.stream.tasks],
             done=done,
             faa=m.final_average_accuracy(square) if done else None,
@@ -301,19 +292,14 @@ class Run:
             average_accuracy=m.average_accuracies(square),
             forgetting_per_task=m.forgetting_per_task(square),
             accuracy=accuracy,
-            seconds=state.seconds,
-            task_seconds=state.task_seconds,
             images_per_second=speed,
-            parameters=ParameterCounts(**counts),
+            parameters=counts,
             bytes_per_class=method.bytes_per_class(),
             exemplars=method.exemplar_count(),
             prompt_use=self._prompt_use(),
-            losses=state.losses,
-            validation=config.validation,
             notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),
             processes=self.ranks.count,
-            rounding=state.rounding,
         )
 
     def _hardware(self) -> str:

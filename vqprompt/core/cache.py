@@ -25,8 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from vqprompt.core.errors import UserError
-from vqprompt.core.files.atomic import make_folder, replacing
-from vqprompt.core.files.regular import open_regular, read_at
+from vqprompt.core.files import make_folder, open_regular, read_at, replacing
 
 FORMER = "~/.cache/vqprompt"  # the folder on every system, before each system had its own
 PARTS = {
