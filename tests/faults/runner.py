@@ -24,7 +24,7 @@ from pathlib import Path
 from faults import KINDS
 from vqprompt.core.errors import UserError
 
-HANG = 60.0  # seconds
+HANG, SETUP = 60.0, 600.0  # seconds for a try, and for the first of a child, which also makes what all of them use
 MEMORY = 1000  # MB that one try may take above what the child began with
 
 
@@ -76,9 +76,10 @@ def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.E
         child = context.Process(target=_work, args=(theirs, kind, number, start + count, seed), daemon=True)
         child.start()
         theirs.close()
+        patience = SETUP
         while number < start + count and not stopped.is_set():
             try:
-                outcome = ours.recv() if ours.poll(HANG) else f"bad: no answer after {HANG:g} seconds"
+                outcome = ours.recv() if ours.poll(patience) else f"bad: no answer after {patience:g} seconds"
             except EOFError:
                 child.join()
                 outcome = f"bad: the process died with status {child.exitcode}"
@@ -87,7 +88,7 @@ def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.E
             result.tried += 1
             if outcome != "handled":
                 result.bad.append(f"--kind {kind} --seed {seed} --start {number} --count 1: {outcome}")
-            number += 1
+            number, patience = number + 1, HANG
             if "no answer" in outcome or "process died" in outcome:
                 break
         child.kill()
