@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
@@ -243,8 +242,8 @@ class Learner:
         if not (self.method.uses_query and size):
             return None
         chosen = self.evaluator.queries(images).then(lambda queries: cast(Tensor, self.method.choices(queries)))
-        counts = [F.one_hot(piece, size).transpose(0, 1).flatten(1, -2).sum(1) for piece in chosen.in_order()]
-        return torch.stack(counts).sum(0).tolist()
+        blocks = chosen.whole().cpu().unbind(1)
+        return [torch.bincount(block.flatten(), minlength=size).tolist() for block in blocks]
 
     def predictor(self) -> Predictor:
         """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -85,12 +84,11 @@ class TrainingLoop:
         step_or_replay = GraphedStep(self._step, self.runtime.device, enabled=self.ranks.count == 1)
         step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
         shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
-        batches: Iterator[Inputs] = self.batches.epoch(self.next_epoch)
         for number in range(self.next_epoch, self.settings.epochs):
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
-                for size, inputs in zip(self.batches.sizes[number], batches, strict=True):
+                for size, inputs in zip(self.batches.sizes[number], self.batches.epoch(number), strict=True):
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     self.part = self.ranks.part(size)
                     losses = step_or_replay(inputs)
@@ -100,9 +98,6 @@ class TrainingLoop:
                     shown += size
                     self.images_seen += size
                     self.progress(Progress(Stage.LEARNING, shown, total))
-                if number + 1 < self.settings.epochs:  # draw the next batch while the device still works on this epoch
-                    following = self.batches.epoch(number + 1)
-                    batches = chain([next(following)], following)
             self.next_epoch = number + 1
             summed = self.ranks.add_up(torch.stack(values, dim=1))
             per_term = summed.tolist()  # the only place that waits for the device, once per epoch
