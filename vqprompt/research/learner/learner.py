@@ -29,7 +29,7 @@ from vqprompt.research.learner.evaluator import Evaluator, Predictions
 from vqprompt.research.learner.predictor import Picture, Predictor
 from vqprompt.research.learner.queries import QueryCache
 from vqprompt.research.learner.rows import JoinedRows
-from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, as_list, saved_names, write_state
+from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, saved_names, write_state
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method
 from vqprompt.research.methods.task import TaskData, TaskInfo
@@ -279,7 +279,7 @@ class Learner:
             seed=self.seed,
             training=self.settings,
             classes=self.classes,
-            tasks=[as_list(task) for task in self.history],
+            tasks=self.history,
             images_seen=self.images_seen,
             seconds_training=self.seconds_training,
             saved=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -303,7 +303,7 @@ class Learner:
         built, saved = rebuild_method(state, runtime, backbone), state.record
         learner = cls.__new__(cls)
         learner._assemble(built, saved.method, saved.seed, saved.training, runtime)
-        learner.classes, learner.history = list(saved.classes), saved.history
+        learner.classes, learner.history = list(saved.classes), list(saved.tasks)
         learner.images_seen, learner.seconds_training = saved.images_seen, saved.seconds_training
         learner.open_task = state.open_task
         return learner

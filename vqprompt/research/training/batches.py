@@ -149,9 +149,3 @@ def draw(inputs: Inputs, vit: ViT) -> Tensor:
         inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled,
         inputs.get("colors"),
     )  # fmt: skip
-
-
-def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
-    """Images without augmentation, rendered when they are needed."""
-    boxes = central_boxes(aspect, test_crop).to(pixels.device)
-    return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)

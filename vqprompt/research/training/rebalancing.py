@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
-from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
+from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Variance
+from vqprompt.core.statistics.sums import Covariance
 from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
 from vqprompt.research.training.settings import OptimizerName
@@ -106,7 +107,8 @@ def rebalance(
     for epoch in range(settings.epochs):
         set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
         if limited:
-            features, labels = statistics.sample_some(count * steps, generator, scales, roots)
+            some = torch.randint(len(statistics.means), (count * steps,), device=device, generator=generator)
+            features, labels = statistics.sample(1, generator, scales, roots, some)
             order = torch.arange(len(labels), device=device)  # their classes are already in random order
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
