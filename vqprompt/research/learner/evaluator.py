@@ -24,6 +24,7 @@ from vqprompt.research.training.settings import Training
 
 BATCH = {"cuda": 512}  # images at a time
 BATCH_OTHERWISE = 64
+Views = Iterator[View]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,22 +76,23 @@ class Evaluator:
     def features(self, images: Images, task: int | None = None) -> ShardedRows:
         """Features [n, D]. task: the number of their task, if they are its training images."""
         queries = self._known(images, again=False) if self.method.uses_query else None
-        return self._compute(images, self._features_of, Stage.STATISTICS, task, queries)
+        return self._compute(images, partial(self._views, images, queries, task), self._features_of, Stage.STATISTICS)
 
     def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> ShardedRows:
         """Features [n, D] of one augmented view of each image, drawn from the seed."""
-        vit, runtime, batches = self.method.vit, self.runtime, self._batches(len(images))
+        vit, runtime, batches = self.method.vit, self.runtime, self._batches(images)
 
         def views() -> Iterator[View]:
             for _, inputs in epoch_views(images, batches, settings, seed, 0, runtime.device, runtime.ranks.turn):
                 yield View(vit, partial(draw, inputs, vit), task=task)
 
-        return self._in_turns(batches, views, self._features_of, Stage.STATISTICS, self.progress)
+        return self._compute(images, views, self._features_of, Stage.STATISTICS)
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
         queries = self._known(images) if self.method.uses_query else None
-        return self._compute(images, lambda view: self.method.logits(view).float(), queries=queries).whole()
+        views = partial(self._views, images, queries)
+        return self._compute(images, views, lambda view: self.method.logits(view).float(), Stage.TESTING).whole()
 
     def guesses(self, images: Images, queries: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
         """The best class of each image [n] and its probability [n]; only the scores of one batch are in memory."""
@@ -100,24 +102,22 @@ class Evaluator:
             probability = logits.float().softmax(1).max(1).values
             return torch.stack([logits.argmax(1).double(), probability.double()], dim=1)
 
-        answers = self._compute(images, best, queries=queries).whole()
+        answers = self._compute(images, partial(self._views, images, queries), best, Stage.TESTING).whole()
         return answers[:, 0].long(), answers[:, 1].float()
 
     def queries(self, images: Images) -> ShardedRows:
         """Features without prompts [n, D]: from the cache, or computed now."""
-        known, batches = self._known(images, again=False), self._batches(len(images))
+        known, batches = self._known(images, again=False), self._batches(images)
         if known is None:
             return self.compute_queries(images)
         own, sizes = self._own(batches), list(map(len, batches))
         return ShardedRows(self.runtime.ranks, sizes, lambda: (known[batch] for batch in own))
 
     def compute_queries(self, images: Images, mirrored: bool = False) -> ShardedRows:
-        """Queries, computed now, of the images as they are or mirrored."""
-
-        def query(view: View) -> Tensor:
-            return (View(view.vit, lambda: view.images.flip(-1)) if mirrored else view).query
-
-        return self._compute(images, query, progress=ignore)
+        """Queries, computed now, of the images as they are or mirrored. No progress is reported."""
+        return self._compute(
+            images, partial(self._views, images), lambda view: (view.mirrored() if mirrored else view).query
+        )
 
     def _known(self, images: Images, again: bool = True) -> Rows | None:
         """Queries from the cache. A backbone that learns gives other ones after every step, so none are kept."""
@@ -128,51 +128,36 @@ class Evaluator:
     def _features_of(self, view: View) -> Tensor:
         return self.method.features(view)[0].float()
 
+    def _views(self, images: Images, queries: Rows | JoinedRows | None = None, task: int | None = None) -> Views:
+        """Clean views of the batches that this process computes."""
+        aspect, device, vit = images.aspect, self.runtime.device, self.method.vit
+        for index, pixels in images.batches(self._own(self._batches(images)), device):
+            boxes = central_boxes(aspect[index], self.test_crop).to(device)
+            drawn = partial(render, pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
+            yield View(vit, drawn, None if queries is None else queries[index], task=task)
+
     def _compute(
-        self,
-        images: Images,
-        compute: Callable[[View], Tensor],
-        stage: Stage = Stage.TESTING,
-        task: int | None = None,
-        queries: Rows | JoinedRows | None = None,
-        progress: Report | None = None,
+        self, images: Images, views: Callable[[], Views], work: Callable[[View], Tensor], stage: Stage | None = None
     ) -> ShardedRows:
-        device, vit, batches = self.runtime.device, self.method.vit, self._batches(len(images))
+        """What `work` makes of views, batch by batch. stage: of the progress that is reported, if any."""
+        ranks, batches, count = self.runtime.ranks, self._batches(images), len(images)
+        progress = self.progress
 
-        def views() -> Iterator[View]:
-            aspect = images.aspect
-            for index, pixels in images.batches(self._own(batches), device):
-                boxes = central_boxes(aspect[index], self.test_crop).to(device)
-                drawn = partial(render, pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
-                yield View(vit, drawn, None if queries is None else queries[index], task=task)
+        def computed() -> Iterator[Tensor]:
+            done = 0
+            for view, batch in zip(views(), self._own(batches), strict=True):
+                with self._evaluating():
+                    values = work(view)
+                done = min(done + len(batch) * ranks.count, count)
+                if stage is not None:
+                    progress(Progress(stage, done, count))
+                yield values
 
-        return self._in_turns(batches, views, compute, stage, progress or self.progress)
+        return ShardedRows(ranks, list(map(len, batches)), computed)
 
     def _own(self, batches: Sequence[Tensor]) -> Sequence[Tensor]:
         """The batches that this process computes."""
         return batches[self.runtime.ranks.rank :: self.runtime.ranks.count]
-
-    def _in_turns(
-        self,
-        batches: Sequence[Tensor],
-        views: Callable[[], Iterator[View]],
-        compute: Callable[[View], Tensor],
-        stage: Stage,
-        progress: Report,
-    ) -> ShardedRows:
-        """views: of this process's batches."""
-        ranks, sizes = self.runtime.ranks, list(map(len, batches))
-
-        def computed() -> Iterator[Tensor]:
-            done, count = 0, sum(sizes)
-            for view, batch in zip(views(), self._own(batches), strict=True):
-                with self._evaluating():
-                    values = compute(view)
-                done = min(done + len(batch) * ranks.count, count)
-                progress(Progress(stage, done, count))
-                yield values
-
-        return ShardedRows(ranks, sizes, computed)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -188,9 +173,9 @@ class Evaluator:
             if training:
                 method.train()
 
-    def _batches(self, count: int) -> tuple[Tensor, ...]:
+    def _batches(self, images: Images) -> tuple[Tensor, ...]:
         """Indices of all images, in order."""
-        order, size = torch.arange(count), BATCH.get(self.runtime.device.type, BATCH_OTHERWISE)
+        order, size = torch.arange(len(images)), BATCH.get(self.runtime.device.type, BATCH_OTHERWISE)
         if self.runtime.device.type == "cuda":  # of almost equal size: a small last batch would be slow
-            return torch.tensor_split(order, max(math.ceil(count / size), 1))
+            return torch.tensor_split(order, max(math.ceil(len(order) / size), 1))
         return torch.split(order, size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import CheckpointError, UserError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
+from vqprompt.core.runtime.distributed import ALONE
 from vqprompt.research.learner.build import Built, build_method, rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator, Predictions
 from vqprompt.research.learner.predictor import Picture, Predictor
@@ -250,7 +252,7 @@ class Learner:
         return self._predictor(self.method.frozen_copy())
 
     def _predictor(self, method: Method) -> Predictor:
-        evaluator = Evaluator(method, self.runtime.alone(), self.settings.test_crop)
+        evaluator = Evaluator(method, replace(self.runtime, ranks=ALONE), self.settings.test_crop)
         return Predictor(evaluator, self.classes, self.settings.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,16 +17,10 @@ from vqprompt.research.training.optim import Inputs
 from vqprompt.research.training.settings import Training
 
 MIXED = 2  # groups whose images are shuffled together; the reader of parquet files keeps three in memory
-
-
-class KnownQueries(Protocol):
-    """Queries of training views that are not computed in every step."""
-
-    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
-        """Get ready for the batches of an epoch (indices of images)."""
-
-    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
-        """Queries [B, D] of the epoch's batch `number`: images `index`, mirrored where `flips` says so."""
+BatchQueries = Callable[[int, Tensor, Tensor | None], Tensor]
+"""Queries [B, D] of an epoch's batch, by its number, its images (indices), and which of them are mirrored."""
+KnownQueries = Callable[[int, Sequence[Tensor]], BatchQueries]
+"""Queries of training views that are not computed in every step, by the epoch and its batches (indices of images)."""
 
 
 class TaskBatches:
@@ -67,14 +60,13 @@ class TaskBatches:
 
     def epoch(self, epoch: int) -> Iterator[Inputs]:
         batches = self._order(epoch)
-        if self.queries is not None:
-            self.queries.start_epoch(epoch, batches)
+        queries = None if self.queries is None else self.queries(epoch, batches)
         views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device, self.ranks.rows)
         for number, (index, inputs) in enumerate(views):
             index = index.to(self.device, non_blocking=True)
             inputs["labels"] = self.labels[index]
-            if self.queries is not None:
-                inputs["query"] = self.queries.of_batch(number, index, inputs.get("flips"))
+            if queries is not None:
+                inputs["query"] = queries(number, index, inputs.get("flips"))
             yield inputs
 
 
@@ -145,7 +137,5 @@ def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Gener
 
 def draw(inputs: Inputs, vit: ViT) -> Tensor:
     """The images of a training view, normalized."""
-    return render(
-        inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled,
-        inputs.get("colors"),
-    )  # fmt: skip
+    flips, colors = inputs.get("flips"), inputs.get("colors")
+    return render(inputs["pixels"], inputs["boxes"], flips, vit.config, vit.dtype, vit.compiled, colors)

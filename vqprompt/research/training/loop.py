@@ -71,13 +71,11 @@ class TrainingLoop:
     def resume(self, state: LoopState) -> None:
         """Continue from another loop's `state`, which may come from another machine."""
         self.next_epoch, self.images_seen, self.seconds = state.next_epoch, state.images_seen, state.seconds
-        saved = state.optimizer
-        own_flags = [  # these depend on the machine, not on what was learned
-            {key: group[key] for key in ("fused", "capturable") if key in group}
-            for group in self.optimizer.param_groups
+        groups = [  # these flags depend on the machine, not on what was learned
+            {**saved, **{flag: own[flag] for flag in ("fused", "capturable") if flag in own}}
+            for saved, own in zip(state.optimizer["param_groups"], self.optimizer.param_groups, strict=True)
         ]
-        groups = [{**group, **flags} for group, flags in zip(saved["param_groups"], own_flags, strict=True)]
-        self.optimizer.load_state_dict({**saved, "param_groups": groups})
+        self.optimizer.load_state_dict({**state.optimizer, "param_groups": groups})
 
     def __iter__(self) -> Iterator[Epoch]:
         """Train, and yield after each epoch."""
