@@ -4,7 +4,7 @@ What is notable about this implementation:
 - The attribute `model_` is a `vqprompt.Model`, so a fitted classifier can be saved, shown and taught from the command
   line.
 - The features of an image do not depend on the split it falls into. The process remembers them by the image's content,
-  so cross-validation and grid searches show each image to the network once.
+  so cross-validation and grid searches show each image to the network once. (They do not use `to_teach`.)
 - The backbone is not pickled with a model. Only its name is, and the backbone is loaded again where it is needed.
 """
 
