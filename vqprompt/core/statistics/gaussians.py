@@ -37,9 +37,13 @@ class ClassStatistics(nn.Module, ABC):
     doubt: Tensor  # [D, D], sum over classes: covariance of what moves left their means off by; only if measured
 
     def __init__(
-        self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size",
+        self,
+        width: int,
+        centroids: int = 1,
+        variance: Variance = "sample",
+        weights: CentroidWeights = "size",
         doubts: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.centroids, self.variance, self.weights = centroids, variance, weights
         empty = {"diagonal": (0, centroids, width), "full": (0, width, width), "shared": (width, width)}
@@ -284,9 +288,13 @@ KINDS: dict[Covariance, type[ClassStatistics]] = {
 
 
 def make_statistics(
-    width: int, covariance: Covariance = "diagonal", centroids: int = 1, variance: Variance = "sample",
-    weights: CentroidWeights = "size", doubts: bool = False,
-) -> ClassStatistics:  # fmt: skip
+    width: int,
+    covariance: Covariance = "diagonal",
+    centroids: int = 1,
+    variance: Variance = "sample",
+    weights: CentroidWeights = "size",
+    doubts: bool = False,
+) -> ClassStatistics:
     """Empty statistics of features with `width` dimensions. doubts: keep what moves may have left means off by."""
     return KINDS[covariance](width, centroids, variance, weights, doubts)
 

@@ -35,9 +35,15 @@ class Built:
 
 
 def build_method(
-    backbone: str | Path | ViT, name: str, options: dict[str, Any], size: int | None, tasks: int, seed: int,
-    runtime: Runtime, normalize: Normalize = "backbone",
-) -> Built:  # fmt: skip
+    backbone: str | Path | ViT,
+    name: str,
+    options: dict[str, Any],
+    size: int | None,
+    tasks: int,
+    seed: int,
+    runtime: Runtime,
+    normalize: Normalize = "backbone",
+) -> Built:
     kind = find_method(name)
     try:
         checked = kind.Options(**options)

@@ -292,9 +292,14 @@ class Learner:
 
     @classmethod
     def load(
-        cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
-        deterministic: bool = True, backbone: str | Path | ViT | None = None,
-    ) -> Learner:  # fmt: skip
+        cls,
+        folder: str | Path,
+        device: str = "auto",
+        precision: str = "auto",
+        compile: str = "auto",
+        deterministic: bool = True,
+        backbone: str | Path | ViT | None = None,
+    ) -> Learner:
         """What `save` wrote. backbone: where the weights are now, if they have moved."""
         return cls.from_state(
             SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic), backbone

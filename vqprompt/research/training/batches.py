@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,18 +24,19 @@ KnownQueries = Callable[[int, Sequence[Tensor]], BatchQueries]
 """Queries of training views that are not computed in every step, by the epoch and its batches (indices of images)."""
 
 
+@dataclass(eq=False)
 class TaskBatches:
-    """The training images of one task as batches of pixels, boxes, flips, labels and, where known, queries.
+    """The training images of one task as batches of pixels, boxes, flips, labels and, where known, queries."""
 
-    labels: positions in the head, on `device`. ranks: the processes that share each batch.
-    """
+    images: Images
+    labels: Tensor  # positions in the head, on the device
+    settings: Training
+    seed: int
+    device: torch.device
+    queries: KnownQueries | None = None
+    ranks: Ranks = ALONE  # the processes that share each batch
 
-    def __init__(
-        self, images: Images, labels: Tensor, settings: Training, seed: int, device: torch.device,
-        queries: KnownQueries | None = None, ranks: Ranks = ALONE,
-    ) -> None:  # fmt: skip
-        self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
-        self.queries, self.ranks = queries, ranks
+    def __post_init__(self) -> None:
         self._orders = enumerate(self._draw_orders())
         self._next = 0
         self.sizes = [[len(batch) for batch in batches] for batches in self._draw_orders()]  # of each epoch's batches
@@ -101,9 +103,14 @@ def epoch_batches(
 
 
 def epoch_views(
-    images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device,
+    images: Images,
+    batches: Sequence[Tensor],
+    settings: Training,
+    seed: int,
+    epoch: int,
+    device: torch.device,
     rows: Callable[[int, int], slice] = ALONE.turn,
-) -> Iterator[tuple[Tensor, Inputs]]:  # fmt: skip
+) -> Iterator[tuple[Tensor, Inputs]]:
     """For each step of an epoch: which images, and their pixels, boxes and flips on the device.
 
     rows: which rows of a batch to give, by its number and size. A batch without such rows is left out.

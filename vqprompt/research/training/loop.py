@@ -22,7 +22,6 @@ from vqprompt.core.runtime.distributed import WHOLE
 from vqprompt.research.training.batches import TaskBatches, draw
 from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, rate_at, set_rates
-from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
 
@@ -44,25 +43,27 @@ class LoopState:
     seconds: float
 
 
+@dataclass(eq=False)
 class TrainingLoop:
     """Minimizes the sum of a method's losses over the batches of one task.
 
     for epoch in TrainingLoop(method.losses, method.parameter_groups(), method.vit, batches, runtime):
         print(epoch.losses)
-
-    losses_of: gives the loss terms of a view. groups: the optimizer's parameter groups. task: the task's number.
     """
 
-    def __init__(
-        self, losses_of: Callable[[View], Losses], groups: list[dict[str, Any]], vit: ViT, batches: TaskBatches,
-        runtime: Runtime, task: int = 0, progress: Report = ignore,
-    ) -> None:  # fmt: skip
-        self.losses_of, self.vit, self.batches, self.runtime, self.task = losses_of, vit, batches, runtime, task
-        self.settings: Training = batches.settings
-        self.ranks, self.part = batches.ranks, WHOLE
-        self.optimizer = make_optimizer(groups, self.settings.optimizer, self.settings.lr, self.settings.weight_decay)
+    losses_of: Callable[[View], Losses]  # the loss terms of a view
+    groups: list[dict[str, Any]]  # the optimizer's parameter groups
+    vit: ViT
+    batches: TaskBatches
+    runtime: Runtime
+    task: int = 0  # its number
+    progress: Report = ignore
+
+    def __post_init__(self) -> None:
+        self.settings = s = self.batches.settings
+        self.ranks, self.part = self.batches.ranks, WHOLE
+        self.optimizer = make_optimizer(self.groups, s.optimizer, s.lr, s.weight_decay)
         self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
-        self.progress = progress
 
     def state(self) -> LoopState:
         """Call it between two epochs."""

@@ -66,9 +66,14 @@ def normalized_cross_entropy(
 
 
 def rebalance(
-    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int,
+    head: nn.Linear,
+    statistics: ClassStatistics,
+    old_classes: int,
+    batch_size: int,
+    settings: Rebalancing,
+    seed: int,
     task_sizes: Sequence[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Correct the classifier, using only the statistics.
 
     Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
