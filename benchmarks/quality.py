@@ -28,7 +28,14 @@ from vqprompt import ClosedFormClassifier
 from vqprompt.core.metrics import calibration_error, reliability
 from vqprompt.core.statistics.discriminant import Basis, LeaveOneOut, join_modes, probabilities
 from vqprompt.core.statistics.world import World, find_world
-from vqprompt.product.model.calibration import Solved, Weighing, calibration_error_of, certainty_of, familiarity, solve
+from vqprompt.product.model.calibration import (
+    Solution,
+    Weighing,
+    calibration_error_of,
+    certainty_of,
+    familiarity,
+    solve,
+)
 from vqprompt.product.model.closed_form import SHRINKAGES, Trials, groups_of
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
 
@@ -69,25 +76,30 @@ def read_images(path: Path) -> Images:
     return Images(last_two_blocks(data["x"]), data["y"], data["test"])
 
 
-def taught(images: Images, classes: np.ndarray) -> tuple[list[ClassRecord], np.ndarray]:
+def taught(images: Images, classes: np.ndarray) -> tuple[dict[str, ClassRecord], np.ndarray]:
     """The training images of some classes, as a model keeps them, and their gram matrix."""
     names = np.random.default_rng(0).permutation(len(images.y)).astype(np.uint64)
     rows = [(images.y == c) & ~images.test for c in classes]
-    records = [ClassRecord.of(names[r], to_fixed_point(images.x[r])) for r in rows]
-    return records, np.sum([gram_of(r) for r in records], axis=0)
+    records = {
+        str(c): ClassRecord.of(names[r], to_fixed_point(images.x[r])) for c, r in zip(classes, rows, strict=True)
+    }
+    return records, np.sum([gram_of(r) for r in records.values()], axis=0)
 
 
 def accuracy_and_calibration(images: Images) -> dict[str, float]:
     """In percent, on the test images; the shrinkage as it was estimated beside every fixed one."""
     classes = np.unique(images.y)
-    records, gram = taught(images, classes)
-    found, groups = solve(records, gram), groups_of(records, gram)
+    named, gram = taught(images, classes)
+    records = list(named.values())
+    found, groups = solve(named, gram), groups_of(records, gram)
+    assert found.measurements is not None
+    right, tested = map(sum, zip(*found.measurements.per_class.values(), strict=True))
     basis, trials = Basis.of(groups), Trials.of(records, range(len(records)))
     truth, asked = np.searchsorted(classes, images.y[images.test]), images.x[images.test]
     accuracy = {}
     for s in SHRINKAGES:
-        distance = LeaveOneOut(groups, basis, trials.features, trials.groups).at(s).distance
-        accuracy[s] = 100 * float((basis.discriminant(groups, s, distance).scores(asked).argmax(1) == truth).mean())
+        means = LeaveOneOut(groups, basis, trials.features, trials.groups).at(s).means
+        accuracy[s] = 100 * float((basis.discriminant(means, s, groups.owners).scores(asked).argmax(1) == truth).mean())
     best = max(SHRINKAGES, key=lambda s: accuracy[s])
     scores = found.discriminant.scores(asked)
     shares = probabilities(scores, found.calibration.temperature)
@@ -96,7 +108,7 @@ def accuracy_and_calibration(images: Images) -> dict[str, float]:
         "images to learn": int((~images.test).sum()),
         "images to test": len(asked),
         "accuracy": 100 * float((shares.argmax(1) == truth).mean()),
-        "accuracy by leaving one out": 100 * float(found.right.sum() / found.tested.sum()),
+        "accuracy by leaving one out": 100 * right / tested,
         "estimated shrinkage": found.shrinkage,
         "best fixed shrinkage": best,
         "accuracy at the best fixed shrinkage": accuracy[best],
@@ -117,7 +129,7 @@ class Unknown:
         mine = np.isin(images.y, known)
         asked = images.x[mine & images.test]
         other = images.x[~mine & images.test] if strangers is None else strangers
-        self.solved: Solved = solve(*taught(images, known), world=world)
+        self.solved: Solution = solve(*taught(images, known), world=world)
         self.is_known = np.arange(len(asked) + len(other)) < len(asked)
         x = np.concatenate([asked, other])
         modes = self.solved.discriminant.scores_of_modes(x)

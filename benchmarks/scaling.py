@@ -330,11 +330,11 @@ class Bench:
                 )
             fixed = to_fixed_point(features.cpu().numpy()).reshape(classes, each, width)
             names = np.arange(classes * each, dtype=np.uint64).reshape(classes, each)
-            records = [ClassRecord.of(n, f) for n, f in zip(names, fixed, strict=True)]
-            gram = sum(map(gram_of, records), np.zeros((width, width)))
+            records = {str(c): ClassRecord.of(names[c], fixed[c]) for c in range(classes)}
+            gram = sum(map(gram_of, records.values()), np.zeros((width, width)))
             found["a model's solve (CPU)"] = self.seconds(lambda: solve(records, gram))
             found["kept_bytes"] = sum(t.nbytes for t in (*diagonal.buffers(), *head.parameters()))
-            return {**found, "kept_by_a_model_bytes": sum(r.nbytes for r in records),
+            return {**found, "kept_by_a_model_bytes": sum(r.nbytes for r in records.values()),
                     "taken_while_rebalancing_bytes": peak.bytes}  # fmt: skip
 
         held = (

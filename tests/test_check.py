@@ -16,11 +16,10 @@ from PIL import Image, ImageFilter, ImageOps
 from vqprompt import Model
 from vqprompt.product.check.check import check, near_pairs
 from vqprompt.product.check.copies import ALIKE, likeness, small_grey
-from vqprompt.product.check.doubts import find_doubts
+from vqprompt.product.check.doubts import find_doubts, noticed
 from vqprompt.product.check.findings import Kind
 from vqprompt.product.check.neighbours import nearest
 from vqprompt.product.check.pixels import faults, look_at, unusual
-from vqprompt.product.check.quick import noticed
 
 NAMES = ["apple", "bicycle", "cactus"]
 TINY = {"size": 56, "device": "cpu"}
@@ -252,7 +251,7 @@ def test_nothing_is_moved_and_the_list_is_what_learn_takes(folder, tmp_path, com
 
 
 def test_the_page_is_safe_and_whole(folder, found, tmp_path):
-    from vqprompt.product.check.page import write_page
+    from vqprompt.product.check.findings import write_page
 
     page = write_page(found, tmp_path / "check.html", "a <b>folder</b>", tmp_path / "exclude.txt").read_text()
     assert "<script" not in page and "a <b>" not in page and "&lt;b&gt;odd" in page
@@ -314,16 +313,16 @@ def test_what_learn_notices_is_one_line():
 
 
 def test_what_learn_notices_does_not_take_all_classes_of_a_large_model(monkeypatch):
-    from vqprompt.product.check import quick
+    from vqprompt.product.check import doubts
     from vqprompt.product.model.records import ClassRecord, to_fixed_point
 
     x, y = clusters(60, 10)
     y[10 * 45] = 3  # of class 45, whose mean is not among those that class 3 is nearest to
     names = np.arange(len(x), dtype=np.uint64)
     classes = {f"{c:02}": ClassRecord.of(names[y == c], to_fixed_point(x[y == c])) for c in range(60)}
-    monkeypatch.setattr(quick, "RIVALS", 12)
+    monkeypatch.setattr(doubts, "RIVALS", 12)
     compared = []
-    monkeypatch.setattr(quick, "find_doubts", lambda *given: compared.append(given[2]) or find_doubts(*given))
+    monkeypatch.setattr(doubts, "find_doubts", lambda *given: compared.append(given[2]) or find_doubts(*given))
     line = noticed(classes, ["03"])
     assert line and "1 look like another class" in line and compared == [13]
 

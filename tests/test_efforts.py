@@ -17,7 +17,7 @@ from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import decoded, efforts, teaching, trained
-from vqprompt.product.model.knowledge import Measurements
+from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
 FIRST, SECOND = ["apple", "bicycle"], ["cactus", "car"]

@@ -27,8 +27,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.graph import Graph, Session
 from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.product.export import web_page
-from vqprompt.product.export.answers import add_answers
-from vqprompt.product.export.onnx import export_onnx
+from vqprompt.product.export.onnx import add_answers, export_onnx
 from vqprompt.product.export.web_page import fetch_runtime
 from vqprompt.product.model import efforts
 

@@ -9,7 +9,7 @@ import pytest
 from drawings import drawings
 
 from vqprompt import Model
-from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut
+from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut, Means
 from vqprompt.product.model.calibration import calibration_error_of, solve
 from vqprompt.product.model.closed_form import SHRINKAGES, Trials, choose_shrinkage, groups_of
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point
@@ -96,8 +96,8 @@ def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
         basis = Basis.of(groups)
         accuracy = {}
         for s in SHRINKAGES:
-            distance = left_out(groups, basis, Trials.of(records, range(CLASSES))).at(s).distance
-            accuracy[s] = (basis.discriminant(groups, s, distance).scores(flat).argmax(1) == classes).mean()
+            means = left_out(groups, basis, Trials.of(records, range(CLASSES))).at(s).means
+            accuracy[s] = (basis.discriminant(means, s, groups.owners).scores(flat).argmax(1) == classes).mean()
         chosen = choose_shrinkage(records, groups, basis)
         assert accuracy[chosen] >= max(accuracy.values()) - 0.0176  # half a point, and what 320 images leave open
 
@@ -143,7 +143,7 @@ def test_several_kinds_in_one_class_are_found_and_help(features):
     accuracy = {}
     for kinds in (True, False):
         used = records if kinds else [replace(r, modes=np.zeros_like(r.modes)) for r in records]
-        found = solve(used, sum(gram_of(r) for r in used))
+        found = solve(dict(enumerate(used)), sum(gram_of(r) for r in used))
         accuracy[kinds] = (found.discriminant.scores(flat).argmax(1) == classes).mean()
     assert accuracy[True] > accuracy[False] + 0.02
     plain = records_of(learned)
@@ -156,13 +156,13 @@ def test_classes_of_few_images_do_not_lose_to_those_of_many(features):
     few = [ClassRecord.of(r.ids[:3], r.kept[:3]) if i % 2 else r for i, r in enumerate(records)]
     groups = groups_of(few, sum(gram_of(r) for r in few))
     basis = Basis.of(groups)
-    distance = left_out(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).distance
+    shrunk = left_out(groups, basis, Trials.of(few, range(CLASSES))).at(0.3).means
     recall = {}
-    for known in (0.0, distance):  # 0: means are not shrunk
-        guesses = basis.discriminant(groups, 0.3, known).scores(tested.reshape(-1, tested.shape[2])).argmax(1)
+    for known, means in enumerate((Means.of(shrunk.means, groups.counts, basis.shrunk(0.3), 0.0), shrunk)):
+        guesses = basis.discriminant(means, 0.3, groups.owners).scores(tested.reshape(-1, tested.shape[2])).argmax(1)
         right = (guesses == np.arange(CLASSES).repeat(20)).reshape(CLASSES, 20).mean(1)
         recall[known] = right[1::2].mean(), right.mean()
-    assert recall[distance][0] > recall[0.0][0] + 0.05 and recall[distance][1] > recall[0.0][1]
+    assert recall[1][0] > recall[0][0] + 0.05 and recall[1][1] > recall[0][1]
 
 
 def test_the_classifier_is_not_behind_scikit_learns_with_ledoit_wolf_shrinkage(features):
@@ -175,7 +175,7 @@ def test_the_classifier_is_not_behind_scikit_learns_with_ledoit_wolf_shrinkage(f
         judge = LinearDiscriminantAnalysis(solver="lsqr", shrinkage="auto")
         judge.fit(learned[:, :count].reshape(CLASSES * count, -1), np.arange(CLASSES).repeat(count))
         records = records_of(learned[:, :count])
-        ours = solve(records, sum(gram_of(r) for r in records)).discriminant.scores(flat).argmax(1)
+        ours = solve(dict(enumerate(records)), sum(gram_of(r) for r in records)).discriminant.scores(flat).argmax(1)
         ahead.append((ours == classes).mean() - (judge.predict(flat) == classes).mean())
     assert np.mean(ahead) > 0 and min(ahead) > -0.02
 

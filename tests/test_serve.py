@@ -85,7 +85,7 @@ class TestAsking:
         def answer_when_seven_more_wait(batcher, batch):
             if first and first.pop():
                 until(lambda: batcher.waiting() >= 7)
-            answer(batcher, batch)
+            return answer(batcher, batch)
 
         def answered() -> tuple[float, float]:
             text = client.get("/metrics").text

@@ -10,17 +10,19 @@ from serving import Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.data.content import ContentHashes
+from vqprompt.product.serve.gallery import Gallery
+from vqprompt.product.serve.jobs import Jobs
 
 NAME, FILE = "grey heron", "IMG-7731"
 
 
 def traces(folder: Path, sought: list[bytes]) -> list[str]:
     """Files below a folder that contain, or are called, something of the class."""
-    found = []
+    matches = []
     for path in folder.rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
-        found += [f"{path}: {s[:20]!r}" for s in sought if s in content or s in path.name.encode()]
-    return found
+        matches += [f"{path}: {s[:20]!r}" for s in sought if s in content or s in path.name.encode()]
+    return matches
 
 
 def answers(client: Client) -> str:
@@ -105,3 +107,39 @@ def test_nothing_is_left_of_a_class_that_was_forgotten_for_good(scene, tmp_path_
         assert client.server.state.gallery.get("m", int(image, 16)) is not None
         assert client.change("undo", steps=1)["state"] == "done"
         assert client.get(f"/models/m/thumbnails/{image}").status_code == 404 and FILE not in client.get("/jobs").text
+
+
+def test_what_a_model_has_forgotten_is_deleted_before_the_new_model_is_shown(tmp_path, monkeypatch):
+    """Whoever sees that a class is gone may rely on it that nothing else is left."""
+    plain, shown = Gallery.keep_only, []
+    with serving(tmp_path / "m.vqp") as client:
+        for name in ("apple", "car"):
+            client.teach(drawn(tmp_path, name, range(3)), name)
+
+        def keep_only(*given):
+            shown.append([c["name"] for c in Client(client.url).about()["classes"]])
+            plain(*given)
+
+        monkeypatch.setattr(Gallery, "keep_only", keep_only)
+        assert client.change("forget", name="car", for_good=True)["state"] == "done"
+        assert shown == [["apple", "car"]] and len(client.about()["classes"]) == 1
+
+
+def test_a_file_made_of_a_model_that_has_forgotten_a_class_meanwhile_is_not_kept(tmp_path, monkeypatch):
+    with serving(tmp_path / "m.vqp") as client:
+        for name in ("apple", "car"):
+            client.teach(drawn(tmp_path, name, range(3)), name)
+        plain = Jobs._hand_over
+
+        def forget_after(jobs, job):
+            update = plain(jobs, job)
+            other = Model.load(tmp_path / "m.vqp", device="cpu")  # another program
+            other.forget("car", for_good=True)
+            other.save()
+            return update
+
+        monkeypatch.setattr(Jobs, "_hand_over", forget_after)
+        job = client.change("onnx")
+        assert job["state"] == "failed" and "forgotten something meanwhile" in job["error"]
+        assert client.get("/models/m/onnx").status_code == 404
+        assert list(client.server.state.folder.iterdir()) == []

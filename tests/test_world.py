@@ -16,7 +16,7 @@ from vqprompt import Model
 from vqprompt.commands.app import app
 from vqprompt.core.onnx.graph import Graph, Session
 from vqprompt.core.statistics.world import World, find_world
-from vqprompt.product.export.answers import add_answers
+from vqprompt.product.export.onnx import add_answers
 from vqprompt.product.model.knowledge import Knowledge
 
 SIZE = 112

@@ -15,7 +15,7 @@ from typing import Any
 IMPORTED = [
     "torch._dynamo",
     "vqprompt.research.paper.pool",
-    "vqprompt.product.serve.worker",
+    "vqprompt.product.serve.jobs",
     "vqprompt.product.model.model",
 ]
 

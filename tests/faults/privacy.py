@@ -12,7 +12,7 @@ import numpy as np
 from faults.models import BACKBONE
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.erase import erase_class
+from vqprompt.product.model.correcting import erase_class
 from vqprompt.product.model.records import ClassRecord
 
 NAMES = ("grey heron", "ardea cinerea", "graureiher")  # of the class that is to be forgotten

@@ -16,9 +16,8 @@ from serving import Client
 
 from faults.tiny import scene
 from vqprompt import Model
-from vqprompt.product.serve import worker
 from vqprompt.product.serve.changes import JobUpdate
-from vqprompt.product.serve.jobs import Job, Jobs
+from vqprompt.product.serve.jobs import CANCEL, Job, Jobs, _do
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelDefaults
 from vqprompt.product.serve.server import Settings, open_server
@@ -50,7 +49,7 @@ class OwnConnection:
         return self.job.cancelled.is_set()
 
     def recv(self) -> str:
-        return worker.CANCEL
+        return CANCEL
 
     def send(self, update: JobUpdate) -> None:
         self.job.follow(update.progress)
@@ -58,7 +57,7 @@ class OwnConnection:
 
 def start(folder: Path, **limits: float) -> Client:
     """A server that runs until the process ends. Its model is called m."""
-    Jobs._hand_over = lambda jobs, job: worker._do(job.change, OwnConnection(job))  # type: ignore
+    Jobs._hand_over = lambda jobs, job: _do(job.change, OwnConnection(job))  # type: ignore
     (folder / "m.vqp").write_bytes(model_file())
     defaults = ModelDefaults(str(scene() / "tiny.safetensors"), 28, "cpu")
     settings = Settings(folder / "m.vqp", port=0, limits=Limits(**limits), defaults=defaults)

@@ -49,7 +49,7 @@ def check(
     exclude.txt[/bold]
     """
     from vqprompt.product.check.check import check as look_through
-    from vqprompt.product.check.page import write_list, write_page
+    from vqprompt.product.check.findings import write_list, write_page
     from vqprompt.product.model.model import Model
 
     known = None if model is None else Model.load(model, device=device, backbone=backbone)

@@ -57,7 +57,5 @@ def export(
         size = sum(file.stat().st_size for file in web.iterdir())
         print_plain(f"wrote {web} ({size / 1e6:.1f} MB): open its index.html, or put it on any web server")
     if hub_folder is not None:
-        from vqprompt.product.model.hub import save_pretrained
-
-        save_pretrained(taken, hub_folder)
+        taken.save_pretrained(hub_folder)
         print_plain(f"wrote {hub_folder}: look at its README.md, the model's card")

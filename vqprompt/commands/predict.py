@@ -14,7 +14,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.product.model.answers import Answer
+    from vqprompt.product.model.predicting import Answer
 
 
 def predict(

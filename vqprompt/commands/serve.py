@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -58,19 +59,13 @@ def serve(
     [bold]vqprompt serve garden.vqp[/bold], or [bold]vqprompt serve --example[/bold] to try it
     """
     started = time.monotonic()
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import python_multipart  # noqa: F401
-        import segno  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"serve needs more packages ({error.name} is missing): pip install 'vqprompt[serve]'") from None
+    for package in ("fastapi", "prometheus_client", "python_multipart", "segno", "uvicorn"):
+        if find_spec(package) is None:
+            raise UserError(f"serve needs more packages ({package} is missing): pip install 'vqprompt[serve]'")
     from vqprompt.product.serve.lan import MEANS, code_to_scan
     from vqprompt.product.serve.limits import Limits
     from vqprompt.product.serve.models import ModelDefaults
-    from vqprompt.product.serve.server import Settings
-    from vqprompt.product.serve.server import serve as run
+    from vqprompt.product.serve.server import Settings, open_server
 
     if lan and host != "127.0.0.1":
         raise UserError(f"--lan chooses the address itself; leave out --host {host}")
@@ -94,4 +89,4 @@ def serve(
         ModelDefaults(backbone or ModelDefaults.backbone, size, device), tuple(n.lower() for n in allow_host or ()),
         lan,
     )  # fmt: skip
-    run(settings, print_plain, ready)
+    open_server(settings, print_plain, ready).run()

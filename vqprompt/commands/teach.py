@@ -89,7 +89,7 @@ def learn(
     [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
     from vqprompt.core.backbones.registry import BEST, BEST_SIZE
-    from vqprompt.product.check.quick import noticed
+    from vqprompt.product.check.doubts import noticed
     from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
     from vqprompt.product.model.model import Model
@@ -247,7 +247,7 @@ def forget(
 
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
-    from vqprompt.product.model.erase import erase_class
+    from vqprompt.product.model.correcting import erase_class
 
     notes: list[str] = []
     with _changing(model) as changed:

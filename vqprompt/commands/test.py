@@ -50,8 +50,7 @@ def test(
     """
     from vqprompt.core.files import write_atomically
     from vqprompt.product.evaluation.measure import evaluate
-    from vqprompt.product.evaluation.page import write_page
-    from vqprompt.product.evaluation.tables import classes_csv, images_csv
+    from vqprompt.product.evaluation.page import classes_csv, images_csv, write_page
     from vqprompt.product.model.model import Model
 
     asked = Model.load(model, device=device, backbone=backbone)

@@ -32,8 +32,8 @@ def watch(
 
     [bold]vqprompt watch inbox/ garden.vqp --sort[/bold]; move an image to inbox/kestrel/ to teach it
     """
-    from vqprompt.product.model.answers import Answer
     from vqprompt.product.model.model import Model
+    from vqprompt.product.model.predicting import Answer
     from vqprompt.product.model.teaching import Taught
     from vqprompt.product.watch import Watch
 

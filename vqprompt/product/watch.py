@@ -24,9 +24,9 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import lock_file
 from vqprompt.core.words import counted
 from vqprompt.product.model import file as files
-from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import check_spelling, clean_name
+from vqprompt.product.model.predicting import Answer
 from vqprompt.product.model.teaching import Taught
 
 SORTED = "sorted"  # this sub-folder is the watch's own: it is not taught

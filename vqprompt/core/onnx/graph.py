@@ -82,6 +82,8 @@ class Session:
     def __init__(self, graph: Graph, threads: int = 1) -> None:
         import onnxruntime as ort
 
+        if hasattr(ort, "disable_telemetry_events"):  # on Windows it would send them
+            ort.disable_telemetry_events()
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         # our graphs are written as they should run: to rewrite them takes time and gains none

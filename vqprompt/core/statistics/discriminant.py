@@ -137,7 +137,8 @@ class Means:
     @classmethod
     def of(cls, means: Array, counts: Array, variances: Array, distance: float) -> Means:
         """means: [M, D], in a basis where the covariance within groups is diagonal. counts: [M], of their images.
-        variances: [D]. distance: see `LeftOut`; 0 if it is not known, then nothing is shrunk."""
+        variances: [D]. distance: the average squared distance of images from the true mean of their group; 0 if it is
+        not known, then nothing is shrunk."""
         present = counts > 0
         center, ratio = means[present].mean(0), np.inf
         if distance > 0 and present.sum() > 1:
@@ -188,13 +189,11 @@ class Basis:
         """A matrix [D, D]. Features multiplied by it have variance 1 within a group, in every direction."""
         return self.vectors / np.sqrt(np.maximum(self.shrunk(shrinkage), 1e-12))
 
-    def discriminant(self, groups: Groups, shrinkage: float, distance: float = 0.0) -> Discriminant:
-        """distance: see `LeftOut`."""
-        variances = self.shrunk(shrinkage)
-        means = Means.of(groups.means @ self.vectors, groups.counts, variances, distance).shrunk
-        scaled = means / variances
-        bias = -0.5 * (scaled * means).sum(1)
-        return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), groups.owners)
+    def discriminant(self, means: Means, shrinkage: float, owners: Array) -> Discriminant:
+        """means: of groups. owners: the class of each group."""
+        scaled = means.shrunk / self.shrunk(shrinkage)
+        bias = -0.5 * (scaled * means.shrunk).sum(1)
+        return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), owners)
 
 
 # ---------------------------------------------------------------------------------------------- leave one out
@@ -205,15 +204,13 @@ class LeftOut:
     """What classifiers answer about images that they have not learned.
 
     scores: [n, groups]. norms: [n], xᵀ Σ⁻¹ x, with Σ without x. from_center: [n], the squared distance from the center
-    of all groups. means: of the groups. distance: the average squared distance of images from the true mean of their
-    group.
+    of all groups. means: of the groups.
     """
 
     scores: Array
     norms: Array
     from_center: Array
     means: Means
-    distance: float
 
 
 class LeaveOneOut:
@@ -275,7 +272,7 @@ class LeaveOneOut:
         norms = (x**2 / variances).sum(1) + growth * along**2
         apart = x - center
         from_center = (apart**2 / variances).sum(1) + growth * (q * apart).sum(1) ** 2
-        return LeftOut(scores, norms, from_center, means, distance)
+        return LeftOut(scores, norms, from_center, means)
 
     def around(self, shrinkage: float, center: Array, others: Array) -> tuple[Array, Array, Array]:
         """Others than the groups, under the covariance without each image x: (x - o)ᵀ Σ⁻¹ (w - o) [n, W], its square

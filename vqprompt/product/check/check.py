@@ -13,7 +13,7 @@ import io
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from vqprompt.core.statistics.discriminant import Array
 from vqprompt.product.check import copies, doubts, pixels
 from vqprompt.product.check.findings import CheckResult, Finding, Kind
 from vqprompt.product.check.neighbours import nearest
+from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import (
     FROM_TRAINING,
@@ -43,17 +44,29 @@ FEW = 5  # classes with fewer images are named
 MOST_FAR, MOST_FOREIGN = 10.0, 20.0  # an image this far away is certainly an outlier
 
 
-@dataclass(eq=False)
-class _Rows:
-    """What is kept of the images that could be read."""
+@dataclass(frozen=True, eq=False)
+class _Image:
+    """What is kept of an image that could be read. id: of its content. grey: its small version. side: the shorter one,
+    in px."""
 
-    pictures: list[Picture]
-    is_test: Array
-    names: Array
+    picture: Picture
+    is_test: bool
+    id: int
     grey: Array
-    looks: list[pixels.Look]
-    features: Array
-    sides: Array
+    look: pixels.Look
+    side: int
+    feature: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @property
+    def label(self) -> str:
+        return self.picture.label
+
+    @property
+    def named(self) -> str:
+        return f"{self.picture.where} ({self.label})"
+
+    def finding(self, kind: Kind, doubt: float, says: str, **more: Any) -> Finding:
+        return Finding(self.picture.where, self.label, kind, doubt, says, **more)
 
 
 def check(
@@ -72,31 +85,28 @@ def check(
     default, the test/ of a folder or archive. model: what it remembers votes too, and its backbone is used."""
     started = time.monotonic()
     pictures, notes = find_pictures(source, labels, classes)
-    held_out = find_pictures(test)[0] if test is not None else _own_test(source)
+    held_out = find_pictures(test)[0] if test is not None else []
+    if test is None and isinstance(source, str | Path):
+        held_out = own_test_pictures(Path(source).expanduser())
     if held_out:  # the note says that test/ is left out, which is not true of a check
         notes = [note for note in notes if not note.startswith(FROM_TRAINING)]
     everything = [replace(p, label=_name(p.label)) for p in (*pictures, *held_out)]
     known = model if model is not None else Model(backbone, size=size, device=device)
-    rows, broken = _look(everything, len(pictures), known, progress)
-    found = [*broken, *_spelled_twice(everything)]
+    images, findings = _look(everything, len(pictures), known, progress)
+    findings += _spelled_twice(everything)
     alike: list[tuple[str, str, float]] = []
-    if len(rows.pictures):
-        exact, repeated = _exact(rows, model)
-        bad = _bad_pictures(rows)
-        found += [*exact, *_tiny(rows), *bad, *_near(rows, repeated)]
-        judged, alike = _judge(rows, repeated, model, {f.where for f in bad})
-        found += judged
-    learned = Counter(p.label for p in everything[: len(pictures)])
-    few = sorted(((name, n + _known_images(model, name)) for name, n in learned.items()), key=lambda pair: pair[1])
+    if images:
+        exact, different = _exact(images, model)
+        bad = [images[row].finding(kind, 0.8, says) for row, kind, says in pixels.faults([i.look for i in images])]
+        judged, alike = _judge(different, model, {f.where for f in bad})
+        findings += [*exact, *_tiny(images), *bad, *_near(different), *judged]
+    learned, taught = Counter(p.label for p in everything[: len(pictures)]), {} if model is None else model.counts
+    few = sorted(((name, n + taught.get(name, 0)) for name, n in learned.items()), key=lambda pair: pair[1])
     return CheckResult(
-        len(everything), dict(learned), tuple(sorted(found, key=lambda f: (-f.doubt, f.where))), tuple(alike),
+        len(everything), dict(learned), tuple(sorted(findings, key=lambda f: (-f.doubt, f.where))), tuple(alike),
         tuple(pair for pair in few if pair[1] < FEW), tuple(notes), time.monotonic() - started,
         {p.where: p.open for p in everything},
     )  # fmt: skip
-
-
-def _own_test(source: Any) -> list[Picture]:
-    return own_test_pictures(Path(source).expanduser()) if isinstance(source, str | Path) else []
 
 
 def _name(label: str) -> str:
@@ -106,57 +116,36 @@ def _name(label: str) -> str:
         return label  # `learn` will refuse this name; the check can use it
 
 
-def _known_images(model: Model | None, name: str) -> int:
-    return 0 if model is None else model.counts.get(name, 0)
-
-
-# ---------------------------------------------------------------------------------------------- reading
-
-
-def _look(pictures: list[Picture], training: int, model: Model, progress: Report) -> tuple[_Rows, list[Finding]]:
-    """Read every image once: its name, its small grey version and its features."""
-    extractor = model.extractor
-    broken, seen = [], dict[int, tuple[int, Array, int, pixels.Look]]()
+def _look(pictures: list[Picture], training: int, model: Model, progress: Report) -> tuple[list[_Image], list[Finding]]:
+    """Read every image once. Also returns what cannot be read."""
+    seen, images, broken = dict[int, _Image](), [], []
 
     def remembering(number: int, picture: Picture) -> Picture:
-        def read() -> Any:
+        def read() -> Image.Image:
             content = picture.open()
-            image = (
-                decoding.decode(content, picture.where) if isinstance(content, bytes) else decoding.open_image(content)
-            )
-            side = min(_size(content, image))
-            seen[number] = (content_id(content), copies.small_grey(image), side, pixels.look_at(image))
+            if isinstance(content, bytes):
+                image, size = decoding.decode(content, picture.where), Image.open(io.BytesIO(content)).size
+            else:
+                image = decoding.open_image(content)
+                size = image.size
+            seen[number] = _Image(
+                picture, number >= training, content_id(content), copies.small_grey(image), pixels.look_at(image),
+                min(size),
+            )  # fmt: skip
             return image
 
         return replace(picture, open=read)
 
     wrapped = (remembering(number, picture) for number, picture in enumerate(pictures))
-    features, kept = [], []
-    for number, feature in enumerate(extractor.of(wrapped)):
+    for number, feature in enumerate(model.extractor.of(wrapped)):
         picture = pictures[number]
         if isinstance(feature, UserError | OSError):
-            text = str(feature)
-            says = text.removeprefix(f"{picture.where}: ")
+            says = str(feature).removeprefix(f"{picture.where}: ")
             broken.append(Finding(picture.where, picture.label, Kind.UNREADABLE, 1.0, says))
-        elif isinstance(feature, Exception):
-            raise feature
         else:
-            kept.append(number)
-            features.append(feature.astype(np.float32))
+            images.append(replace(seen.pop(number), feature=unless_error(feature).astype(np.float32)))
         progress(Progress(Stage.TESTING, number + 1, len(pictures), detail="looking at the images"))
-    chosen = [seen[number] for number in kept]
-    rows = _Rows(
-        [pictures[number] for number in kept], np.array([number >= training for number in kept], bool),
-        np.array([c[0] for c in chosen], np.uint64), np.array([c[1] for c in chosen], np.uint8),
-        [c[3] for c in chosen], np.array(features, np.float32), np.array([c[2] for c in chosen]),
-    )  # fmt: skip
-    return rows, broken
-
-
-def _size(content: Any, image: Image.Image) -> tuple[int, int]:
-    if isinstance(content, bytes):
-        return Image.open(io.BytesIO(content)).size
-    return image.size
+    return images, broken
 
 
 # ---------------------------------------------------------------------------------------------- findings
@@ -168,73 +157,59 @@ def _spelled_twice(pictures: list[Picture]) -> list[Finding]:
         by_spelling[spelling(picture.label)].add(picture.label)
     odd = {name: sorted(names) for names in by_spelling.values() if len(names) > 1 for name in names}
     counts = Counter(p.label for p in pictures)
-    found = []
+    findings = []
     for label in sorted(odd):
         others = [name for name in odd[label] if name != label]
         if counts[label] <= max(counts[name] for name in others) and label != odd[label][0]:
             first = next(p for p in pictures if p.label == label)
             says = f"the class {label!r} is spelled differently from {others[0]!r}; learn will ask you to rename one"
-            found.append(Finding(first.where, label, Kind.LABEL, 0.99, says, likelier=others[0], leave_out=False))
-    return found
+            findings.append(Finding(first.where, label, Kind.LABEL, 0.99, says, likelier=others[0], leave_out=False))
+    return findings
 
 
-def _exact(rows: _Rows, model: Model | None) -> tuple[list[Finding], Array]:
-    """Exact copies; and which rows [n] repeat another row, so that they need no further check."""
-    repeated = np.zeros(len(rows.pictures), bool)
-    found = []
-    groups = defaultdict(list)
-    for row, name in enumerate(rows.names.tolist()):
-        groups[name].append(row)
+def _exact(images: list[_Image], model: Model | None) -> tuple[list[Finding], list[_Image]]:
+    """Exact copies; and the images without them, because copies need no further check."""
+    groups, findings = defaultdict[int, list[_Image]](list), []
+    for image in images:
+        groups[image.id].append(image)
     owner = {} if model is None else {int(n): c for c, r in model.knowledge.classes.items() for n in r.ids}
-    for name, same in groups.items():
-        first = rows.pictures[same[0]]
-        learned_as = owner.get(name)
+    for number, (first, *others) in groups.items():
+        learned_as = owner.get(number)
         if learned_as is not None and learned_as != first.label:
             says = f"the model has already learned this picture as {learned_as!r}"
-            found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, likelier=learned_as))
-        labels = {rows.pictures[r].label for r in same if not rows.is_test[r]}
-        for row in same[1:]:
-            repeated[row] = True
-            found.append(_copy(rows, same[0], row, len(labels) > 1, Kind.SAME))
+            findings.append(first.finding(Kind.SAME_TWO_CLASSES, 1.0, says, likelier=learned_as))
+        labels = {image.label for image in (first, *others) if not image.is_test}
+        findings += [_copy(first, other, len(labels) > 1, Kind.SAME) for other in others]
         if len(labels) > 1:  # it is not known which class is right, so the list leaves out all of them
-            others = rows.pictures[same[1]]
-            says = f"the same file as {others.where} ({others.label})"
-            found.append(Finding(first.where, first.label, Kind.SAME_TWO_CLASSES, 1.0, says, others.where))
-    return found, repeated
+            says, where = f"the same file as {others[0].named}", others[0].picture.where
+            findings.append(first.finding(Kind.SAME_TWO_CLASSES, 1.0, says, other=where))
+    return findings, [same[0] for same in groups.values()]
 
 
-def _copy(rows: _Rows, one: int, other: int, two_classes: bool, kind: Kind) -> Finding:
+def _copy(one: _Image, other: _Image, two_classes: bool, kind: Kind) -> Finding:
     """A finding about `other`, a copy of `one`. If one of them is a test image, the finding is about the other one."""
-    across = rows.is_test[one] != rows.is_test[other]
-    if across and rows.is_test[other]:
+    across, exact = one.is_test != other.is_test, kind is Kind.SAME
+    if across and other.is_test:
         one, other = other, one
-    first, second = rows.pictures[one], rows.pictures[other]
-    exact = kind is Kind.SAME
-    named = f"{'the same file as' if exact else 'compare with'} {first.where} ({first.label})"
+    says, where = f"{'the same file as' if exact else 'compare with'} {one.named}", one.picture.where
     if across:
-        return Finding(second.where, second.label, Kind.SAME_TEST if exact else Kind.NEAR_TEST, 0.98 if exact else 0.9,
-                       named + "; a test with it would make the model look better than it is", first.where)  # fmt: skip
-    if two_classes and not rows.is_test[one]:
-        return Finding(second.where, second.label, Kind.SAME_TWO_CLASSES if exact else Kind.NEAR_TWO_CLASSES,
-                       1.0 if exact else 0.95, named, first.where)  # fmt: skip
-    return Finding(second.where, second.label, kind, 0.6 if exact else 0.5, named, first.where,
-                   leave_out=not rows.is_test[other])  # fmt: skip
+        kind, doubt = (Kind.SAME_TEST, 0.98) if exact else (Kind.NEAR_TEST, 0.9)
+        return other.finding(
+            kind, doubt, f"{says}; a test with it would make the model look better than it is", other=where
+        )
+    if two_classes and not one.is_test:
+        kind, doubt = (Kind.SAME_TWO_CLASSES, 1.0) if exact else (Kind.NEAR_TWO_CLASSES, 0.95)
+        return other.finding(kind, doubt, says, other=where)
+    return other.finding(kind, 0.6 if exact else 0.5, says, other=where, leave_out=not other.is_test)
 
 
-def _tiny(rows: _Rows) -> list[Finding]:
+def _tiny(images: list[_Image]) -> list[Finding]:
     """Images that are much smaller than the others. If most images are tiny, none is doubtful."""
-    tiny = (rows.sides < TINY) & (rows.sides < np.median(rows.sides) / 2)
+    usual = np.median([image.side for image in images])
     return [
-        Finding(rows.pictures[r].where, rows.pictures[r].label, Kind.TINY, 0.4,
-                f"its shorter side has {rows.sides[r]} px, others have {np.median(rows.sides):.0f}", leave_out=False)
-        for r in np.flatnonzero(tiny)
-    ]  # fmt: skip
-
-
-def _bad_pictures(rows: _Rows) -> list[Finding]:
-    return [
-        Finding(rows.pictures[row].where, rows.pictures[row].label, kind, 0.8, says)
-        for row, kind, says in pixels.faults(rows.looks)
+        image.finding(Kind.TINY, 0.4, f"its shorter side has {image.side} px, others have {usual:.0f}", leave_out=False)
+        for image in images
+        if image.side < min(TINY, usual / 2)
     ]
 
 
@@ -249,57 +224,55 @@ def near_pairs(features: Array, grey: Array, least: float = copies.ALIKE) -> lis
     return [pair for pair in scored if pair[2] >= least]
 
 
-def _near(rows: _Rows, repeated: Array) -> list[Finding]:
-    left = np.flatnonzero(~repeated)
-    found = []
-    for a, b, alike in near_pairs(rows.features[left], rows.grey[left]):
-        one, other = int(left[a]), int(left[b])
-        two = rows.pictures[one].label != rows.pictures[other].label
-        finding = _copy(rows, one, other, two, Kind.NEAR)
-        found.append(replace(finding, says=f"{finding.says}: {alike:.0%} alike"))
+def _near(images: list[_Image]) -> list[Finding]:
+    findings = []
+    for a, b, alike in near_pairs(np.stack([i.feature for i in images]), np.stack([i.grey for i in images])):
+        one, other = images[a], images[b]
+        finding = _copy(one, other, one.label != other.label, Kind.NEAR)
+        findings.append(replace(finding, says=f"{finding.says}: {alike:.0%} alike"))
         if finding.kind is Kind.NEAR_TWO_CLASSES:
-            found.append(_copy(rows, other, one, two, Kind.NEAR))
-    return found
+            findings.append(_copy(other, one, True, Kind.NEAR))
+    return findings
 
 
 def _judge(
-    rows: _Rows, repeated: Array, model: Model | None, bad: set[str]
+    images: list[_Image], model: Model | None, bad: set[str]
 ) -> tuple[list[Finding], list[tuple[str, str, float]]]:
     """Labels and images that do not fit, and classes that look alike. bad: images whose pixels are known to be bad."""
-    left = np.flatnonzero(~repeated)
-    features, labels = [rows.features[left]], [rows.pictures[r].label for r in left]
+    features, labels = [np.stack([image.feature for image in images])], [image.label for image in images]
     if model is not None:
-        new = set(rows.names[left].tolist())
+        new = {image.id for image in images}
         for name, record in model.knowledge.classes.items():
             old = np.array([int(n) not in new for n in record.ids[: len(record.kept)]], bool)
             features.append(record.features[old].astype(np.float32))
             labels += [name] * int(old.sum())
-    names = sorted(set(labels))
-    place = {name: number for number, name in enumerate(names)}
-    codes = np.array([place[label] for label in labels])
+    names, codes = np.unique(labels, return_inverse=True)
     if len(names) == 1 and len(codes) < 3:
         return [], []
     every = np.concatenate(features)
     seen = doubts.find_doubts(every, codes, len(names))
-    wrong, strange = seen.mislabelled, seen.strange
-    odd = pixels.unusual([rows.looks[r] for r in left]) * np.maximum(doubts.strangeness(every, codes)[: len(left)], 0)
-    found = []
-    for row, picture in enumerate(rows.pictures[r] for r in left):
-        likelier = names[seen.likelier[row]]
-        if wrong[row]:
+    odd = pixels.unusual([i.look for i in images]) * np.maximum(doubts.strangeness(every, codes)[: len(images)], 0)
+    findings = []
+    for row, image in enumerate(images):
+        if seen.mislabelled[row]:
+            likelier = str(names[seen.likelier[row]])
             doubt = 0.7 + 0.25 * (1 - seen.probability[row]) * seen.rival[row]
-            says = f"most similar images are {likelier!r}, almost none are {picture.label!r}"
-            found.append(Finding(picture.where, picture.label, Kind.LABEL, float(doubt), says, likelier=likelier))
-        if odd[row] > pixels.FOREIGN and picture.where not in bad:
+            says = f"most similar images are {likelier!r}, almost none are {image.label!r}"
+            findings.append(image.finding(Kind.LABEL, float(doubt), says, likelier=likelier))
+        if image.picture.where in bad:
+            continue
+        if odd[row] > pixels.FOREIGN:
             doubt, says = (
                 0.65 + 0.3 * min(odd[row] / MOST_FOREIGN, 1),
                 "its pixels and its features are unlike all others",
             )
-            found.append(Finding(picture.where, picture.label, Kind.FOREIGN, float(doubt), says))
-        elif strange[row] and picture.where not in bad:
+            findings.append(image.finding(Kind.FOREIGN, float(doubt), says))
+        elif seen.strange[row]:
             doubt = 0.65 + 0.3 * min(seen.distance[row] / MOST_FAR, 1)
-            says = f"unlike the other images of {picture.label!r}: {seen.distance[row]:.1f} times the usual spread away"
-            found.append(Finding(picture.where, picture.label, Kind.UNLIKE, float(doubt), says))
-    both = np.minimum(seen.mixed + seen.mixed.T, 1)
-    pairs = [(names[a], names[b], float(both[a, b] / 2)) for a, b in np.argwhere(np.triu(both / 2 >= doubts.ALIKE, 1))]
-    return found, sorted(pairs, key=lambda pair: -pair[2])
+            says = f"unlike the other images of {image.label!r}: {seen.distance[row]:.1f} times the usual spread away"
+            findings.append(image.finding(Kind.UNLIKE, float(doubt), says))
+    both = np.minimum(seen.mixed + seen.mixed.T, 1) / 2
+    pairs = [
+        (str(names[a]), str(names[b]), float(both[a, b])) for a, b in np.argwhere(np.triu(both >= doubts.ALIKE, 1))
+    ]
+    return findings, sorted(pairs, key=lambda pair: -pair[2])

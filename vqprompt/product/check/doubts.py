@@ -15,13 +15,14 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from vqprompt.core.statistics.discriminant import Array, Basis, Groups, LeaveOneOut, best_temperature, probabilities
 from vqprompt.product.check.neighbours import nearest
+from vqprompt.product.model.records import ClassRecord
 
 NEIGHBOURS = 10  # or half the images of a typical class, if these are fewer
 # docs/trust.md says how well UNLIKELY, SUPPORT and FAR work on held-out training images
@@ -34,6 +35,8 @@ SPREAD = 0.05  # a smaller standard deviation is replaced by this one
 ALIKE = 0.25  # two classes look alike if this share of their images is taken for the other
 BLOCK = 2048  # rows at a time
 FITTED = 4000  # images that the temperature is fitted on
+JUDGED = 4000  # images at most after teaching, spread evenly over the classes that are compared
+RIVALS = 30  # classes that the taught ones are compared with: no slower with a thousand classes than with ten
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,3 +147,39 @@ def _unit_and_centers(features: Array, labels: Array, counts: Array) -> tuple[Ar
     sums = np.zeros((len(counts), unit.shape[1]))
     np.add.at(sums, labels, unit)
     return unit, (sums[labels] - unit) / np.maximum(counts[labels] - 1, 1)[:, None]
+
+
+# ---------------------------------------------------------------------------------------------- after teaching
+
+
+def noticed(classes: Mapping[str, ClassRecord], taught: Collection[str]) -> str | None:
+    """One line for `learn` about what it has just been taught, from the features it keeps; None if nothing is odd."""
+    taught = sorted(taught)
+    compared = [*taught, *_rivals(classes, taught)]
+    if len(compared) < 2 or not taught:
+        return None
+    each = max(2, JUDGED // len(compared))
+    parts = [classes[name].features[:each] for name in compared]
+    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    seen = find_doubts(np.concatenate(parts), labels, len(parts))
+    new = labels < len(taught)
+    wrong, strange = int((seen.mislabelled & new).sum()), int((seen.strange & ~seen.mislabelled & new).sum())
+    if not wrong and not strange:
+        return None
+    return (
+        f"of the images of these classes, {wrong} look like another class and {strange} unlike theirs; "
+        "vqprompt check FOLDER shows which"
+    )
+
+
+def _rivals(classes: Mapping[str, ClassRecord], taught: Collection[str]) -> list[str]:
+    """The other classes that images of the taught ones are nearest to."""
+    others = [name for name in classes if name not in taught]
+    if len(others) <= RIVALS:
+        return others
+    each = max(2, JUDGED // len(taught))
+    images = np.concatenate([classes[name].features[:each] for name in taught])
+    means = np.stack([classes[name].mean for name in others])
+    distances = (means**2).sum(1) - 2 * images @ means.T  # [images, classes], less the same number in each row
+    rank = distances.argsort(1).argsort(1).min(0)  # 0: the nearest class of at least one image
+    return [others[place] for place in rank.argsort(kind="stable")[:RIVALS]]

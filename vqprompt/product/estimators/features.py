@@ -49,22 +49,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def fit(self, X: Any, y: Any) -> ClosedFormClassifier:
         """Learn from rows X [n, D] with labels y [n]. Everything learned before is forgotten."""
-        self._check_settings()
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_labels(y)
-        self._reset()
-        return self._add_rows(X, y, np.unique(y))
+        return self._learn(X, y, None, first=True)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> ClosedFormClassifier:
         """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
-        self._check_settings()
-        first = not hasattr(self, "classes_")
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        check_labels(y)
-        if first:
-            self._reset()
-        announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
-        return self._add_rows(X, y, announced)
+        return self._learn(X, y, classes, first=not hasattr(self, "classes_"))
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores [n, classes]; for two classes [n]: the score of the second minus the score of the first."""
@@ -86,13 +75,19 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     # ------------------------------------------------------------------ sums
 
-    def _reset(self) -> None:
-        for name in ("classes_", "class_count_", "means_", "_scatter"):
-            if hasattr(self, name):
-                delattr(self, name)
+    def _reset(self, labels: np.ndarray, width: int) -> None:
+        """No class yet. With priors there is one scatter matrix per class."""
+        self._per_class = self.priors is not None
+        self.classes_, self.class_count_, self.means_ = labels[:0], np.zeros(0), np.zeros((0, width))
+        self._scatter = np.zeros((0 if self._per_class else 1, width, width))
 
-    def _add_rows(self, X: np.ndarray, y: np.ndarray, announced: np.ndarray) -> ClosedFormClassifier:
-        self._make_room(announced, X.shape[1])
+    def _learn(self, X: Any, y: Any, classes: Any, first: bool) -> ClosedFormClassifier:
+        self._check_settings()
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        check_labels(y)
+        if first:
+            self._reset(y, X.shape[1])
+        self._make_room(np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y)))
         places = np.searchsorted(self.classes_, y)
         for place in np.unique(places):
             rows = X[places == place]
@@ -107,15 +102,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self._solve()
         return self
 
-    def _make_room(self, announced: np.ndarray, width: int) -> None:
+    def _make_room(self, announced: np.ndarray) -> None:
         """Rows for classes that are new; `classes_` stays sorted."""
-        if not hasattr(self, "classes_"):
-            self._per_class = self.priors is not None
-            self.classes_ = announced
-            self.class_count_ = np.zeros(len(announced))
-            self.means_ = np.zeros((len(announced), width))
-            self._scatter = np.zeros((len(announced) if self._per_class else 1, width, width))
-            return
         if announced.dtype.kind != self.classes_.dtype.kind and "U" in announced.dtype.kind + self.classes_.dtype.kind:
             raise ValueError(
                 f"labels were {self.classes_.dtype} and are {announced.dtype} now; give names or numbers, not both"
@@ -123,16 +111,16 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if self._per_class != (self.priors is not None):
             raise ValueError("priors were set or removed between two calls of partial_fit; call fit again")
         joined = np.union1d(self.classes_, announced)
-        if len(joined) == len(self.classes_):
-            return
-        old = np.searchsorted(joined, self.classes_)
-        counts, means = np.zeros(len(joined)), np.zeros((len(joined), width))
-        counts[old], means[old] = self.class_count_, self.means_
-        if self._per_class:
-            scatter = np.zeros((len(joined), width, width))
-            scatter[old] = self._scatter
-            self._scatter = scatter
-        self.classes_, self.class_count_, self.means_ = joined, counts, means
+        places = np.searchsorted(joined, self.classes_)
+
+        def grown(rows: np.ndarray) -> np.ndarray:
+            new = np.zeros((len(joined), *rows.shape[1:]))
+            new[places] = rows
+            return new
+
+        if len(joined) > len(places):
+            self.classes_, self.class_count_, self.means_ = joined, grown(self.class_count_), grown(self.means_)
+            self._scatter = grown(self._scatter) if self._per_class else self._scatter
 
     # ------------------------------------------------------------------ solving
 

@@ -11,8 +11,9 @@ What is notable about this implementation:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.metrics import ReliabilityBin, balanced_interval, calibration_error, reliability, wilson
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.words import counted
+from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
 
@@ -57,6 +59,9 @@ class PerClass:
     precision: Share
     recall_before: Share | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        return {name: part.to_json() if isinstance(part, Share) else part for name, part in vars(self).items()}
+
 
 @dataclass(frozen=True)
 class ImageAnswer:
@@ -76,23 +81,42 @@ class ImageAnswer:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of a test.
-
-    images: of classes that the model knows. others: images of other classes. confusion: counts
-    [classes, classes + 1], the last column is "unknown". reliability: per bin of certainty, the images, their average
-    certainty and the share that was right (without the threshold for unknown).
-    """
+    """The result of a test. images: of classes that the model knows. others: images of other classes. earlier: what the
+    model before its last teaching recognized, by class; empty if there is nothing to compare with."""
 
     classes: tuple[str, ...]
     images: tuple[ImageAnswer, ...]
-    others: tuple[ImageAnswer, ...]
-    unreadable: tuple[str, ...]
-    confusion: np.ndarray
-    per_class: tuple[PerClass, ...]
-    reliability: tuple[ReliabilityBin, ...]
-    balanced_accuracy_before: float | None = None
+    others: tuple[ImageAnswer, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    earlier: Mapping[str, Share] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     opened: dict[str, Callable[[], Any]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """Counts [classes, classes + 1]; the last column is "unknown"."""
+        place = {name: number for number, name in enumerate((*self.classes, UNKNOWN))}
+        counts = np.zeros((len(self.classes), len(place)), int)
+        for a in self.images:
+            counts[place[a.label], place[a.answer]] += 1
+        return counts
+
+    @cached_property
+    def per_class(self) -> tuple[PerClass, ...]:
+        hits, of, named = (
+            c.tolist() for c in (self.confusion.diagonal(), self.confusion.sum(1), self.confusion.sum(0))
+        )
+        return tuple(
+            PerClass(name, Share(hits[c], of[c]), Share(hits[c], named[c]), self.earlier.get(name))
+            for c, name in enumerate(self.classes)
+        )
+
+    @cached_property
+    def reliability(self) -> tuple[ReliabilityBin, ...]:
+        """Per bin of certainty, the images, their average certainty and the share that was right (without the threshold
+        for unknown)."""
+        right = np.array([a.best == a.label for a in self.images], float)
+        return reliability(np.array([a.probability for a in self.images]), right, BINS)
 
     @property
     def accuracy(self) -> Share:
@@ -102,7 +126,11 @@ class Evaluation:
     @property
     def balanced_accuracy(self) -> float | None:
         """The average over classes of the share that was recognized."""
-        return _balanced(self.per_class)
+        return _balanced(c.recall for c in self.per_class)
+
+    @property
+    def balanced_accuracy_before(self) -> float | None:
+        return _balanced(self.earlier.values())
 
     @property
     def balanced_accuracy_interval(self) -> tuple[float, float]:
@@ -126,27 +154,15 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """The same for the command line and for programs."""
         low, high = self.balanced_accuracy_interval
+        balanced = {"share": self.balanced_accuracy, "low": low, "high": high, "before": self.balanced_accuracy_before}
         return {
             "images": len(self.images),
-            "balanced_accuracy": {
-                "share": self.balanced_accuracy,
-                "low": low,
-                "high": high,
-                "before": self.balanced_accuracy_before,
-            },
+            "balanced_accuracy": balanced,
             "accuracy": self.accuracy.to_json(),
             "unknown": self.called_unknown.to_json(),
             "images_of_other_classes": self.others_refused.to_json(),
             "calibration_error": self.calibration_error,
-            "classes": [
-                {
-                    "name": c.name,
-                    "recall": c.recall.to_json(),
-                    "precision": c.precision.to_json(),
-                    "recall_before": None if c.recall_before is None else c.recall_before.to_json(),
-                }
-                for c in self.per_class
-            ],
+            "classes": [c.to_json() for c in self.per_class],
             "confusion": {"columns": [*self.classes, "unknown"], "rows": self.confusion.tolist()},
             "confused_pairs": [{"class": a, "taken_for": b, "times": n} for a, b, n in self.confused_pairs()],
             "reliability": [{"images": n, "certainty": s, "right": r} for n, s, r in self.reliability],
@@ -202,26 +218,16 @@ def evaluate(
     features, kept, broken = _embed(model, pictures, progress)
     if not kept:
         raise ImageError(f"none of the images can be read, so there is nothing to test with ({broken[0]})")
-    shares, margin = model.judge(features)
-    asked = []
-    for row, number in enumerate(kept):
-        best = int(shares[row].argmax())
-        known = model.classes[best]
-        answer = UNKNOWN if unknown and margin[row] < strictness else known
-        asked.append(
-            ImageAnswer(
-                pictures[number].where, names[number], answer, known, float(shares[row, best]), float(margin[row])
-            )
-        )
-    known_ones = [a for a in asked if a.label in model.classes]
-    earlier = _recalls(before, features, [names[n] for n in kept], unknown, strictness) if before is not None else {}
-    per_class, confusion = _count(model.classes, known_ones, earlier)
-    old = [s.hits / s.total for s in earlier.values() if s.total]
-    return Evaluation(
-        model.classes, tuple(known_ones), tuple(a for a in asked if a.label not in model.classes), tuple(broken),
-        confusion, per_class, _reliability(known_ones), float(np.mean(old)) if old else None, tuple(notes),
-        {p.where: p.open for p in pictures},
-    )  # fmt: skip
+    told = [(pictures[number].where, names[number]) for number in kept]
+    asked = _answers(model, features, told, unknown, strictness)
+    earlier = {}
+    if before is not None:
+        known_before = [a for a in _answers(before, features, told, unknown, strictness) if a.label in before.classes]
+        classes = Evaluation(before.classes, tuple(known_before)).per_class
+        earlier = {c.name: c.recall for c in classes if c.recall.total}
+    known, others = ([a for a in asked if (a.label in model.classes) is part] for part in (True, False))
+    opened = {p.where: p.open for p in pictures}
+    return Evaluation(model.classes, tuple(known), tuple(others), tuple(broken), earlier, tuple(notes), opened)
 
 
 def _match(name: str, classes: Sequence[str]) -> str:
@@ -236,49 +242,25 @@ def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.
     for number, feature in enumerate(model.extractor.of(pictures)):
         if isinstance(feature, UserError | OSError):
             broken.append(str(feature))
-        elif isinstance(feature, Exception):
-            raise feature
         else:
-            rows.append(feature)
+            rows.append(unless_error(feature))
             kept.append(number)
         progress(Progress(Stage.TESTING, number + 1, len(pictures)))
     return np.array(rows, np.float32), kept, broken
 
 
-def _recalls(
-    model: Model, features: np.ndarray, labels: list[str], unknown: bool, strictness: float
-) -> dict[str, Share]:
-    shares, margin = model.judge(features)
-    totals, hits = Counter[str](), Counter[str]()
-    for label, best, known_by in zip(labels, shares.argmax(1), margin, strict=True):
-        if label in model.classes:
-            totals[label] += 1
-            hits[label] += model.classes[best] == label and not (unknown and known_by < strictness)
-    return {name: Share(hits[name], totals[name]) for name in totals}
+def _answers(
+    model: Model, features: np.ndarray, told: list[tuple[str, str]], unknown: bool, strictness: float
+) -> list[ImageAnswer]:
+    """told: where each image is, and its class."""
+    answers, (shares, margins) = [], model.judge(features)
+    for (where, label), row, margin in zip(told, shares, margins.tolist(), strict=True):
+        best = model.classes[row.argmax()]
+        answer = UNKNOWN if unknown and margin < strictness else best
+        answers.append(ImageAnswer(where, label, answer, best, float(row.max()), margin))
+    return answers
 
 
-def _count(
-    classes: tuple[str, ...], asked: list[ImageAnswer], earlier: dict[str, Share]
-) -> tuple[tuple[PerClass, ...], np.ndarray]:
-    place = {name: number for number, name in enumerate((*classes, UNKNOWN))}
-    confusion = np.zeros((len(classes), len(classes) + 1), int)
-    for a in asked:
-        confusion[place[a.label], place[a.answer]] += 1
-    per_class = tuple(
-        PerClass(
-            name, Share(int(confusion[c, c]), int(confusion[c].sum())),
-            Share(int(confusion[c, c]), int(confusion[:, c].sum())), earlier.get(name),
-        )
-        for c, name in enumerate(classes)
-    )  # fmt: skip
-    return per_class, confusion
-
-
-def _reliability(asked: list[ImageAnswer]) -> tuple[ReliabilityBin, ...]:
-    right = np.array([a.best == a.label for a in asked], float)
-    return reliability(np.array([a.probability for a in asked]), right, BINS)
-
-
-def _balanced(per_class: Sequence[PerClass]) -> float | None:
-    tested = [c.recall.value for c in per_class if c.recall.value is not None]
+def _balanced(recalls: Iterable[Share]) -> float | None:
+    tested = [recall.value for recall in recalls if recall.value is not None]
     return float(np.mean(tested)) if tested else None

@@ -16,12 +16,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vqprompt.core.metrics import calibration_error, reliability
+from vqprompt.core.metrics import balanced_interval, calibration_error, reliability
 from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
@@ -35,8 +35,14 @@ from vqprompt.core.statistics.discriminant import (
     probabilities,
 )
 from vqprompt.core.statistics.world import World
-from vqprompt.product.model.closed_form import TESTED, Trials, choose_shrinkage, groups_of, spread_evenly
-from vqprompt.product.model.counterexamples import solve_counterexamples
+from vqprompt.product.model.closed_form import (
+    TESTED,
+    Trials,
+    choose_shrinkage,
+    groups_of,
+    solve_counterexamples,
+    spread_evenly,
+)
 from vqprompt.product.model.records import ClassRecord
 
 REPLACED = 0.05  # share of a class's left-out images that a mean of the world must win, so that the class replaces it
@@ -198,85 +204,123 @@ def certainty_of(shares: Array, kind: str) -> Array:
     return (shares * np.log(np.maximum(shares, 1e-12))).sum(1)
 
 
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured on images that were left out one at a time. accuracy: every class weighted equally. per_class:
+    images that were right and images that were tested. calibration_error: without and with the temperature."""
+
+    accuracy: float
+    per_class: Mapping[str, tuple[int, int]]
+    calibration_error: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls, records: Mapping[str, ClassRecord], scores: Array, classes: Array, temperature: float
+    ) -> Measurements | None:
+        """scores: [n, C], of images of these classes [n]. None if there is nothing to tell apart. Classes of which a
+        network has seen all images do not count."""
+        tested, right = (
+            np.bincount(c, minlength=len(records)) for c in (classes, classes[scores.argmax(1) == classes])
+        )
+        testable = (tested > 0) & [record.unseen.any() for record in records.values()]
+        if len(records) < 2 or not testable.any():
+            return None
+        before, after = (calibration_error_of(probabilities(scores, t), classes) for t in (1.0, temperature))
+        counts = zip((right * testable).tolist(), (tested * testable).tolist(), strict=True)
+        accuracy = float((right[testable] / tested[testable]).mean())
+        return cls(accuracy, dict(zip(records, counts, strict=True)), (before, after))
+
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy. As if one image more had been right and one more wrong: few images prove little."""
+        right, tested = (sum(counts) for counts in zip(*self.per_class.values(), strict=True))
+        share = (right + 1) / (tested + 2)
+        return float(np.sqrt(share * (1 - share) / (tested + 2)))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return balanced_interval(self.accuracy, [tested for _, tested in self.per_class.values()])
+
+    def share(self, name: str) -> float | None:
+        """Of right answers about a class."""
+        right, tested = self.per_class.get(name, (0, 0))
+        return right / tested if tested else None
+
+
 @dataclass(frozen=True, eq=False)
-class Solved:
-    """Everything that follows from what is remembered. right, tested: images per class [C], left out one at a time."""
+class Solution:
+    """The classifier of some classes, in their order, and what is needed to trust it. gram: [D, D], the sum of the
+    outer products of their kept features, in fixed point. against: scores of counterexamples, if there are any. rivals:
+    what the world says against the classes."""
 
     discriminant: Discriminant
     background: Background
     shrinkage: float
     calibration: Calibration
-    right: Array
-    tested: Array
-    calibration_error: tuple[float, float]  # without and with the temperature
-    against: Discriminant | None
+    gram: np.ndarray
+    measurements: Measurements | None = None
+    against: Discriminant | None = None
     rivals: Rivals | None = None
 
+    def judge(self, features: np.ndarray, examples: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown. examples: see
+        `Rivals.ahead`."""
+        modes = self.discriminant.scores_of_modes(features)
+        scores = join_modes(modes, self.discriminant.owners)
+        shares = probabilities(scores, self.calibration.temperature)
+        best, familiar = scores.max(1), np.full(len(features), np.inf)
+        if self.knows_unknown:
+            nearness = self.background.scores(features) + 2 * best
+            ahead = None if self.rivals is None else self.rivals.ahead(features, self.background, modes, examples)
+            familiar = familiarity(shares, nearness, self.calibration, ahead) - self.calibration.threshold
+        if self.against is not None:
+            familiar = np.minimum(
+                familiar, (best - self.against.scores(features).max(1)) / self.calibration.temperature
+            )
+        return shares, familiar
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Images under classifiers that have not learned them. scores: [n, C]. nearness: [n]. classes: [n]. weights: [n],
-    so that every class counts the same. means: of all groups. distance: see `LeftOut`. ahead: of the world [n]."""
-
-    scores: Array
-    nearness: Array
-    classes: Array
-    weights: Array
-    means: Means
-    distance: float
-    ahead: Array | None = None
-
-    @classmethod
-    def of(cls, left_out: LeaveOneOut, seen: LeftOut, shrinkage: float, classes: Array, weights: Array) -> Sample:
-        scores = join_modes(seen.scores, left_out.groups.owners)
-        nearness = seen.from_center / (1 + seen.means.ratio) - seen.norms + 2 * scores.max(1)
-        return cls(scores, nearness * left_out.stretch(shrinkage), classes, weights, seen.means, seen.distance)
+    @property
+    def knows_unknown(self) -> bool:
+        """False while no image could be left out, so that there is no threshold."""
+        return bool(np.isfinite(self.calibration.threshold))
 
 
 def solve(
-    records: Sequence[ClassRecord], gram: Array, against: ClassRecord | None = None, world: World | None = None
-) -> Solved:
-    """records: the classes, in the order of their scores. gram: over all of them (see `gram_of`). against:
-    counterexamples."""
+    classes: Mapping[str, ClassRecord], gram: Array, against: ClassRecord | None = None, world: World | None = None
+) -> Solution:
+    """classes: in the order of their scores. gram: over all of them (see `gram_of`). against: counterexamples."""
+    records = list(classes.values())
     groups = groups_of(records, gram)
     basis = Basis.of(groups)
     shrinkage = choose_shrinkage(records, groups, basis)
     trials = Trials.of(records, spread_evenly(len(records), TESTED))
-    right, tested = np.zeros(len(records), int), np.zeros(len(records), int)
+    rivals, ahead, measurements = None, None, None
     if not len(trials):  # one image per class: nothing can be left out
         calibration = Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf)
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
-        background = Background.of(basis, shrinkage, means)
-        discriminant = basis.discriminant(groups, shrinkage)
-        return Solved(
-            discriminant, background, shrinkage, calibration, right, tested, (np.nan, np.nan),
-            None if against is None else solve_counterexamples(against, basis, shrinkage, means),
-        )  # fmt: skip
-    np.add.at(tested, trials.classes, 1)
-    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
-    seen = left_out.at(shrinkage)
-    sample = Sample.of(left_out, seen, shrinkage, trials.classes, 1 / tested[trials.classes])
-    rivals = None
-    if world is not None:
-        rivals, ahead = Rivals.of(world, left_out, seen, shrinkage, trials.classes)
-        sample = replace(sample, ahead=ahead)
-    np.add.at(right, trials.classes, sample.scores.argmax(1) == trials.classes)
-    calibration = _calibrate(sample)
-    before, after = (
-        calibration_error_of(probabilities(sample.scores, t), sample.classes) for t in (1.0, calibration.temperature)
-    )
-    discriminant = basis.discriminant(groups, shrinkage, sample.distance)
-    background = Background.of(basis, shrinkage, sample.means)
-    return Solved(
-        discriminant, background, shrinkage, calibration, right, tested, (before, after),
-        None if against is None else solve_counterexamples(against, basis, shrinkage, sample.means), rivals,
+    else:
+        left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
+        seen = left_out.at(shrinkage)
+        scores, means = join_modes(seen.scores, groups.owners), seen.means
+        nearness = seen.from_center / (1 + means.ratio) - seen.norms + 2 * scores.max(1)
+        if world is not None:
+            rivals, ahead = Rivals.of(world, left_out, seen, shrinkage, trials.classes)
+        calibration = _calibrate(scores, nearness * left_out.stretch(shrinkage), trials.classes, ahead)
+        measurements = Measurements.of(classes, scores, trials.classes, calibration.temperature)
+    return Solution(
+        basis.discriminant(means, shrinkage, groups.owners), Background.of(basis, shrinkage, means), shrinkage,
+        calibration, gram, measurements,
+        None if against is None else solve_counterexamples(against, basis, shrinkage, means), rivals,
     )  # fmt: skip
 
 
-def _calibrate(sample: Sample) -> Calibration:
-    weights = sample.weights / sample.weights.sum()
-    temperature = best_temperature(sample.scores, sample.classes, weights) if sample.scores.shape[1] > 1 else 1.0
-    shares = probabilities(sample.scores, temperature)
+def _calibrate(scores: Array, nearness: Array, classes: Array, ahead: Array | None) -> Calibration:
+    """From images under classifiers that have not learned them; every class counts the same. scores: [n, C]. nearness:
+    [n]. classes: [n]. ahead: of the world [n]."""
+    weights = 1 / np.bincount(classes)[classes]
+    weights = weights / weights.sum()
+    temperature = best_temperature(scores, classes, weights) if scores.shape[1] > 1 else 1.0
+    shares = probabilities(scores, temperature)
 
     def mean_and_spread(values: Array, least: float) -> tuple[float, float]:
         mean = float(values @ weights)
@@ -284,10 +328,10 @@ def _calibrate(sample: Sample) -> Calibration:
 
     calibration = Calibration(
         temperature, mean_and_spread(certainty_of(shares, Weighing().certainty), LEAST_SPREAD),
-        mean_and_spread(sample.nearness, 1e-9), 0.0,
-        ahead=(0.0, 1.0) if sample.ahead is None else mean_and_spread(sample.ahead, 1e-9),
+        mean_and_spread(nearness, 1e-9), 0.0,
+        ahead=(0.0, 1.0) if ahead is None else mean_and_spread(ahead, 1e-9),
     )  # fmt: skip
-    values = familiarity(shares, sample.nearness, calibration, sample.ahead)
+    values = familiarity(shares, nearness, calibration, ahead)
     return replace(calibration, threshold=exceeded_by(values, weights, ACCEPTED))
 
 

@@ -1,4 +1,4 @@
-"""From what is remembered of classes to their discriminant: its groups of images, and how much it is shrunk.
+"""From what is remembered to discriminants: groups of images of classes and counterexamples, and how much is shrunk.
 
 What is searched and tested is bounded (`SEARCHED`, `TESTED`, `COMPARED`), so that one more class costs little more with
 many classes than with few. All choices depend only on what is remembered, not on the order of teaching.
@@ -14,13 +14,16 @@ import numpy as np
 from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
+    Discriminant,
     Groups,
     LeaveOneOut,
+    Means,
     best_temperature,
     brier,
     join_modes,
     probabilities,
 )
+from vqprompt.core.statistics.world import clusters
 from vqprompt.product.model.records import STEP, ClassRecord
 
 # Accuracy is measured on TESTED images, spread evenly over the classes. With many classes it is measured on fewer, so
@@ -29,6 +32,7 @@ TESTED = 2000
 COMPARED = 400_000
 SEARCHED = 128  # classes that take part in choosing the shrinkage, with at most 5 × 128 images in all
 EQUAL = 0.001  # a difference of the Brier score that means nothing
+PER_GROUP = 3  # counterexamples, on average
 SHRINKAGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -106,3 +110,22 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
 
     best = best_with(range(1, len(SHRINKAGES), 2))  # every other one, then the neighbours of the best
     return SHRINKAGES[best_with([i for i in (best - 1, best + 1) if i < len(SHRINKAGES)])]
+
+
+def solve_counterexamples(record: ClassRecord, basis: Basis, shrinkage: float, means: Means) -> Discriminant:
+    """Images that look similar to the classes, but are none of them: scores of groups of them, on the scale of the
+    scores of classes. means: of the classes.
+
+    An image that is nearer to a group than to any class is unknown. Counterexamples take no part in the covariance, the
+    temperature and the threshold, because they may be of any number of kinds. The kinds are not known, so they are
+    found: groups of about three images that are near each other. On birds and drawings groups of three refuse as many
+    further images of the same kinds as groups that know the kinds; one group for all refuses far fewer, and a group per
+    image also refuses images of the classes.
+    """
+    rotated, variances = record.features @ basis.vectors, basis.shrunk(shrinkage)
+    groups = clusters(rotated / np.sqrt(np.maximum(variances, 1e-12)), PER_GROUP)
+    counts = np.bincount(groups)
+    sums = np.zeros((len(counts), rotated.shape[1]))
+    np.add.at(sums, groups, rotated)
+    own = Means(sums / counts[:, None], means.center, counts, means.ratio)
+    return basis.discriminant(own, shrinkage, np.arange(len(counts)))

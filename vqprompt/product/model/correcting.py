@@ -6,16 +6,18 @@ remembered are sums of whole numbers, from which the part of an image can be tak
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import look_misspelled, nearest_name, shorten
-from vqprompt.product.model.extractor import Extractor
+from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import to_teach
@@ -27,6 +29,7 @@ from vqprompt.product.model.pictures import (
     content_id,
     find_pictures,
 )
+from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
 from vqprompt.product.model.versions import Stored
 
@@ -57,18 +60,12 @@ class Correction:
         return {**vars(self), "classes": dict(self.classes), "changes": self.changes.to_json(), "notes": [*self.notes]}
 
 
-class Correcting:
+class Correcting(Predicting):
     """The part of `Model` that corrects what was learned. Every correction can be undone."""
 
     _changing: threading.RLock
     _stored: Stored | None
-
-    @property
-    def knowledge(self) -> Knowledge:
-        raise NotImplementedError
-
-    def extractor_of(self, known: Knowledge) -> Extractor:
-        raise NotImplementedError
+    path: Path | None
 
     def _opened(self) -> Stored:
         raise NotImplementedError
@@ -130,7 +127,7 @@ class Correcting:
             records, parts, _ = self._taken_out(images, stays=name)
             notes = misspellings([name], known.classes) if name not in (*known.classes, UNKNOWN) else []
             if not parts:
-                note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", _accuracy(known)
+                note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", known.accuracy
                 return Correction({}, name, Changes(0, ()), accuracy, accuracy, (note,))
             for part in parts.values():
                 records[name] = records[name].merged(part) if name in records else part
@@ -168,7 +165,7 @@ class Correcting:
             stored = self._opened()
             self._stored = stored.with_version(now) if erased is None else stored.erased_images(now, erased)
         changes = Changes.between(before, now, renamed)
-        return Correction(event.classes, event.new_name, changes, _accuracy(before), _accuracy(now), tuple(notes))
+        return Correction(event.classes, event.new_name, changes, before.accuracy, now.accuracy, tuple(notes))
 
     def _taken_out(
         self, images: Any, stays: str = ""
@@ -213,18 +210,12 @@ class Correcting:
                 f"{name!r} has {record.count} images, and of this one the features are not remembered; give its file"
             )
         for feature in to_teach(self.extractor_of(self.knowledge)).of(given) if given else ():
-            if isinstance(feature, Exception):
-                raise feature
-            features = np.concatenate([features, to_fixed_point(feature)[None]])
+            features = np.concatenate([features, to_fixed_point(unless_error(feature))[None]])
         return ClassRecord.of(
             np.concatenate([remembered, others]),
             features,
             np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)]),
         )
-
-
-def _accuracy(known: Knowledge) -> float | None:
-    return None if known.measurements is None else known.measurements.accuracy
 
 
 def _by_content(images: Any) -> dict[int, Picture | None]:
@@ -241,6 +232,24 @@ def _by_content(images: Any) -> dict[int, Picture | None]:
         except OSError as error:
             raise ImageError(f"{picture.where}: cannot be read ({error.strerror})") from None
     return pictures
+
+
+def erase_class(model: Correcting, name: str) -> list[str]:
+    """Forget a class for good, and delete what is kept of it beside the file: what `forget --for-good` promises.
+
+    - The model's file: the class, other versions that know it, its name in the history (`Model.forget`).
+    - `.NAME.vqp.versions/` beside it, where servers kept whole older models before these were part of the file.
+    - A running server, which notices that the file has changed: thumbnails, exported files, finished jobs, uploads
+      (`State.refresh` in serve/state.py).
+
+    The cache knows no names of files or classes, and nothing of images that were taught. To be saved by the caller, who
+    holds the file's lock. Returns notes for people.
+    """
+    model.forget(name, for_good=True)
+    if model.path is None or not (folder := model.path.with_name(f".{model.path.name}.versions")).is_dir():
+        return []
+    shutil.rmtree(folder)
+    return [f"deleted {folder.name}, where older versions were kept"]
 
 
 def check_known(name: str, classes: Collection[str]) -> None:

@@ -6,6 +6,7 @@ Pixels are read and written, not mapped: mapped pages would count as memory of t
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -28,43 +29,26 @@ class DecodedPictures:
     def __init__(self, side: int, on_disk: bool = True) -> None:
         self.side, self.on_disk = side, on_disk
         self.aspects: list[float] = []
-        self._pixels: list[np.ndarray] = []  # until they are written
-        self._file: BinaryIO | None = None
+        self._file: BinaryIO = io.BytesIO()
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.aspects)
-
-    @property
-    def _bytes_each(self) -> int:
-        return 3 * self.side**2
 
     def add(self, pixels: np.ndarray, aspect: float) -> int:
         """Returns the row of the new picture."""
-        with self._lock:
+        with self._lock, writing(cache_folder()):
+            self._file.seek(0, io.SEEK_END)
+            self._file.write(np.ascontiguousarray(pixels).data)
+            if self.on_disk and isinstance(self._file, io.BytesIO) and self._file.tell() > IN_MEMORY:
+                memory, self._file = self._file, temporary_file()
+                self._file.write(memory.getbuffer())
             self.aspects.append(aspect)
-            self._pixels.append(pixels)
-            if self.on_disk and len(self._pixels) * self._bytes_each > IN_MEMORY:
-                self._write()
             return len(self.aspects) - 1
-
-    def _write(self) -> None:
-        with writing(cache_folder()):
-            self._file = self._file or temporary_file()
-            self._file.seek(0, 2)
-            for pixels in self._pixels:
-                self._file.write(np.ascontiguousarray(pixels).data)
-            self._pixels.clear()
 
     def row(self, row: int) -> tuple[np.ndarray, float]:
         """Pixels [3, side, side] and aspect ratio."""
+        size = 3 * self.side**2
         with self._lock:
-            written = len(self.aspects) - len(self._pixels)
-            if row >= written:
-                return self._pixels[row - written], self.aspects[row]
-            assert self._file is not None
-            self._file.seek(row * self._bytes_each)
-            data = bytearray(self._file.read(self._bytes_each))
+            self._file.seek(row * size)
+            data = bytearray(self._file.read(size))
         return np.frombuffer(data, np.uint8).reshape(3, self.side, self.side), self.aspects[row]
 
     def store(self, rows: np.ndarray) -> Store:
@@ -75,9 +59,7 @@ class DecodedPictures:
         return Store(pixels, np.array([self.aspects[row] for row in rows]), "")
 
     def close(self) -> None:
-        self._pixels.clear()
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
 
 class _Rows:

@@ -58,6 +58,13 @@ Opener = Callable[[str, int | None, float, str], Extractor]
 """Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device."""
 
 
+def unless_error(result: R | Exception) -> R:
+    """What was computed of an image; one that cannot be read stops everything."""
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 def measure_seconds(extractor: Extractor, side: int, at_once: int) -> float:
     """About how long an image takes, measured on blank ones of this side in px. at_once: images that are computed at
     the same time. The first try only warms up; of the others the fastest counts, as it was disturbed least."""
@@ -85,6 +92,14 @@ def load(picture: Picture, side: int) -> tuple[Array, float]:
     if isinstance(content, bytes):
         return decoding.decode_pixels(content, picture.where, side)
     return decoding.load_pixels(content, side)
+
+
+def try_load(picture: Picture, side: int) -> tuple[Array, float] | Exception:
+    """As `load`, or what it raised: the caller decides whether to stop."""
+    try:
+        return load(picture, side)
+    except Exception as error:
+        return error
 
 
 def parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

@@ -20,7 +20,7 @@ from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.data.views import central_boxes, render
 from vqprompt.core.runtime.device import pick_device
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, load, measure_seconds, parallel
+from vqprompt.product.model.extractor import Array, cores, joined_blocks, measure_seconds, parallel, try_load
 from vqprompt.product.model.pictures import Picture
 
 BATCH = 64  # images at a time on GPUs
@@ -63,12 +63,8 @@ class Features:
         return map(self.of_one, pictures) if self.device.type == "cpu" else self._batched(pictures)
 
     def of_one(self, picture: Picture) -> Array | Exception:
-        try:
-            pixels, aspect = load(picture, self.side)
-        except Exception as error:  # the caller decides whether to stop
-            return error
-        feature: Array = self._forward(pixels[None], [aspect])[0]
-        return feature
+        loaded = try_load(picture, self.side)
+        return loaded if isinstance(loaded, Exception) else self._forward(loaded[0][None], [loaded[1]])[0]
 
     def seconds_per_image(self) -> float:
         return measure_seconds(self, self.side, cores() if self.device.type == "cpu" else BATCH)
@@ -87,13 +83,7 @@ class Features:
         return features
 
     def _batched(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
-        def loaded(picture: Picture) -> tuple[Array, float] | Exception:
-            try:
-                return load(picture, self.side)
-            except Exception as error:
-                return error
-
-        ready = parallel(loaded, pictures)
+        ready = parallel(partial(try_load, side=self.side), pictures)
         while part := list(islice(ready, BATCH)):
             good = [p for p in part if not isinstance(p, Exception)]
             features: Iterator[Array] = iter(())

@@ -25,8 +25,9 @@ from safetensors.numpy import save as pack_tensors
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_file, open_regular, read_regular, write_atomically
+from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.knowledge import Event, Knowledge, Solution
+from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.parsing import FORMAT, VERSION, checksum, parse, parse_metadata
 from vqprompt.product.model.parsing import ModelError as ModelError  # readers and writers raise it
 from vqprompt.product.model.records import ClassRecord

@@ -11,7 +11,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,35 +23,22 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.decoded import DecodedPictures
-from vqprompt.product.model.extractor import Extractor, load, parallel
+from vqprompt.product.model.extractor import Extractor, load, parallel, unless_error
 from vqprompt.product.model.pictures import Picture, content_id
-from vqprompt.product.model.records import ClassRecord, RecordBuilder, Sums, to_fixed_point
+from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.product.model.sources import PictureSet
 from vqprompt.product.model.teaching import nothing_readable
 
-
-@dataclass(eq=False)
-class Identified:
-    """Pictures by their content. ids: uint64 [n]; 0 where a picture cannot be read. broken: a message for each of
-    those, by place. rows: [n], where a picture is in the decoded ones; -1 if it is not."""
-
-    ids: np.ndarray
-    rows: np.ndarray
-    broken: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def none_of(cls, count: int) -> Identified:
-        return cls(np.zeros(count, np.uint64), np.full(count, -1))
+PENDING = 1024  # images of a class that are collected before they are added up
 
 
 @dataclass(frozen=True, eq=False)
 class NewPictures:
-    """Pictures that are to be learned. places: [n], where they were among all pictures. ids: uint64 [n]. known, copies:
-    how many were left out because the model knows them, or because they are repeated. broken: messages about those that
-    cannot be read. rows: [n], where they are in the decoded ones."""
+    """Pictures that are to be learned. ids: uint64 [n]. known, copies: how many were left out because the model knows
+    them, or because they are repeated. broken: messages about those that cannot be read. rows: [n], where they are in
+    the decoded ones."""
 
     pictures: PictureSet
-    places: np.ndarray
     ids: np.ndarray
     known: int = 0
     copies: int = 0
@@ -102,12 +89,9 @@ def select(
     order = np.argsort(learned, kind="stable")
     owners = np.repeat(np.arange(len(known)), [record.count for record in known.values()])[order]
     learned = learned[order]
-    found = identify(pictures, learned, decoded, progress)
-    broken = [found.broken[place] for place in sorted(found.broken)]
-    readable = np.ones(len(pictures), bool)
-    readable[list(found.broken)] = False
-    places = np.flatnonzero(readable)
-    ids, first, inverse = np.unique(found.ids[places], return_index=True, return_inverse=True)
+    every, rows, unreadable, broken = identify(pictures, learned, decoded, progress)
+    places = np.delete(np.arange(len(pictures)), unreadable)
+    ids, first, inverse = np.unique(every[places], return_index=True, return_inverse=True)
     _refuse_two_classes(pictures, places, places[first][inverse])
     spot = np.minimum(np.searchsorted(learned, ids), max(len(learned) - 1, 0))
     taught = learned[spot] == ids if len(learned) else np.zeros(len(ids), bool)
@@ -119,9 +103,8 @@ def select(
         raise ImageError(f"{listed}\nrepair them, or leave them out: --skip-broken")
     new = np.sort(places[first[~taught]])
     return NewPictures(
-        pictures.subset(new), new, found.ids[new], int(taught.sum()), len(places) - len(ids), broken, decoded,
-        found.rows[new],
-    )  # fmt: skip
+        pictures.subset(new), every[new], int(taught.sum()), len(places) - len(ids), broken, decoded, rows[new]
+    )
 
 
 def _refuse_two_classes(pictures: PictureSet, places: np.ndarray, firsts: np.ndarray) -> None:
@@ -154,21 +137,41 @@ def ingest(
 ) -> dict[str, ClassRecord]:
     """The records of all classes that change, with the new pictures in them. What cannot be decoded is refused, or is
     added to `new.broken`."""
-    sums, broken = add_up(new, extractor, skip_broken, progress)
-    new.broken.extend(broken)
-    if not sums:
+    changed, pending = dict[str, ClassRecord](), defaultdict[str, list[tuple[int, np.ndarray]]](list)
+
+    def add_up(name: str) -> None:
+        ids, features = zip(*pending.pop(name), strict=True)
+        record, former = (
+            ClassRecord.of(np.array(ids, np.uint64), np.stack(features)),
+            changed.get(name, known.get(name)),
+        )
+        changed[name] = record if former is None else former.merged(record)
+
+    for picture, feature in features_of(new, extractor, progress):
+        if isinstance(feature, UserError | OSError):
+            if not skip_broken:
+                raise ImageError(f"{feature} (or leave out such images: --skip-broken)")
+            new.broken.append(str(feature))
+            continue
+        assert picture.content_id is not None
+        pending[picture.label].append((picture.content_id, to_fixed_point(unless_error(feature))))
+        if len(pending[picture.label]) >= PENDING:
+            add_up(picture.label)
+    for name in sorted(pending):
+        add_up(name)
+    if not changed:
         raise nothing_readable(new.broken)
-    records = {}
-    for name in sorted(sums):
-        builder = RecordBuilder()
-        builder.merge(sums[name])
-        records[name] = known[name].merged(builder.record()) if name in known else builder.record()
-    return records
+    return dict(sorted(changed.items()))
 
 
-def identify(pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report) -> Identified:
-    """known: ids that need not be decoded, sorted. decoded: where to put pictures; None: only identify them."""
-    found, seen = Identified.none_of(len(pictures)), set[int]()
+def identify(
+    pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
+) -> tuple[np.ndarray, np.ndarray, list[int], list[str]]:
+    """The content ids of pictures, uint64 [n]; where each of them is in the decoded ones [n], -1 if it is not; the
+    places of those that cannot be read, and a message about each. known: ids that need not be decoded, sorted. decoded:
+    where to put pictures; None: only identify them."""
+    ids, rows, seen = np.zeros(len(pictures), np.uint64), np.full(len(pictures), -1), set[int]()
+    unreadable, broken = list[int](), list[str]()
 
     def read(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
         try:
@@ -182,33 +185,15 @@ def identify(pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures |
 
     for place, result in enumerate(parallel(read, pictures)):
         if isinstance(result, Exception):
-            found.broken[place] = str(result)
+            unreadable.append(place)
+            broken.append(str(result))
         else:
-            found.ids[place], pixels = result
+            ids[place], pixels = result
             if decoded is not None and pixels is not None and result[0] not in seen:
                 seen.add(result[0])
-                found.rows[place] = decoded.add(*pixels)
+                rows[place] = decoded.add(*pixels)
         progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
-    return found
-
-
-def add_up(
-    new: NewPictures, extractor: Extractor, skip_broken: bool, progress: Report
-) -> tuple[dict[str, Sums], list[str]]:
-    """The sums of each class, and messages about pictures that cannot be decoded."""
-    builders: dict[str, RecordBuilder] = {}
-    broken: list[str] = []
-    for picture, feature in features_of(new, extractor, progress):
-        if isinstance(feature, UserError | OSError):
-            if not skip_broken:
-                raise ImageError(f"{feature} (or leave out such images: --skip-broken)")
-            broken.append(str(feature))
-        elif isinstance(feature, Exception):
-            raise feature
-        else:
-            assert picture.content_id is not None
-            builders.setdefault(picture.label, RecordBuilder()).add(picture.content_id, to_fixed_point(feature))
-    return {name: builder.sums() for name, builder in builders.items()}, broken
+    return ids, rows, unreadable, broken
 
 
 def features_of(

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import stored_side
-from vqprompt.core.metrics import balanced_interval
-from vqprompt.core.statistics.discriminant import Discriminant, join_modes, probabilities
+from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
 from vqprompt.core.words import counted, shorten
-from vqprompt.product.model.calibration import Background, Calibration, Rivals, familiarity, solve
+from vqprompt.product.model.calibration import Measurements, Solution, solve
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.pictures import UNKNOWN
 from vqprompt.product.model.records import ClassRecord, gram_of
@@ -105,70 +104,6 @@ class Event:
         return replace(self, classes=classes)
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """What was measured on images that were left out one at a time. accuracy: every class weighted equally. per_class:
-    images that were right and images that were tested. calibration_error: without and with the temperature."""
-
-    accuracy: float
-    per_class: Mapping[str, tuple[int, int]]
-    calibration_error: tuple[float, float]
-
-    @property
-    def standard_error(self) -> float:
-        """Of the accuracy. As if one image more had been right and one more wrong: few images prove little."""
-        right, tested = (sum(counts) for counts in zip(*self.per_class.values(), strict=True))
-        share = (right + 1) / (tested + 2)
-        return float(np.sqrt(share * (1 - share) / (tested + 2)))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return balanced_interval(self.accuracy, [tested for _, tested in self.per_class.values()])
-
-    def share(self, name: str) -> float | None:
-        """Of right answers about a class."""
-        right, tested = self.per_class.get(name, (0, 0))
-        return right / tested if tested else None
-
-
-@dataclass(frozen=True, eq=False)
-class Solution:
-    """The classifier of some classes, in their order, and what is needed to trust it. gram: [D, D], the sum of the
-    outer products of their kept features, in fixed point. against: scores of counterexamples, if there are any. rivals:
-    what the world says against the classes."""
-
-    discriminant: Discriminant
-    background: Background
-    shrinkage: float
-    calibration: Calibration
-    gram: np.ndarray
-    measurements: Measurements | None = None
-    against: Discriminant | None = None
-    rivals: Rivals | None = None
-
-    def judge(self, features: np.ndarray, examples: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown. examples: see
-        `Rivals.ahead`."""
-        modes = self.discriminant.scores_of_modes(features)
-        scores = join_modes(modes, self.discriminant.owners)
-        shares = probabilities(scores, self.calibration.temperature)
-        best, familiar = scores.max(1), np.full(len(features), np.inf)
-        if self.knows_unknown:
-            nearness = self.background.scores(features) + 2 * best
-            ahead = None if self.rivals is None else self.rivals.ahead(features, self.background, modes, examples)
-            familiar = familiarity(shares, nearness, self.calibration, ahead) - self.calibration.threshold
-        if self.against is not None:
-            familiar = np.minimum(
-                familiar, (best - self.against.scores(features).max(1)) / self.calibration.temperature
-            )
-        return shares, familiar
-
-    @property
-    def knows_unknown(self) -> bool:
-        """False while no image could be left out, so that there is no threshold."""
-        return bool(np.isfinite(self.calibration.threshold))
-
-
 @dataclass(frozen=True, eq=False)
 class Knowledge:
     """What a model knows at one moment.
@@ -202,6 +137,12 @@ class Knowledge:
         return None if self.solution is None else self.solution.measurements
 
     @property
+    def accuracy(self) -> float | None:
+        """Share of right answers for images that it has not learned (left out one at a time); every class counts the
+        same."""
+        return None if self.measurements is None else self.measurements.accuracy
+
+    @property
     def counts(self) -> dict[str, int]:
         """Images of each class."""
         return {name: record.count for name, record in self.classes.items()}
@@ -223,7 +164,7 @@ class Knowledge:
             ],
             "images": sum(self.counts.values()),
             "counterexamples": 0 if self.against is None else self.against.count,
-            "accuracy": None if measured is None else measured.accuracy,
+            "accuracy": self.accuracy,
             "accuracy_interval": None if measured is None else list(measured.interval),
             "calibration_error": None if measured is None else list(measured.calibration_error),
             "shrinkage": None if solution is None else solution.shrinkage,
@@ -248,21 +189,9 @@ class Knowledge:
         """With its solution. former: one whose solution is known, so that only the differences have to be added up."""
         if not self.classes:
             return replace(self, solution=None)
-        records = list(self.classes.values())
-        gram = _gram(self.classes, former)
-        solved = solve(records, gram, self.against, self.world if self.trained is None else None)
-        testable = (solved.tested > 0) & [record.unseen.any() for record in records]
-        measurements = None
-        if self.measured and testable.any() and len(records) > 1:
-            counts = zip((solved.right * testable).tolist(), (solved.tested * testable).tolist(), strict=True)
-            accuracy = float((solved.right[testable] / solved.tested[testable]).mean())
-            per_class = dict(zip(self.classes, counts, strict=True))
-            measurements = Measurements(accuracy, per_class, solved.calibration_error)
-        solution = Solution(
-            solved.discriminant, solved.background, solved.shrinkage, solved.calibration, gram, measurements,
-            solved.against, solved.rivals,
-        )  # fmt: skip
-        return replace(self, solution=solution)
+        world = self.world if self.trained is None else None
+        solution = solve(self.classes, _gram(self.classes, former), self.against, world)
+        return replace(self, solution=solution if self.measured else replace(solution, measurements=None))
 
     def renamed(self, old: str, new: str) -> Knowledge:
         """With a class under another name. Nothing is solved again, so no answer changes."""

@@ -34,7 +34,6 @@ from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor, to_teach
 from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
-from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import ClassRecord
 from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, nothing_new, summary
 from vqprompt.product.model.versions import Stored, Version
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 CROP = 0.875
 
 
-class Model(Predicting, Correcting, OnTheHub):
+class Model(Correcting, OnTheHub):
     """Any number of threads may use a model: changes happen one after another, and questions are answered meanwhile.
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
@@ -152,8 +151,7 @@ class Model(Predicting, Correcting, OnTheHub):
     def accuracy(self) -> float | None:
         """Share of right answers for images that it has not learned (left out one at a time); every class counts the
         same."""
-        measured = self.knowledge.measurements
-        return None if measured is None else measured.accuracy
+        return self.knowledge.accuracy
 
     @property
     def effort(self) -> str:

@@ -20,7 +20,7 @@ from vqprompt.core.onnx.graph import COLUMNS, Graph, Session
 from vqprompt.core.onnx.vit import class_tokens_graph
 from vqprompt.core.runtime.cores import has_vnni
 from vqprompt.product.model.efforts import Trained, check_trained, linear_weight
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, load, measure_seconds, parallel
+from vqprompt.product.model.extractor import Array, cores, joined_blocks, measure_seconds, parallel, try_load
 from vqprompt.product.model.pictures import Picture
 
 TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/base.py)
@@ -69,10 +69,10 @@ class OnnxFeatures:
         return measure_seconds(self, self.side, cores())
 
     def _features(self, session: Session, picture: Picture) -> Array | Exception:
-        try:
-            pixels, aspect = load(picture, self.side)
-        except Exception as error:  # the caller decides whether to stop
-            return error
+        loaded = try_load(picture, self.side)
+        if isinstance(loaded, Exception):
+            return loaded
+        pixels, aspect = loaded
         image = np.ascontiguousarray(pixels.transpose(1, 2, 0))[None]
         features: Array = session.run(pixels=image, aspect=np.array([aspect], np.float32))[0][0]
         return features

@@ -18,10 +18,10 @@ from safetensors.numpy import load as parse_tensors
 from vqprompt.core.errors import UserError, shown
 from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
-from vqprompt.product.model.calibration import Background, Calibration, Rivals, Weighing
+from vqprompt.product.model.calibration import Background, Calibration, Measurements, Rivals, Solution, Weighing
 from vqprompt.product.model.description import LARGEST, Description, SolutionFields, TrainedFields, parse_description
 from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Measurements, Solution
+from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.migration import FORMATS, migrated
 from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord
@@ -190,10 +190,13 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
         sums += record.kept.sum(1, dtype=np.int64) @ record.kept.astype(np.int64)
     if not np.array_equal(gram.astype(np.int64).sum(1), sums):  # whole numbers, so equal if nothing was changed
         raise ValueError("gram: it does not fit the features")
-    measured, rivals = fields.measurements, None
+    measured, rivals, against = fields.measurements, None, None
     if known.world is not None and "rivals_left" in tensors:
         left, center, norms, reliance = (tensors[f"rivals_{name}"] for name in ("left", "center", "norms", "reliance"))
         rivals = Rivals(known.world, left.astype(bool), center, norms, reliance)
+    if known.against is not None:
+        weights, bias = tensors["against_weights"], tensors["against_bias"]
+        against = Discriminant(weights, bias, np.arange(len(bias)))
     return Solution(
         Discriminant(tensors["weights"], tensors["bias"], tensors["owners"]),
         Background(tensors["spread"][:-1], tensors["spread"][-1], fields.background, fields.share),
@@ -204,13 +207,9 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
         ),
         gram,
         None if measured is None else Measurements(**vars(measured)),
-        None if known.against is None else _counterexamples(tensors["against_weights"], tensors["against_bias"]),
+        against,
         rivals,
     )  # fmt: skip
-
-
-def _counterexamples(weights: np.ndarray, bias: np.ndarray) -> Discriminant:
-    return Discriminant(weights, bias, np.arange(len(bias)))
 
 
 def _trained_tensors(

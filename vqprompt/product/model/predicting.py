@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,22 @@ import numpy as np
 from PIL import Image
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.answers import Answer
-from vqprompt.product.model.extractor import Extractor
-from vqprompt.product.model.knowledge import Knowledge, Solution
+from vqprompt.product.model.calibration import Solution
+from vqprompt.product.model.extractor import Extractor, unless_error
+from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is in one image. name: the best class, or "unknown". classes: the best ones with their probabilities.
+    familiarity: how far the image is above the threshold for known images; below 0 it is unknown. note: what to say
+    instead of percentages, where too few images were taught to check them."""
+
+    name: str
+    classes: tuple[tuple[str, float], ...]
+    familiarity: float
+    note: str = ""
 
 
 class Predicting:
@@ -48,8 +61,9 @@ class Predicting:
         self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer]:
         """One answer per image, with the `top` best classes."""
-        known, extractor = self._taught()
-        return _answers(known, _embed(extractor, pictures), top, unknown, strictness)
+        given: Any = [pictures] if _is_one(pictures) else pictures
+        answers = self.try_answers(given, top=top, unknown=unknown, strictness=strictness)
+        return [unless_error(answer) for answer in answers]
 
     def try_answers(
         self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
@@ -106,11 +120,7 @@ def _note(known: Knowledge, name: str) -> str:
 
 def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
     given: Any = [pictures] if _is_one(pictures) else pictures
-    rows = []
-    for feature in _try_embed(extractor, given):
-        if isinstance(feature, Exception):
-            raise feature
-        rows.append(feature)
+    rows = [unless_error(feature) for feature in _try_embed(extractor, given)]
     return np.stack(rows) if rows else np.zeros((0, extractor.width), np.float32)
 
 

@@ -23,10 +23,6 @@ from vqprompt.product.model.modes import find_modes
 
 STEP = 1 / 1024
 KEPT = 256  # features per class; at 768 dimensions a class takes at most 0.4 MB
-PENDING = 1024  # images of a class that are collected before they are added up
-
-# of images of a class: their content ids, the sum of their features, and the ids and features that may be kept
-Sums = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def to_fixed_point(features: np.ndarray) -> np.ndarray:
@@ -109,58 +105,8 @@ class ClassRecord:
         """Of all images [D]."""
         return self.total.astype(np.float64) * (STEP / self.count)
 
-    def same_as(self, other: ClassRecord) -> bool:
-        return (
-            np.array_equal(self.ids, other.ids)
-            and np.array_equal(self.total, other.total)
-            and np.array_equal(self.kept, other.kept)
-        )
-
 
 def gram_of(record: ClassRecord) -> np.ndarray:
     """The sum of the outer products of the kept features [D, D]: whole numbers below 2^53, so it is exact."""
     kept = record.kept.astype(np.float64)
     return kept.T @ kept
-
-
-class RecordBuilder:
-    """Adds up the images of one class as they arrive. The record does not depend on the order in which they do."""
-
-    def __init__(self) -> None:
-        self._ids: list[np.ndarray] = []  # of all images, in parts
-        self._total: np.ndarray | None = None
-        self._kept_ids = np.zeros(0, np.uint64)
-        self._kept: np.ndarray | None = None
-        self._pending: list[tuple[int, np.ndarray]] = []
-
-    def add(self, content_id: int, feature: np.ndarray) -> None:
-        """One image. feature: in fixed point [D]."""
-        self._pending.append((content_id, feature))
-        if len(self._pending) >= PENDING:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._pending:
-            ids = np.array([content_id for content_id, _ in self._pending], np.uint64)
-            features = np.stack([feature for _, feature in self._pending])
-            self._pending = []
-            self.merge((ids, features.sum(0, dtype=np.int64), ids, features))
-
-    def merge(self, sums: Sums) -> None:
-        """More images of the class."""
-        ids, total, kept_ids, kept = sums
-        self._ids.append(ids)
-        self._total = total if self._total is None else self._total + total
-        every = np.concatenate([self._kept_ids, kept_ids])
-        features = kept if self._kept is None else np.concatenate([self._kept, kept])
-        best = np.argsort(every, kind="stable")[:KEPT]
-        self._kept_ids, self._kept = every[best], features[best]
-
-    def sums(self) -> Sums:
-        self._flush()
-        assert self._total is not None and self._kept is not None
-        return np.concatenate(self._ids), self._total, self._kept_ids, self._kept
-
-    def record(self) -> ClassRecord:
-        ids, total, _, kept = self.sums()
-        return ClassRecord.from_sums(np.sort(ids, kind="stable"), total, kept, np.ones(len(kept), bool))

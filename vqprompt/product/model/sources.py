@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vqprompt.core.data.shards import Shards
 from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.statistics.world import World, save_worlds, world_file
 from vqprompt.core.words import counted
 from vqprompt.product.model.pictures import Picture, clean_name, find_pictures
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.model import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +76,20 @@ def open_pictures(
     place = {name: number for number, name in enumerate(sorted_names)}
     numbers = np.array([place[names[picture.label]] for picture in pictures])
     return PictureSet(sorted_names, numbers, pictures.__getitem__, np.arange(len(pictures))), notes
+
+
+def learn_world(model: Model, folder: str | Path) -> tuple[World, Path]:
+    """What ordinary images look like under a model's backbone, for new models with it; and where that is kept. folder:
+    one folder per kind of images; a kind with many images is taken for a mixed collection. Images that cannot be read
+    are left out."""
+    pictures, _ = open_pictures(folder)
+    features = {i: row for i, row in enumerate(model.extractor.of(pictures)) if isinstance(row, np.ndarray)}
+    if not features:
+        raise UserError(f"{folder}: none of the images can be read")
+    world = World.of(np.stack([*features.values()]).astype(np.float64), pictures.labels[[*features]])
+    fingerprint, size = model.backbone.fingerprint, model.backbone.size
+    save_worlds(world_file(fingerprint), fingerprint, {size: world})
+    return world, world_file(fingerprint)
 
 
 def _of_shards(shards: Shards) -> tuple[PictureSet, list[str]]:

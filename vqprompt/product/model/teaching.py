@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.words import counted
+from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
-from vqprompt.product.model.knowledge import Event, Knowledge, Measurements
+from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.pictures import UNKNOWN
 
@@ -119,18 +120,9 @@ class Taught:
         """For programs: the same on the command line and over HTTP (docs/teaching.md)."""
         return {
             "images": self.images,
-            "classes": [vars(taught) for taught in self.classes],
-            "known_images": self.known_images,
-            "copies": self.copies,
-            "broken": list(self.broken),
-            "accuracy": self.accuracy,
-            "accuracy_interval": self.accuracy_interval and list(self.accuracy_interval),
-            "accuracy_before": self.accuracy_before,
-            "suffering": [vars(one) for one in self.suffering],
+            **asdict(self),
             "warnings": [warning.to_json() for warning in self.warnings],
-            "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
-            "effort": self.effort,
             "changes": None if self.changes is None else self.changes.to_json(),
         }
 
@@ -162,8 +154,8 @@ def summary(
         known_images=new.known,
         copies=new.copies,
         broken=tuple(new.broken),
-        accuracy=None if now.measurements is None else now.measurements.accuracy,
-        accuracy_before=None if before.measurements is None else before.measurements.accuracy,
+        accuracy=now.accuracy,
+        accuracy_before=before.accuracy,
         suffering=suffering,
         notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
         seconds=time.monotonic() - started,
@@ -179,8 +171,8 @@ def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], l
     changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
     now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
     gain = 0.0
-    if now.measurements is not None and why_not_train(labels) is None:
-        gain = REMOVED * (1 - now.measurements.accuracy) * len(set(labels)) / len(now.classes)
+    if now.accuracy is not None and why_not_train(labels) is None:
+        gain = REMOVED * (1 - now.accuracy) * len(set(labels)) / len(now.classes)
     worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
     return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
 

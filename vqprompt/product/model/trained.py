@@ -24,11 +24,12 @@ from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.statistics.drift import Moving, fit_drift
+from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import TRAINING, Trained, check_trained, loop_settings
-from vqprompt.product.model.extractor import Extractor, joined_blocks
+from vqprompt.product.model.extractor import Extractor, joined_blocks, unless_error
 from vqprompt.product.model.features import Features, last_block_last
 from vqprompt.product.model.ingest import NewPictures, features_of
-from vqprompt.product.model.knowledge import Knowledge, Measurements
+from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.records import ClassRecord, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
@@ -155,12 +156,7 @@ def move_records(
 
 def _features(extractor: Extractor, new: NewPictures, progress: Report) -> np.ndarray:
     """Of all new pictures [n, D]."""
-    features = []
-    for _, feature in features_of(new, extractor, progress):
-        if isinstance(feature, Exception):
-            raise feature
-        features.append(feature)
-    return np.stack(features)
+    return np.stack([unless_error(feature) for _, feature in features_of(new, extractor, progress)])
 
 
 def held_out(labels: np.ndarray, ids: np.ndarray, share: float) -> np.ndarray:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
+import re
 import traceback
 from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from vqprompt.core.errors import ImageError, UserError
-from vqprompt.product.model.answers import Answer
 from vqprompt.product.model.network import on_gpu
-from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, TooLarge, TooSlow
+from vqprompt.product.model.predicting import Answer
+from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, Refused, TooLarge
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import Snapshot
@@ -35,7 +36,6 @@ class _Asked:
     snapshot: Snapshot
     image: Given
     top: int
-    loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Answer]
 
 
@@ -44,9 +44,8 @@ class Batcher:
         self.limits, self.metrics = limits, metrics
         self.most = ON_GPU if on_gpu("auto") else PER_CORE * (os.cpu_count() or 1)
         self._waiting: deque[_Asked] = deque()
-        self._wake = threading.Condition()
-        self._closing = False
-        threading.Thread(target=self._work, name="predictions", daemon=True).start()
+        self._thread = ThreadPoolExecutor(1, "predictions")  # always the same: each one starts threads of its own
+        self._working: asyncio.Task[None] | None = None
 
     def waiting(self) -> int:
         return len(self._waiting)
@@ -55,41 +54,37 @@ class Batcher:
         """One answer per image, all from the same snapshot. An image that cannot be read raises its error."""
         if not snapshot.model.classes:
             raise Conflict("the model has learned nothing yet; teach it first")
+        if self._waiting and len(self._waiting) + len(images) > self.limits.waiting:
+            raise Busy(f"{len(self._waiting)} predictions are already waiting; try again soon", retry_after=1)
         loop = asyncio.get_running_loop()
-        asked = [_Asked(snapshot, image, top, loop, loop.create_future()) for image in images]
-        with self._wake:
-            if len(self._waiting) + len(asked) > max(self.limits.waiting, len(asked)):
-                raise Busy(f"{len(self._waiting)} predictions are already waiting; try again soon", retry_after=1)
-            self._waiting.extend(asked)
-            self._wake.notify()
+        asked = [_Asked(snapshot, image, top, loop.create_future()) for image in images]
+        self._waiting.extend(asked)
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
         try:
             async with asyncio.timeout(self.limits.predict_seconds):
                 return [await a.answer for a in asked]
         except TimeoutError:
-            raise TooSlow(f"no answer after {self.limits.predict_seconds:g} s; try again later") from None
+            raise Refused(f"no answer after {self.limits.predict_seconds:g} s; try again later", 504) from None
         finally:
             for a in asked:
                 a.answer.cancel()
 
     def close(self) -> None:
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------------ the thread
-
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._waiting and not self._closing:
-                    self._wake.wait()
-                if self._closing:
-                    return
-                batch = self._take()
-            try:
-                self._answer(batch)
-            except Exception:  # such as a loop that was closed meanwhile; the next batch must be answered
-                traceback.print_exc()
+    async def _work(self) -> None:
+        """Answer all that wait, batch by batch."""
+        while self._waiting:
+            batch = self._take()
+            answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, batch)
+            for asked, answer in zip(batch, answers, strict=True):
+                if asked.answer.done():
+                    continue
+                if isinstance(answer, Exception):
+                    asked.answer.set_exception(_as_refused(answer))
+                else:
+                    asked.answer.set_result(answer)
 
     def _take(self) -> list[_Asked]:
         """The oldest requests of one snapshot."""
@@ -101,29 +96,20 @@ class Batcher:
                 batch.append(asked)
         return batch
 
-    def _answer(self, batch: list[_Asked]) -> None:
+    def _answer(self, batch: list[_Asked]) -> Sequence[Answer | Exception]:
         if not batch:
-            return
-        top = max(a.top for a in batch)
+            return []
         self.metrics.batch_images.observe(len(batch))
         try:
-            answers: list[Any] = list(batch[0].snapshot.model.try_answers([a.image for a in batch], top=top))
+            return batch[0].snapshot.model.try_answers([a.image for a in batch], top=max(a.top for a in batch))
         except Exception as error:
             traceback.print_exc()
-            answers = [error] * len(batch)
-        for number, (asked, answer) in enumerate(zip(batch, answers, strict=True), start=1):
-            if isinstance(answer, ImageError):
-                answer = NotAnImage(str(answer).removeprefix(f"image {number}: "))
-            elif isinstance(answer, MemoryError):
-                answer = TooLarge("there is not enough memory for this image; make it smaller")
-            asked.loop.call_soon_threadsafe(_settle, asked, answer)
+            return [error] * len(batch)
 
 
-def _settle(asked: _Asked, answer: Answer | Exception) -> None:
-    if asked.answer.done():
-        return
-    if isinstance(answer, Exception):
-        own = answer if isinstance(answer, UserError) else Conflict(f"the model cannot answer ({answer!r})")
-        asked.answer.set_exception(own)
-    else:
-        asked.answer.set_result(answer)
+def _as_refused(error: Exception) -> UserError:
+    if isinstance(error, ImageError):
+        return NotAnImage(re.sub(r"^image \d+: ", "", str(error)))  # its place in the batch
+    if isinstance(error, MemoryError):
+        return TooLarge("there is not enough memory for this image; make it smaller")
+    return error if isinstance(error, UserError) else Conflict(f"the model cannot answer ({error!r})")

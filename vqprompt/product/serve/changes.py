@@ -1,8 +1,8 @@
-"""Everything that can change a model or takes long: one table of its routes, its requests and the functions that do it.
+"""Everything that can change a model or takes long. Each kind is a class: its request, how to check and to do it.
 
-A request is checked in the server, against the snapshot, before it becomes a job. The function is called in the worker
-process (worker.py). It loads the model's file, changes the copy in memory, and replaces the file in one step. What it
-has reported as done is on disk; if it is killed at any moment, the file is the old one or the new one.
+A request is checked in the server, against the snapshot, before it becomes a job. It is done in the worker process
+(jobs.py), which loads the model's file, changes the copy in memory, and replaces the file in one step. What it has
+reported as done is on disk; if it is killed at any moment, the file is the old one or the new one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
-from vqprompt.product.model.correcting import check_known
+from vqprompt.product.model.correcting import check_known, erase_class
 from vqprompt.product.model.efforts import check_effort
-from vqprompt.product.model.erase import erase_class
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name
@@ -55,7 +54,6 @@ class Change:
     """One change of one model, as the server sends it to the worker. body: what the client asked for. images: to teach
     or to check. target: a file that the change may make, in the server's private folder."""
 
-    kind: str
     path: Path
     defaults: ModelDefaults
     body: Any
@@ -97,16 +95,32 @@ def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
 
 
 PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
+FOR_GOOD = Field(default=False, description="Also delete all that is kept of it, older versions too.")
 NO_LABEL = "none"  # of images that are none of the classes, until they are learned
 ImageId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$")]
 IMAGES = Field(min_length=1, max_length=10_000, description="Ids of images, as in GET /models/{name}/images.")
 
 
 class Body(BaseModel):
+    """What a client asks for."""
+
     model_config = ConfigDict(extra="forbid")
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
 
     def check(self, served: ServedModel) -> None:
         """Refuse what cannot be done with the model as it is now."""
+
+    def do(self, change: Change, tell: Tell) -> JobUpdate:
+        with changed_model(change, tell) as model:
+            result = self.apply(model)
+        return JobUpdate("done", result=result)
+
+    def apply(self, model: Model) -> dict[str, Any]:
+        """Change the model, and return the job's result."""
+        raise NotImplementedError
 
 
 class Teach(Body):
@@ -121,33 +135,31 @@ class Teach(Body):
     def check(self, served: ServedModel) -> None:
         check_effort(self.effort, served.snapshot.model.knowledge.trained)
 
-
-def teach(change: Change, body: Teach, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        pictures = [replace(i.picture(), label=NO_LABEL if body.as_unknown else i.label) for i in change.images]
-        taught = model.learn(
-            pictures, effort=body.effort, as_unknown=body.as_unknown, preview=body.preview, skip_broken=True,
-            progress=tell,
-        )  # fmt: skip
-        made = () if body.preview else tuple(thumbnails((i.name, i.read) for i in change.images))
-    return JobUpdate("done", result=taught.to_json(), thumbnails=made)
+    def do(self, change: Change, tell: Tell) -> JobUpdate:
+        with changed_model(change, tell) as model:
+            pictures = [replace(i.picture(), label=NO_LABEL if self.as_unknown else i.label) for i in change.images]
+            taught = model.learn(
+                pictures, effort=self.effort, as_unknown=self.as_unknown, preview=self.preview, skip_broken=True,
+                progress=tell,
+            )  # fmt: skip
+            made = () if self.preview else tuple(thumbnails((i.name, i.read) for i in change.images))
+        return JobUpdate("done", result=taught.to_json(), thumbnails=made)
 
 
 class Check(Body):
     """Look through the images of an upload, before they are taught."""
 
+    def do(self, change: Change, tell: Tell) -> JobUpdate:
+        from vqprompt.product.check.check import check as check_images  # slow to import
 
-def check(change: Change, body: Check, tell: Tell) -> JobUpdate:
-    from vqprompt.product.check.check import check as check_images  # slow to import
-
-    model, defaults = open_model(change), change.defaults
-    known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
-    report = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
-    number = {image.name: place for place, image in enumerate(change.images)}
-    told = report.to_json()
-    for finding in told["findings"]:  # a page knows images by their place in the upload
-        finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
-    return JobUpdate("done", result=told)
+        model, defaults = open_model(change), change.defaults
+        known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
+        report = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
+        number = {image.name: place for place, image in enumerate(change.images)}
+        told = report.to_json()
+        for finding in told["findings"]:  # a page knows images by their place in the upload
+            finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
+        return JobUpdate("done", result=told)
 
 
 class Undo(Body):
@@ -159,11 +171,8 @@ class Undo(Body):
         if self.steps > (possible := served.snapshot.model.can_undo):
             raise Conflict(f"{counted(possible, 'change')} can be undone, not {self.steps}")
 
-
-def undo(change: Change, body: Undo, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        undone = model.undo(body.steps)
-    return JobUpdate("done", result={"undone": undone})
+    def apply(self, model: Model) -> dict[str, Any]:
+        return {"undone": model.undo(self.steps)}
 
 
 class Return(Body):
@@ -176,11 +185,9 @@ class Return(Body):
         if self.version not in others:
             raise NotThere(f"there is no other version {self.version}; the other versions are {others or 'none'}")
 
-
-def return_to(change: Change, body: Return, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        model.return_to(body.version)
-    return JobUpdate("done", result={"version": body.version})
+    def apply(self, model: Model) -> dict[str, Any]:
+        model.return_to(self.version)
+        return {"version": self.version}
 
 
 class Rename(Body):
@@ -190,107 +197,88 @@ class Rename(Body):
     new: str
 
     def check(self, served: ServedModel) -> None:
-        _check_known(served, self.old)
-        check_spelling([c for c in served.snapshot.model.classes if c != self.old], [clean_name(self.new)])
+        _check_names(served, [self.old], self.new)
+
+    def apply(self, model: Model) -> dict[str, Any]:
+        model.rename(self.old, self.new)
+        return {"old": self.old, "new": self.new}
 
 
-def rename(change: Change, body: Rename, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        model.rename(body.old, body.new)
-    return JobUpdate("done", result={"old": body.old, "new": body.new})
-
-
-class Correction(Body):
-    """A change that is previewed on request."""
-
-    preview: bool = PREVIEW
-
-    def correct(self, model: Model) -> Any:
-        raise NotImplementedError
-
-
-def correct(change: Change, body: Correction, tell: Tell) -> JobUpdate:
-    with changed_model(change, tell) as model:
-        done = body.correct(model)
-    return JobUpdate("done", result=done.to_json())
-
-
-class Relabel(Correction):
+class Relabel(Body):
     """Move images that were taught to another class, known or new."""
 
     images: list[ImageId] = IMAGES
     label: str = Field(description='Their class; "unknown" if they are none of the classes.')
+    preview: bool = PREVIEW
 
     def check(self, served: ServedModel) -> None:
         if self.label != UNKNOWN:
-            check_spelling(served.snapshot.model.classes, [clean_name(self.label)])
+            _check_names(served, [], self.label)
 
-    def correct(self, model: Model) -> Any:
-        return model.relabel([int(image, 16) for image in self.images], self.label, preview=self.preview)
+    def apply(self, model: Model) -> dict[str, Any]:
+        return model.relabel(_ids(self.images), self.label, preview=self.preview).to_json()
 
 
-class Unlearn(Correction):
+class Unlearn(Body):
     """Take images away that were taught, as if they had never been."""
 
     images: list[ImageId] = IMAGES
-    for_good: bool = Field(default=False, description="Also delete every older version that knows one of them.")
+    for_good: bool = FOR_GOOD
+    preview: bool = PREVIEW
 
-    def correct(self, model: Model) -> Any:
-        ids = [int(image, 16) for image in self.images]
-        return model.unlearn(ids, for_good=self.for_good, preview=self.preview)
+    def apply(self, model: Model) -> dict[str, Any]:
+        return model.unlearn(_ids(self.images), for_good=self.for_good, preview=self.preview).to_json()
 
 
-class Merge(Correction):
+class Merge(Body):
     """Make one class of several."""
 
     names: list[str] = Field(min_length=2, max_length=1000)
     new: str = Field(description="The name of one of them, or a new one.")
+    preview: bool = PREVIEW
 
     def check(self, served: ServedModel) -> None:
-        for name in self.names:
-            _check_known(served, name)
-        others = [name for name in served.snapshot.model.classes if name not in self.names]
-        check_spelling(others, [clean_name(self.new)])
+        _check_names(served, self.names, self.new)
 
-    def correct(self, model: Model) -> Any:
-        return model.merge(self.names, self.new, preview=self.preview)
+    def apply(self, model: Model) -> dict[str, Any]:
+        return model.merge(self.names, self.new, preview=self.preview).to_json()
 
 
 class Forget(Body):
     """Remove a class, as if it had never been taught; "unknown" removes all that was taught as none of the classes."""
 
     name: str
-    for_good: bool = Field(default=False, description="Also delete everything that is kept of it, older versions too.")
+    for_good: bool = FOR_GOOD
 
     def check(self, served: ServedModel) -> None:
         if not self.for_good:  # what it has forgotten before may have left traces
-            _check_known(served, self.name, served.snapshot.model.knowledge.records)
+            _check_known(self.name, served.snapshot.model.knowledge.records)
 
-
-def forget(change: Change, body: Forget, tell: Tell) -> JobUpdate:
-    notes: list[str] = []
-    with changed_model(change, tell) as model:
-        before = model.accuracy
-        if body.for_good:
-            notes = erase_class(model, body.name)
+    def apply(self, model: Model) -> dict[str, Any]:
+        before, notes = model.accuracy, list[str]()
+        if self.for_good:
+            notes = erase_class(model, self.name)
         else:
-            model.forget(body.name)
-    result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
-    return JobUpdate("done", result=result if body.for_good else {"name": body.name, **result})
+            model.forget(self.name)
+        result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
+        return result if self.for_good else {"name": self.name, **result}
 
 
-class Export(Body):
+class Onnx(Body):
     """Make the model's ONNX file; `GET /models/{name}/onnx` downloads it when the job is done."""
 
     def check(self, served: ServedModel) -> None:
         check_taught(served)
 
+    def do(self, change: Change, tell: Tell) -> JobUpdate:
+        from vqprompt.product.export.onnx import onnx_file  # slow to import
 
-def export(change: Change, body: Export, tell: Tell) -> JobUpdate:
-    from vqprompt.product.export.onnx import onnx_file  # slow to import
+        write_atomically(change.target, onnx_file(open_model(change))[0])
+        return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
-    write_atomically(change.target, onnx_file(open_model(change))[0])
-    return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
+
+# changes that a JSON body describes, by their kind; the others come with images
+EDITS = {edit.__name__.lower(): edit for edit in (Undo, Return, Rename, Relabel, Unlearn, Merge, Forget, Onnx)}
 
 
 def check_taught(served: ServedModel) -> None:
@@ -298,33 +286,20 @@ def check_taught(served: ServedModel) -> None:
         raise Conflict("the model has learned nothing yet; teach it first")
 
 
-def _check_known(served: ServedModel, name: str, names: Collection[str] | None = None) -> None:
+def _check_known(name: str, names: Collection[str]) -> None:
     try:
-        check_known(name, served.snapshot.model.classes if names is None else names)
+        check_known(name, names)
     except UserError as error:
         raise NotThere(str(error)) from None
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of change. route: its address. body: what its request must contain; it checks itself. do: what the
-    worker does. with_images: whether images come with the request, or from an upload."""
-
-    route: str
-    body: type[Body]
-    do: Callable[[Change, Any, Tell], JobUpdate]
-    with_images: bool = False
+def _check_names(served: ServedModel, old: list[str], new: str) -> None:
+    """Refuse classes that are not known, and a new name that is spelled almost as that of another class."""
+    classes = served.snapshot.model.classes
+    for name in old:
+        _check_known(name, classes)
+    check_spelling([name for name in classes if name not in old], [clean_name(new)])
 
 
-KINDS = {
-    "teach": Kind("/models/{name}/teach", Teach, teach, with_images=True),
-    "check": Kind("/models/{name}/uploads", Check, check, with_images=True),
-    "undo": Kind("/models/{name}/undo", Undo, undo),
-    "return": Kind("/models/{name}/return", Return, return_to),
-    "rename": Kind("/models/{name}/rename", Rename, rename),
-    "relabel": Kind("/models/{name}/relabel", Relabel, correct),
-    "unlearn": Kind("/models/{name}/unlearn", Unlearn, correct),
-    "merge": Kind("/models/{name}/merge", Merge, correct),
-    "forget": Kind("/models/{name}/forget", Forget, forget),
-    "onnx": Kind("/models/{name}/onnx", Export, export),
-}
+def _ids(images: list[ImageId]) -> list[int]:
+    return [int(image, 16) for image in images]

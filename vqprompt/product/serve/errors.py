@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from vqprompt.core.errors import UserError
 
 
@@ -11,7 +9,10 @@ class Refused(UserError):
     """status: of the answer. headers: sent with the answer."""
 
     status = 400
-    headers: dict[str, str] = {}
+
+    def __init__(self, message: str, status: int | None = None, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status or self.status, headers or {}
 
 
 class NotThere(Refused):
@@ -35,25 +36,5 @@ class NotAnImage(Refused):
 class Busy(Refused):
     """Too many requests are already waiting."""
 
-    status = 429
-
     def __init__(self, message: str, retry_after: int = 5) -> None:
-        super().__init__(message)
-        self.headers = {"Retry-After": str(retry_after)}
-
-
-class TooSlow(Refused):
-    """It took longer than the server allows."""
-
-    status = 504
-
-
-class NoSpace(Refused):
-    """The disk for uploads is full."""
-
-    status = 507
-
-
-def error_body(message: str) -> bytes:
-    """What every error looks like. Characters beyond ASCII are escaped: what a client sent may not be valid text."""
-    return json.dumps({"error": message}).encode()
+        super().__init__(message, 429, {"Retry-After": str(retry_after)})

@@ -1,27 +1,41 @@
-"""Jobs: everything that changes a model. The worker process does them one after another, and reports progress."""
+"""Jobs: everything that changes a model. A second process does them one after another, so that predictions continue
+while a model learns.
+
+That process, the worker, does one change at a time (changes.py) and reports its progress. It has a lower priority than
+the server, and ends when the server ends, for whatever reason.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import secrets
+import signal
 import threading
 import time
 import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import psutil
+
+from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
-from vqprompt.product.serve import worker
 from vqprompt.product.serve.changes import Change, JobUpdate
 from vqprompt.product.serve.errors import Busy, NotThere
 from vqprompt.product.serve.limits import Limits
+from vqprompt.product.serve.models import without_folder
 
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
 SECONDS_IDLE = 1.0  # between two checks whether other programs changed the models
+SECONDS_BETWEEN_UPDATES = 0.1
+NICENESS = 5
+CANCEL = "cancel"  # the server sends this to stop the running change
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -63,7 +77,7 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         elapsed = None if self.started is None else (self.ended or time.time()) - self.started
         return {
-            "id": self.id, "kind": self.change.kind, "model": self.model, "state": self.state, "stage": self.stage,
+            "id": self.id, "kind": self.change.body.kind, "model": self.model, "state": self.state, "stage": self.stage,
             "done": self.done, "total": self.total, "elapsed": elapsed, "remaining": self.remaining(),
             "result": self.result, "error": self.error,
         }  # fmt: skip
@@ -177,7 +191,7 @@ class Jobs:
             if job.cancelled.is_set():
                 if asked_to_stop is None:
                     asked_to_stop = now
-                    self._connection.send(worker.CANCEL)
+                    self._connection.send(CANCEL)
                 if now - asked_to_stop > SECONDS_TO_CANCEL:
                     return self._stop_worker() or JobUpdate("cancelled")
 
@@ -186,7 +200,7 @@ class Jobs:
             try:
                 job.finish(update)
             except Exception as error:
-                update = replace(update, state="failed", error=f"{error}")
+                update = JobUpdate("failed", error=f"{error}")
         job.result, job.error, job.ended = update.result, update.error or None, time.time()
         job.stage = job.state = update.state
         self._ended(job)
@@ -198,7 +212,7 @@ class Jobs:
             return
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        (process := context.Process(target=worker.main, args=(theirs,), daemon=True)).start()
+        (process := context.Process(target=work, args=(theirs,), daemon=True)).start()
         self._process = process
         theirs.close()
 
@@ -216,3 +230,61 @@ class Jobs:
                 self._connection.close()
             self._process = None
         return last
+
+
+# ---------------------------------------------------------------------------------------------- in the worker
+
+
+class Cancelled(Exception):
+    """The change was cancelled. Raised where progress is reported; nothing has changed on disk."""
+
+
+def work(connection: Connection) -> None:
+    """Do the changes that come through the connection, until the server ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with suppress(psutil.Error):
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", NICENESS))  # Windows has classes
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
+    while True:
+        try:
+            change = connection.recv()
+        except (EOFError, OSError):
+            return
+        if change != CANCEL:  # else it came too late, for the change before
+            connection.send(_do(change, connection))
+
+
+def _end_with_the_server() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _do(change: Change, connection: Connection) -> JobUpdate:
+    last = 0.0
+
+    def tell(event: Progress) -> None:
+        nonlocal last
+        if connection.poll():
+            connection.recv()
+            raise Cancelled
+        if time.monotonic() - last > SECONDS_BETWEEN_UPDATES or event.done == event.total:
+            last = time.monotonic()
+            connection.send(JobUpdate("running", event))
+
+    try:
+        done: JobUpdate = change.body.do(change, tell)
+        return done
+    except Cancelled:
+        return JobUpdate("cancelled")
+    except UserError as error:
+        return JobUpdate("failed", error=without_folder(error, change.path))
+    except OSError as error:
+        return JobUpdate("failed", error=f"{error.strerror or type(error).__name__}; the model is as it was")
+    except MemoryError:
+        return JobUpdate("failed", error="there is not enough memory; the model is as it was")
+    except Exception as error:  # report it; the worker stays ready for the next change
+        traceback.print_exc()
+        return JobUpdate("failed", error=f"{without_folder(error, change.path)}; the model is as it was")

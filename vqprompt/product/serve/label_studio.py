@@ -24,16 +24,16 @@ from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
-from fastapi import APIRouter, BackgroundTasks, Request
+from fastapi import APIRouter, BackgroundTasks
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.pictures import content_id
-from vqprompt.product.serve.api_models import find, state_of
 from vqprompt.product.serve.changes import Relabel, Teach
 from vqprompt.product.serve.errors import Refused
 from vqprompt.product.serve.jobs import ENDED, Job
+from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ServedModel
-from vqprompt.product.serve.state import State, warn
+from vqprompt.product.serve.state import Serving, State, ThisModel, warn
 
 router = APIRouter(prefix="/label-studio/{name}", include_in_schema=False)
 SECONDS = 30  # for one answer of Label Studio
@@ -41,43 +41,43 @@ ANNOTATED = ("ANNOTATION_CREATED", "ANNOTATION_UPDATED", "ANNOTATIONS_CREATED")
 
 
 @router.get("/health")
-def health(request: Request, name: str) -> dict[str, str]:
-    find(request, name)
+def health(served: ThisModel) -> dict[str, str]:
     return {"status": "UP"}
 
 
 @router.post("/setup")
-def setup(request: Request, name: str, body: dict[str, Any]) -> dict[str, str]:
+def setup(served: ThisModel, body: dict[str, Any]) -> dict[str, str]:
     Choices.parse(body.get("schema"))
     LabelStudio.connect()
-    return {"model_version": _version(find(request, name))}
+    return {"model_version": _version(served)}
 
 
 @router.post("/predict")
-def predict(request: Request, name: str, body: dict[str, Any]) -> dict[str, Any]:
+def predict(state: Serving, served: ThisModel, body: dict[str, Any]) -> dict[str, Any]:
     """One prediction per task; an empty one for what is unknown, cannot be read, or may not be chosen there."""
-    served, choices, studio = find(request, name), Choices.parse(body.get("label_config")), LabelStudio.connect()
+    choices, studio = Choices.parse(body.get("label_config")), LabelStudio.connect()
     model, tasks = served.snapshot.model, body.get("tasks") or []
     results: list[dict[str, Any]] = [{"result": [], "score": 0.0, "model_version": _version(served)} for _ in tasks]
     for told, task in zip(results, tasks if model.classes else [], strict=False):
         try:
-            (answer,) = model.answers(studio.image(task["data"].get(choices.key), state_of(request)))
+            (answer,) = model.answers(studio.image(task["data"].get(choices.key), state.limits))
         except (UserError, OSError) as error:
             warn(f"Label Studio: task {task['id']}: {error}")
             continue
         if answer.name in choices.names:
-            told |= {"result": [choices.result(answer.name)], "score": answer.classes[0][1]}
+            value = {"type": "choices", "value": {"choices": [answer.name]}}
+            result = {"from_name": choices.name, "to_name": choices.image, **value}
+            told |= {"result": [result], "score": answer.classes[0][1]}
     return {"results": results}
 
 
 @router.post("/webhook", status_code=201)
-def webhook(request: Request, name: str, body: dict[str, Any], later: BackgroundTasks) -> dict[str, str]:
+def webhook(state: Serving, served: ThisModel, body: dict[str, Any], later: BackgroundTasks) -> dict[str, str]:
     """Label Studio waits one second for the answer."""
     if body.get("action") not in (*ANNOTATED, "START_TRAINING"):
         return {"status": "ignored"}
-    served, state = find(request, name), state_of(request)
     tasks = body.get("task", [None])
-    waiting = state.annotated.setdefault(name, Annotated())
+    waiting = state.annotated.setdefault(served.name, AnnotatedTasks())
     for task in tasks if isinstance(tasks, list) else [tasks]:
         waiting.tasks.add((body["project"]["id"], None if task is None else task["id"]))
     later.add_task(waiting.teach, state, served)
@@ -89,7 +89,7 @@ def _version(served: ServedModel) -> str:
 
 
 @dataclass(eq=False)
-class Annotated:
+class AnnotatedTasks:
     """Tasks of one model that have annotations to learn. tasks: (project, task); a task that is None means all."""
 
     tasks: set[tuple[int, int | None]] = field(default_factory=set)
@@ -115,14 +115,14 @@ class Annotated:
             for task, choices in studio.tasks(taken):
                 if (label := choices.label(task["annotations"])) is None:
                     continue
-                content = studio.image(task["data"].get(choices.key), state)
+                content = studio.image(task["data"].get(choices.key), state.limits)
                 image = content_id(content)
                 if all(np.uint64(image) not in record.ids for record in records.values()):
                     upload.add(f"task {task['id']}", label, content)
                 elif label not in records or np.uint64(image) not in records[label].ids:
-                    jobs.append(state.submit(served, "relabel", Relabel(images=[f"{image:016x}"], label=label)))
+                    jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
             if upload.images:
-                jobs.append(state.submit(served, "teach", Teach(upload=upload.id), upload))
+                jobs.append(state.submit(served, Teach(upload=upload.id), upload))
         while any(job.state not in ENDED for job in jobs) and not state.closing:
             time.sleep(0.1)
         for job in jobs:
@@ -161,9 +161,6 @@ class Choices:
             if len(chosen) == 1 and len(chosen[0]) == 1:
                 return str(chosen[0][0])
         return None
-
-    def result(self, name: str) -> dict[str, Any]:
-        return {"from_name": self.name, "to_name": self.image, "type": "choices", "value": {"choices": [name]}}
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -213,7 +210,7 @@ class LabelStudio:
                 listed = [json.loads(self.request(f"/api/tasks/{number}/")) for number in numbers]
             yield from ((task, choices) for task in listed)
 
-    def image(self, value: Any, state: State) -> bytes:
+    def image(self, value: Any, limits: Limits) -> bytes:
         """The image of a task: one that Label Studio has, or one that is written out in the task."""
         if not isinstance(value, str):
             raise Refused("a task has no image")
@@ -224,4 +221,4 @@ class LabelStudio:
                 raise Refused(f"an image in a task is not base64 ({error})") from None
         if urlsplit(urljoin(self.url, value))[:2] != urlsplit(self.url)[:2]:
             raise Refused(f"{value[:200]}: images are read from {self.url} alone; import them into Label Studio")
-        return self.request(value, most=state.limits.image_mb * 1e6)
+        return self.request(value, most=limits.image_mb * 1e6)

@@ -82,39 +82,42 @@ class ServedModel:
     def usable(self) -> bool:
         return self._snapshot is not None
 
-    def refresh(self) -> bool:
-        """Load the file if it is not the one that was loaded last, and replace the snapshot in one step. Returns
-        whether it was replaced. A file that cannot be used is a problem of this model alone, until it changes."""
+    def refresh(self, replacing: Callable[[Snapshot], None] = lambda now: None) -> None:
+        """Load the file if it is not the one that was loaded last, and replace the snapshot in one step. replacing:
+        called with the new one just before. A file that cannot be used is a problem of this model alone, until it
+        changes."""
         with self._loading:
             stamp = _stamp(self.path)
             if stamp == self._stamp:
-                return False
+                return
             self._stamp, self.problem = stamp, None
             try:
                 model = self._load()
                 snapshot = Snapshot(self.name, model.knowledge.version, model)
             except Exception as error:  # whatever is in the file, only this model suffers
                 self.problem = without_folder(error, self.path)
-                return False
-            self._snapshot = snapshot
-            self._older.clear()
-            return True
+                return
+            try:
+                replacing(snapshot)
+            finally:
+                self._older.clear()
+                self._snapshot = snapshot
 
-    def at(self, version: int | None) -> Snapshot:
-        """The snapshot of a version; of the current one by default."""
-        now = self.snapshot
-        if version is None or version == now.version:
-            return now
-        if version not in self.versions:
-            raise NotThere(f"there is no version {version} of {self.name}; there are {self.versions}")
+    def at(self, version: str) -> Snapshot:
+        """The snapshot of a version, by its number."""
+        numbers = {str(number): number for number in self.versions}
+        if version not in numbers:
+            raise NotThere(f"there is no version {version[:20]!r} of {self.name}; there are {', '.join(numbers)}")
+        if (number := numbers[version]) == self.snapshot.version:
+            return self.snapshot
         with self._loading:
-            if version not in self._older:
+            if number not in self._older:
                 model = self._load()
-                model.return_to(version)
+                model.return_to(number)
                 while len(self._older) >= OLDER_IN_MEMORY:
                     self._older.pop(next(iter(self._older)))
-                self._older[version] = Snapshot(self.name, version, model)
-            return self._older[version]
+                self._older[number] = Snapshot(self.name, number, model)
+            return self._older[number]
 
     @property
     def versions(self) -> list[int]:

@@ -8,31 +8,27 @@ import shutil
 import sys
 from collections.abc import Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
 
 from vqprompt.product.serve.batching import Batcher
-from vqprompt.product.serve.changes import Body, Change, JobUpdate
+from vqprompt.product.serve.changes import Body, Change, Check, Forget, JobUpdate, Onnx, Unlearn
+from vqprompt.product.serve.errors import Conflict
 from vqprompt.product.serve.gallery import Gallery
 from vqprompt.product.serve.jobs import Job, Jobs
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
+from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel, Snapshot
 from vqprompt.product.serve.uploads import Upload, Uploads, private_folder
 
 if TYPE_CHECKING:
-    from vqprompt.product.serve.label_studio import Annotated
+    from vqprompt.product.serve.label_studio import AnnotatedTasks
 
 
 def warn(text: str) -> None:
     print(f"note: {text}", file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class ExportedFile:
-    file: Path
-    title: str
 
 
 class State:
@@ -46,8 +42,8 @@ class State:
         self.uploads = Uploads(self.folder, limits)
         self.batcher = Batcher(limits, self.metrics)
         self.jobs = Jobs(limits, self._idle, self._count)
-        self.exports: dict[str, ExportedFile] = {}  # by model
-        self.annotated: dict[str, Annotated] = {}  # tasks of Label Studio that wait to be taught, by model
+        self.exports: dict[str, tuple[Path, str]] = {}  # by model: the ONNX file, and what it is called
+        self.annotated: dict[str, AnnotatedTasks] = {}  # tasks of Label Studio that wait to be taught, by model
         self.parsing = asyncio.Lock()
         self.closing = False
         self.phone_url: str | None = None  # for phones on the same network
@@ -59,22 +55,17 @@ class State:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def submit(
-        self,
-        served: ServedModel,
-        kind: str,
-        body: Body,
-        upload: Upload | None = None,
-        left_out: Sequence[int] = (),
+        self, served: ServedModel, body: Body, upload: Upload | None = None, left_out: Sequence[int] = ()
     ) -> Job:
         """Queue a change of a model, which uses the upload until it has ended. left_out: images of the upload."""
         body.check(served)
         images = () if upload is None else upload.without(left_out)
-        change = Change(kind, served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
+        change = Change(served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
         job = Job(served.name, change, lambda update: self._finish(served, change, upload, update))
         with ExitStack() as until_queued:
             if upload is not None:
                 upload.used_by = job.id
-                upload.check = job.id if kind == "check" else upload.check
+                upload.check = job.id if isinstance(body, Check) else upload.check
                 job.held.enter_context(upload.in_use())
                 until_queued.push(job.held)
             self.jobs.add(job)
@@ -82,46 +73,70 @@ class State:
         return job
 
     def _finish(self, served: ServedModel, change: Change, upload: Upload | None, update: JobUpdate) -> None:
-        done = update.state == "done"
+        done, body = update.state == "done", change.body
         if done:
             self.gallery.add(served.name, update.thumbnails)
-        if upload is not None:
-            if change.kind == "check" and done:  # what should not be taught, until a person decides
-                upload.left_out = {f["image"] for f in update.result["findings"] if f["leave_out"]}
-            elif change.kind == "check" or (done and not change.body.preview):
-                upload.waits = False
-        if done and change.kind == "unlearn" and change.body.for_good:
+        if upload is not None and isinstance(body, Check) and done:
+            upload.left_out = {f["image"] for f in update.result["findings"] if f["leave_out"]}  # until people decide
+        elif upload is not None and (isinstance(body, Check) or (done and not body.preview)):
+            upload.waits = False
+        if done and isinstance(body, Unlearn) and body.for_good:
             self.jobs.forget_ended(served.name)  # their results name images
-        erased = {change.body.name} if done and change.kind == "forget" and change.body.for_good else set()
-        self.refresh(served, erased)
+        erased = {body.name} if done and isinstance(body, Forget) and body.for_good else set()
+        gone = self.refresh(served, erased)
         if done and update.file is not None:
-            title = f"{served.name}-{served.snapshot.version}.onnx"
             self._drop_export(served.name)
-            self.exports[served.name] = ExportedFile(update.file, title)
+            self.exports[served.name] = update.file, f"{served.name}-{served.snapshot.version}.onnx"
+        if gone and isinstance(body, Check | Onnx):  # another program changed the file, so this may know too much
+            self._drop_export(served.name)
+            raise Conflict("the model has forgotten something meanwhile; try again")
 
     # ------------------------------------------------------------------ what is kept
 
-    def refresh(self, served: ServedModel, erased: Set[str] = frozenset()) -> None:
-        """Load a model's file if it has changed. What the new one does not know, the server must not know either.
-        erased: classes that were forgotten for good, if that is known."""
-        before = served.snapshot.names | erased if served.usable else erased
-        if served.refresh():
-            now = served.snapshot
+    def refresh(self, served: ServedModel, erased: Set[str] = frozenset()) -> Set[str]:
+        """Load a model's file if it has changed. What the new model does not know, the server must not know either: it
+        is deleted before the new model is shown. erased: classes that were forgotten for good, if that is known.
+        Returns all that are gone."""
+        gone: Set[str] = frozenset()
+
+        def delete_unknown(now: Snapshot) -> None:
+            nonlocal gone
+            before = served.snapshot.names if served.usable else frozenset()
             self.gallery.keep_only(served.name, now.images)
             self._drop_export(served.name)
-            if gone := before - now.names:  # undone, or forgotten for good
+            if gone := (before | erased) - now.names:  # undone, or forgotten for good
                 self.jobs.forget_ended(served.name)
                 last = now.model.history[-1:]
                 if last and last[0].what == "forgot" and not last[0].name:  # for good
                     self.uploads.forget_classes(served.name, gone)
 
+        served.refresh(delete_unknown)
+        return gone
+
     def _drop_export(self, model: str) -> None:
-        before = self.exports.pop(model, None)
-        if before is not None:
-            before.file.unlink(missing_ok=True)
+        if model in self.exports:
+            self.exports.pop(model)[0].unlink(missing_ok=True)
 
     def _idle(self) -> None:
         self.models.look_again(self.refresh)
 
     def _count(self, job: Job) -> None:
-        self.metrics.jobs.labels(job.change.kind, job.state).inc()
+        self.metrics.jobs.labels(job.change.body.kind, job.state).inc()
+
+
+# ---------------------------------------------------------------------------------------------- for routes
+
+
+async def _state(request: Request) -> State:
+    state: State = request.app.state.serving
+    return state
+
+
+Serving = Annotated[State, Depends(_state)]
+
+
+async def _model(state: Serving, name: str) -> ServedModel:
+    return state.models.get(name)
+
+
+ThisModel = Annotated[ServedModel, Depends(_model)]

@@ -83,13 +83,17 @@ class Upload:
         """Move images to another class, or leave them out, or take them back in."""
         if self.is_used:
             raise Conflict("a job is using this upload; wait until it has ended")
-        if wrong := [n for n in numbers if not 0 <= n < len(self.images)]:
-            raise NotThere(f"the upload has no image {wrong[0]}; it has {len(self.images)}, counted from 0")
-        for number in numbers if label is not None else ():
-            self.images[number] = replace(self.images[number], label=label or "")
+        changed = {number: self.image(number) for number in numbers}
+        for number, image in changed.items() if label is not None else ():
+            self.images[number] = replace(image, label=label or "")
         if left_out is not None:
             self.left_out = self.left_out | set(numbers) if left_out else self.left_out - set(numbers)
         self.revision += 1
+
+    def image(self, number: int) -> UploadedImage:
+        if not 0 <= number < len(self.images):
+            raise NotThere(f"the upload has no image {number}; it has {len(self.images)}, counted from 0")
+        return self.images[number]
 
     def without(self, left_out: Sequence[int]) -> tuple[UploadedImage, ...]:
         """Its images, except those with these numbers."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from types import ModuleType
@@ -81,3 +81,8 @@ def thumbnail(opened: Callable[[], Any] | None, where: str = "image", side: int 
     packed = io.BytesIO()
     image.save(packed, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(packed.getvalue()).decode()
+
+
+def thumbnails(opened: Mapping[str, Callable[[], Any]]) -> Callable[[str | None], str | None]:
+    """For templates: `thumbnail` of an image, by where it is. opened: functions that read them."""
+    return lambda where: thumbnail(opened.get(where), where) if where else None
