@@ -219,8 +219,7 @@ def test_turns_cover_all_rows_once():
     values = torch.arange(40).float()[:, None]
     batches, seen = values.split(3), []
     for rank in range(3):
-        ranks = type("Some", (Ranks,), {"rank": rank, "count": 3})()
-        turns = ShardedRows(ranks, list(map(len, batches)), lambda rank=rank: iter(batches[rank::3]))
+        turns = ShardedRows(Ranks(rank, 3), list(map(len, batches)), lambda rank=rank: iter(batches[rank::3]))
         seen += [values[rows].equal(own) and range(40)[rows] for rows, own in turns.own()]
     assert sorted(row for rows in seen for row in rows) == list(range(40))
     alone = ShardedRows(Ranks(), list(map(len, batches)), lambda: iter(batches))

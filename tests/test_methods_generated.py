@@ -166,7 +166,7 @@ def test_hide_knows_the_task_in_training_and_blends_the_earlier_prompts_in(monke
     method = make_hide(momentum=0.25).train()
     seen = spy_on_prompts(monkeypatch, method.vit)
     labels = torch.tensor([4, 5, 4, 5])
-    method.losses(view_of(method.vit, labels=labels, task=2, query=torch.randn(4, WIDTH)))
+    method.losses(view_of(method.vit, labels=labels, task=2, known_query=torch.randn(4, WIDTH)))
     [(prompts, _)] = seen
     first, second, own = (p.detach() for p in method.prompts)
     for m, block in enumerate(prompts):
@@ -306,13 +306,13 @@ def test_evo_tokens_join_at_every_block_and_stay():
     for block in method.vit.blocks:
         block.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
     method.vit.encode(method.vit.embed(torch.randn(2, 3, 28, 28)))
-    method.features(view_of(method.vit, query=torch.randn(4, WIDTH)))
+    method.features(view_of(method.vit, known_query=torch.randn(4, WIDTH)))
     assert lengths == [5] * DEPTH + [5 + 5 * (i + 1) for i in range(DEPTH)]
 
 
 def test_evo_features_depend_on_the_query():
     method = EvoPrompt(make_vit(), EvoOptions(), 2)
-    one, other = (method.features(view_of(method.vit, query=torch.randn(4, WIDTH)))[0] for _ in range(2))
+    one, other = (method.features(view_of(method.vit, known_query=torch.randn(4, WIDTH)))[0] for _ in range(2))
     assert not torch.allclose(one, other)
 
 

@@ -18,7 +18,7 @@ from vqprompt.commands import launch
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime import distributed
-from vqprompt.core.runtime.distributed import Ranks, SeveralRanks, Share
+from vqprompt.core.runtime.distributed import Part, Ranks
 from vqprompt.core.runtime.lifelines import LOST_STATUS
 from vqprompt.research.methods import METHODS
 from vqprompt.research.results.config import read_config_file, resolve
@@ -199,14 +199,20 @@ def test_lost_processes_lose_nothing(tmp_path, home):
 # ---------------------------------------------------------------------------------------------- refused
 
 
-class Fake(SeveralRanks):
+class Fake(Ranks):
     """One of several processes, of which the others are only said to exist."""
 
     def __init__(self, count: int, others: dict[str, object] | None = None) -> None:
-        self.rank, self.count, self.place, self.here, self.others = 0, count, 0, count, others
+        super().__init__(0, count)
+        self.others = others
 
     def gather(self, own):
+        if own is True:
+            return [True]
         return [own, *(("elsewhere", {**own[1], **(self.others or {})}) for _ in range(self.count - 1))]
+
+    def from_first(self, make):
+        return make()
 
 
 @pytest.mark.parametrize("what", ["version_of_vqprompt", "backbone_weights"])
@@ -230,7 +236,7 @@ def test_more_processes_than_images_are_refused_before_any_work(tmp_path, monkey
     )
     work = runner.Run(config, tmp_path / "out", lambda event: None, 60, None, (), 1)
     monkeypatch.setattr(runner.Run, "_read_saved", lambda *_: None)
-    work.ranks = type("Many", (Ranks,), {"count": count})()
+    work.ranks = Fake(count)
     with pytest.raises(UserError, match=f"{count} processes cannot share .*{message}"):
         work.open(resume=False)
     assert not (tmp_path / "out").exists()
@@ -273,7 +279,7 @@ def test_bad_settings_are_refused_before_processes_are_started(command, tmp_path
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 def test_shares_cover_a_batch_once(size):
     batch = torch.arange(size)
-    shares = [Share(size * rank // 3, size * (rank + 1) // 3, size) for rank in range(3)]
+    shares = [Part(size, rank, 3) for rank in range(3)]
     assert torch.cat([batch[share.start : share.stop] for share in shares]).tolist() == batch.tolist()
     assert all(len(batch[share.rows]) for share in shares), "everybody takes part"
     means = [share.weigh(batch[share.rows].double().mean()) for share in shares]

@@ -200,14 +200,14 @@ class TestRebalancing:
     def test_with_more_classes_than_steps_only_what_the_steps_need_is_drawn(self, kind, centroids, monkeypatch):
         statistics, _, _ = filled(kind, centroids, classes=5)
         drawn = []
-        every = ClassStatistics.sample_some
+        every = ClassStatistics.sample
 
         def noted(self, count, *given):
             features, labels = every(self, count, *given)
             drawn.append((features, labels))
             return features, labels
 
-        monkeypatch.setattr(ClassStatistics, "sample_some", noted)
+        monkeypatch.setattr(ClassStatistics, "sample", noted)
         head = Head(WIDTH)
         head.grow(5)
         rebalance(head, statistics, 4, 500, Rebalancing(epochs=1, steps=3, ratio=4, centroids=centroids), seed=0)

@@ -7,7 +7,8 @@ people who do not use it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Iterator
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar, cast
@@ -17,30 +18,29 @@ from vqprompt.core.errors import UserError
 T = TypeVar("T")
 
 
-class Registry(MutableMapping[str, T]):
+class Registry(UserDict[str, T]):
     """group: of the entry points. kind: what each of them must be an instance or a subclass of. own: those of this
     package, whose names no other package can take."""
 
     def __init__(self, group: str, kind: type, own: dict[str, T]) -> None:
-        self.group, self.kind, self.entries = group, kind, own
+        super().__init__(own)
+        self.group, self.kind = group, kind
 
     @cached_property
     def entry_points(self) -> dict[str, EntryPoint]:
         """Those of other packages, by name."""
         by_name: dict[str, EntryPoint] = {}
         for point in sorted(entry_points(group=self.group), key=_package):
-            if point.name in self.entries or point.name in by_name:
+            if point.name in self.data or point.name in by_name:
                 owner = _package(by_name[point.name]) if point.name in by_name else "vqprompt"
                 warnings.warn(f"{self._describe(point)} is not used: {owner} has that name; rename it", stacklevel=3)
             else:
                 by_name[point.name] = point
         return by_name
 
-    def __getitem__(self, name: str) -> T:
-        point = self.entry_points.get(name)
-        if point is not None and name not in self.entries:
-            self.entries[name] = self._load(point)
-        return self.entries[name]
+    def __missing__(self, name: str) -> T:
+        self.data[name] = value = self._load(self.entry_points[name])
+        return value
 
     def __iter__(self) -> Iterator[str]:
         """Names of what can be used. What cannot is named in a warning, once."""
@@ -50,19 +50,13 @@ class Registry(MutableMapping[str, T]):
             except UserError as error:
                 del self.entry_points[name]
                 warnings.warn(str(error), stacklevel=2)
-        return iter(list(self.entries))
+        return iter(list(self.data))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.entries or name in self.entry_points
+        return name in self.data or name in self.entry_points
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    def __setitem__(self, name: str, value: T) -> None:
-        self.entries[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self.entries[name]
 
     def version(self, name: str) -> str:
         """The package that brought an entry, and its version; empty for our own."""

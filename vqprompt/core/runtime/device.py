@@ -8,7 +8,7 @@ import platform
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,6 @@ class Runtime:
             torch._dynamo.config.suppress_errors = compile == "auto"  # without a compiler, run as written
             keep_kernels(cache_folder() / "kernels")
         return cls(chosen, pick_precision(precision, chosen), compiled, deterministic, ranks)
-
-    def alone(self) -> Runtime:
-        """The same device, for work that this process does without the others."""
-        return replace(self, ranks=ALONE)
 
     def place(self, vit: ViT, learns: bool, any_length: bool) -> ViT:
         """Move a backbone here. A frozen one is stored in the precision of the device; one that learns keeps fp32

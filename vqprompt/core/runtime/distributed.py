@@ -1,8 +1,7 @@
 """Several processes that learn together: what they share, what they exchange, and what happens when one is lost.
 
 Every process goes through the same run with the same seeds. What is expensive is divided: the images of each training
-batch, and the batches of features and tests. Everything else is done by every process. `Ranks` stands for a single
-process: it exchanges nothing and does not wait. `SeveralRanks` is one of several, over torch.distributed.
+batch, and the batches of features and tests. Everything else is done by every process.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import accumulate, chain, islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,44 +30,36 @@ FOREVER = timedelta(days=7)  # a process may decode images for hours; lost ones 
 
 
 class Part:
-    """The rows of a training batch that one process computes. Here: all of them."""
-
-    rows = slice(None)
-
-    def weigh(self, values: Tensor) -> Tensor:
-        """Means over these rows, weighed so that they add up to means over the batch."""
-        return values
-
-    def whole_batch(self, own: Tensor) -> Tensor:
-        """Values of the whole batch [B, …] from those of these rows. Gradients flow back to every process."""
-        return own
-
-
-WHOLE = Part()
-
-
-class Share(Part):
-    """Rows `start` to `stop` − 1 of a batch of `size` images: the share of one of several processes.
+    """The rows of a training batch that one process computes: `start` to `stop` − 1 of `size` images.
 
     If a batch has fewer images than there are processes, some processes have none. These compute the first row with
     weight 0, because they have to take part in every exchange.
     """
 
-    def __init__(self, start: int, stop: int, size: int) -> None:
-        self.start, self.stop, self.size, self.own = start, stop, size, stop - start
-        self.rows = slice(start, stop) if self.own else slice(0, 1)
+    def __init__(self, size: int, rank: int = 0, count: int = 1) -> None:
+        self.size, self.start, self.stop = size, size * rank // count, size * (rank + 1) // count
+        self.whole, self.own = count == 1, self.stop - self.start
+        self.rows = slice(None) if self.whole else slice(self.start, self.stop) if self.own else slice(0, 1)
 
     def weigh(self, values: Tensor) -> Tensor:
-        return values * (self.own / self.size)
+        """Means over these rows, weighed so that they add up to means over the batch."""
+        return values if self.whole else values * (self.own / self.size)
 
     def whole_batch(self, own: Tensor) -> Tensor:
-        return _WholeBatch.apply(own, self)  # type: ignore[no-untyped-call]
+        """Values of the whole batch [B, …] from those of these rows. Gradients flow back to every process."""
+        return own if self.whole else _WholeBatch.apply(own, self)  # type: ignore[no-untyped-call]
+
+
+WHOLE = Part(1)  # of a batch of any size
 
 
 class Ranks:
-    """The processes of a run, as one of them sees them. Here: a single process."""
+    """The processes of a run, as one of them sees them. By default a single one: it exchanges nothing and does not
+    wait. Several are started by `torchrun` or by `vqprompt run --processes`."""
 
-    rank, count = 0, 1
+    def __init__(self, rank: int = 0, count: int = 1, lifeline: Lifeline | None = None) -> None:
+        self.rank, self.count, self.lifeline = rank, count, lifeline
+        self.place = int(os.environ.get("LOCAL_RANK", "0")) if count > 1 else 0  # among the processes of this machine
 
     @property
     def first(self) -> bool:
@@ -78,13 +69,13 @@ class Ranks:
     @property
     def first_here(self) -> bool:
         """Whether this process is the one that writes to this machine's cache."""
-        return True
+        return self.place == 0
 
     # ------------------------------------------------------------------ who computes what
 
     def part(self, size: int) -> Part:
         """What this process computes of a training batch of `size` images."""
-        return WHOLE
+        return Part(size, self.rank, self.count)
 
     def rows(self, number: int, size: int) -> slice:
         """Which rows of batch `number` this process computes, if all processes share each batch."""
@@ -92,48 +83,113 @@ class Ranks:
 
     def turn(self, number: int, size: int) -> slice:
         """Which rows of batch `number` this process computes, if the processes take turns: all rows or none."""
-        return slice(None)
+        return slice(0, size if number % self.count == self.rank else 0)
 
     def device(self, name: str) -> str:
         """The device that this process uses, given the one that was asked for."""
-        return name
+        if self.count == 1:
+            return name
+        if name in ("auto", "cuda") and torch.cuda.is_available():
+            here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.count))), torch.cuda.device_count()
+            if here > gpus:
+                raise UserError(
+                    f"{here} processes on {platform.node()}, which has {gpus} GPUs; start one process per GPU, or give "
+                    "--device cpu"
+                )
+            torch.cuda.set_device(self.place)
+            return f"cuda:{self.place}"
+        if name not in ("auto", "cpu", "cuda"):
+            raise UserError(
+                f"device {name!r} with {self.count} processes: each takes a GPU of its own or the CPU; give auto, cuda "
+                "or cpu"
+            )
+        return "cpu" if name == "auto" else name
 
     # ------------------------------------------------------------------ exchange
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sum of all processes' values."""
+        if self.count > 1:
+            with _exchanging():
+                dist.all_reduce(values)
         return values
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace every gradient by its sum over all processes."""
+        if self.count > 1:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            total = self.add_up(torch.cat([gradient.flatten() for gradient in gradients]))  # one exchange, not hundreds
+            for gradient, values in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
+                gradient.copy_(values.view_as(gradient))
 
     def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
         """Rows of all batches [n, …]. computed: the batches that were this process's turn. sizes: of all batches."""
-        return torch.cat(list(computed))
+        if self.count == 1:
+            return torch.cat(list(computed))
+        # the first process always has a turn, others may have none
+        like = self.from_first(lambda: (computed[0].shape[1:], computed[0].dtype, computed[0].device.type))
+        whole = torch.zeros(sum(sizes), *like[0], dtype=like[1], device=like[2])
+        for place, own in zip(torch.split(whole, list(sizes))[self.rank :: self.count], computed, strict=True):
+            place.copy_(own)
+        return self.add_up(whole)
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the values of the first process to all others."""
+        if self.count > 1:
+            with _exchanging(), torch.no_grad():
+                for tensor in tensors:
+                    values = tensor.detach().contiguous()
+                    dist.broadcast(values, 0)
+                    if not self.first:
+                        tensor.copy_(values)
 
     def from_first(self, make: Callable[[], T]) -> T:
         """The result of `make`, which only the first process calls."""
-        return make()
+        made: list[Any] = [make() if self.first else None]
+        if self.count > 1:
+            with _exchanging():
+                dist.broadcast_object_list(made, 0)
+        return cast(T, made[0])
+
+    def gather(self, own: T) -> list[T]:
+        """The values of all processes, in order."""
+        values: list[Any] = [own] * self.count
+        if self.count > 1:
+            with _exchanging():
+                dist.all_gather_object(values, own)
+        return values
 
     def all(self, yes: bool) -> bool:
-        """Whether `yes` is true in every process."""
-        return yes
+        """Whether `yes` is true in every process. Waits for all of them."""
+        return all(self.gather(yes))
 
     def refuse_differences(self, **own: object) -> None:
         """Raise if a process has other values than the first one."""
+        everyone = self.gather((platform.node(), own))
+        first_machine, first = everyone[0]
+        for rank, (machine, values) in enumerate(everyone):
+            for what, value in values.items():
+                if value != first[what]:
+                    raise UserError(
+                        f"process {rank + 1} of {self.count} (on {machine}) differs from process 1 (on {first_machine})"
+                        f" in the {what.replace('_', ' ')}: {value}, not {first[what]}; give all of them the same"
+                    )
 
     @contextmanager
     def one_per_machine_first(self) -> Iterator[None]:
         """The first process of each machine goes first; the others follow when it has filled the cache."""
+        if not self.first_here:
+            self.all(True)
         yield
-
-    # ------------------------------------------------------------------ the end
+        if self.first_here:
+            self.all(True)
 
     def leave(self) -> None:
         """All work is done."""
+        if self.lifeline is not None:
+            self.all(True)
+            self.lifeline.let_go()
+            dist.destroy_process_group()
 
 
 ALONE = Ranks()
@@ -179,122 +235,12 @@ class ShardedRows:
         return whole
 
 
-class SeveralRanks(Ranks):
-    """One of several processes, started by `torchrun` or by `vqprompt run --processes`."""
-
-    def __init__(self, lifeline: Lifeline) -> None:
-        self.rank, self.count, self.lifeline = dist.get_rank(), dist.get_world_size(), lifeline
-        self.place = int(os.environ.get("LOCAL_RANK", "0"))  # among the processes of this machine
-        self.here = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.count)))
-
-    @property
-    def first_here(self) -> bool:
-        return self.place == 0
-
-    def part(self, size: int) -> Share:
-        return Share(size * self.rank // self.count, size * (self.rank + 1) // self.count, size)
-
-    def turn(self, number: int, size: int) -> slice:
-        return slice(0, size if number % self.count == self.rank else 0)
-
-    def device(self, name: str) -> str:
-        if name in ("auto", "cuda") and torch.cuda.is_available():
-            if self.here > torch.cuda.device_count():
-                raise UserError(
-                    f"{self.here} processes on {platform.node()}, which has {torch.cuda.device_count()} GPUs; start "
-                    "one process per GPU, or give --device cpu"
-                )
-            torch.cuda.set_device(self.place)
-            return f"cuda:{self.place}"
-        if name not in ("auto", "cpu", "cuda"):
-            raise UserError(
-                f"device {name!r} with {self.count} processes: each takes a GPU of its own or the CPU; give auto, cuda "
-                "or cpu"
-            )
-        return "cpu" if name == "auto" else name
-
-    def add_up(self, values: Tensor) -> Tensor:
-        with _exchanging():
-            dist.all_reduce(values)
-        return values
-
-    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        together = self.add_up(torch.cat([gradient.flatten() for gradient in gradients]))  # one exchange, not hundreds
-        for gradient, total in zip(gradients, torch.split(together, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
-
-    def in_order(self, computed: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-        shape, dtype, device = self.from_first(
-            lambda: (
-                computed[0].shape[1:],
-                computed[0].dtype,
-                computed[0].device.type,
-            )  # the first process always has a turn, others may have none
-        )
-        whole = torch.zeros(sum(sizes), *shape, dtype=dtype, device=device)
-        for place, own in zip(torch.split(whole, list(sizes))[self.rank :: self.count], computed, strict=True):
-            place.copy_(own)
-        return self.add_up(whole)
-
-    def copy_first(self, tensors: Iterable[Tensor]) -> None:
-        with _exchanging(), torch.no_grad():
-            for tensor in tensors:
-                values = tensor.detach().contiguous()
-                dist.broadcast(values, 0)
-                if not self.first:
-                    tensor.copy_(values)
-
-    def from_first(self, make: Callable[[], T]) -> T:
-        made = [make() if self.first else None]
-        with _exchanging():
-            dist.broadcast_object_list(made, 0)
-        return made[0]  # type: ignore[return-value]
-
-    def gather(self, own: T) -> list[T]:
-        """The values of all processes, in order."""
-        values: list[Any] = [None] * self.count
-        with _exchanging():
-            dist.all_gather_object(values, own)
-        return values
-
-    def all(self, yes: bool) -> bool:
-        return all(self.gather(yes))
-
-    def refuse_differences(self, **own: object) -> None:
-        everyone = self.gather((platform.node(), own))
-        first_machine, first = everyone[0]
-        for rank, (machine, values) in enumerate(everyone):
-            for what, value in values.items():
-                if value != first[what]:
-                    raise UserError(
-                        f"process {rank + 1} of {self.count} (on {machine}) differs from process 1 (on {first_machine})"
-                        f" in the {what.replace('_', ' ')}: {value}, not {first[what]}; give all of them the same"
-                    )
-
-    @contextmanager
-    def one_per_machine_first(self) -> Iterator[None]:
-        if self.place:
-            self._wait_for_all()
-        yield
-        if not self.place:
-            self._wait_for_all()
-
-    def _wait_for_all(self) -> None:
-        self.all(True)
-
-    def leave(self) -> None:
-        self._wait_for_all()
-        self.lifeline.let_go()
-        dist.destroy_process_group()
-
-
 class _WholeBatch(torch.autograd.Function):
     """Joins the rows of all processes into one batch. Every process computes the same loss of the whole batch, weighted
     by its share. So the gradients of all processes are added up, and each process takes those of its own rows."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, share: Share) -> Tensor:
+    def forward(ctx: Any, own: Tensor, share: Part) -> Tensor:
         ctx.share, ctx.rows = share, len(own)
         whole = own.new_zeros(share.size, *own.shape[1:])
         whole[share.start : share.stop] = own[: share.own]
@@ -332,7 +278,7 @@ def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.s
     report: prints that a process was lost; called at most once, then this process ends.
     """
     global _joined
-    if started_together() > 1 and not isinstance(_joined, SeveralRanks):
+    if started_together() > 1 and _joined is ALONE:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[attr-defined]
@@ -345,6 +291,6 @@ def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.s
                 f"the {started_together()} processes of this run did not meet at {where} within {seconds:.0f} seconds "
                 f"({reason}); start all of them with the address of the first"
             ) from None
-        _joined = several = SeveralRanks(lifeline)
-        several.refuse_differences(version_of_vqprompt=__version__, version_of_PyTorch=torch.__version__)
+        _joined = Ranks(rank, count, lifeline)
+        _joined.refuse_differences(version_of_vqprompt=__version__, version_of_PyTorch=torch.__version__)
     return _joined

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift
-from vqprompt.core.statistics.sums import ClassSums, DiagonalSums, FullSums, SharedSums
+from vqprompt.core.statistics.sums import ClassSums, Covariance
 
-Covariance = Literal["diagonal", "full", "shared"]
 Variance = Literal["sample", "population"]
 """Divide the squared residuals by n − 1, or by n."""
 CentroidWeights = Literal["size", "equal"]
@@ -31,7 +30,6 @@ class ClassStatistics(nn.Module, ABC):
     """Gaussians of the classes learned so far, in the order of the head. As buffers, they are saved with the method."""
 
     kind: ClassVar[Covariance]
-    Sums: ClassVar[type[ClassSums]]
     means: Tensor  # [C, k, D]
     shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
     spread: Tensor  # the covariance, in the form that each kind describes
@@ -39,23 +37,24 @@ class ClassStatistics(nn.Module, ABC):
     doubt: Tensor  # [D, D], sum over classes: covariance of what moves left their means off by; only if measured
 
     def __init__(
-        self, width: int, centroids: int = 1, variance: Variance = "sample", weights: CentroidWeights = "size",
+        self,
+        width: int,
+        centroids: int = 1,
+        variance: Variance = "sample",
+        weights: CentroidWeights = "size",
         doubts: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.centroids, self.variance, self.weights = centroids, variance, weights
+        empty = {"diagonal": (0, centroids, width), "full": (0, width, width), "shared": (width, width)}
         self.register_buffer("means", torch.zeros(0, centroids, width))
         self.register_buffer("shares", torch.zeros(0, centroids))
-        self.register_buffer("spread", torch.zeros(self._empty_spread(width)))
+        self.register_buffer("spread", torch.zeros(empty[self.kind]))
         self.register_buffer("seen", torch.zeros(1))
         if doubts:
             self.register_buffer("doubt", torch.zeros(width, width))
 
     # ------------------------------------------------------------------ what a kind of covariance defines
-
-    @abstractmethod
-    def _empty_spread(self, width: int) -> tuple[int, ...]:
-        """Shape of `spread` before the first class."""
 
     @abstractmethod
     def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor | None:
@@ -117,7 +116,7 @@ class ClassStatistics(nn.Module, ABC):
 
     def new_sums(self, classes: int) -> ClassSums:
         """Empty sums. Fill them batch by batch with the features of new classes, then give them to `add_sums`."""
-        return self.Sums(len(self.means), classes, self.width, self.means.device)
+        return ClassSums(self.kind, len(self.means), classes, self.width, self.means.device)
 
     @torch.no_grad()
     def add_sums(self, sums: ClassSums) -> None:
@@ -178,49 +177,35 @@ class ClassStatistics(nn.Module, ABC):
         return covariance
 
     def sample(
-        self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
+        self,
+        count: int,
+        generator: torch.Generator,
+        scales: Tensor | None = None,
+        roots: Tensor | None = None,
+        labels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`count` pseudo-features of every class: [C * count, D] and their labels.
 
         scales: factors of the classes' means [C]. roots: as `roots()` returned them, for callers that sample often.
+        labels: classes to draw from instead of all. Not with full covariances: a matrix would be copied for each.
         """
-        classes, centroids, width = self.means.shape
-        labels = torch.arange(classes, device=self.means.device)
-        if centroids == 1:
-            where: tuple[Tensor, ...] = (labels,)
-        else:
-            member = torch.multinomial(self.shares, count, replacement=True, generator=generator)
-            where = (labels[:, None], member)
-        white = torch.randn(classes, count, width, device=self.means.device, generator=generator)
-        drawn = self._color(white, where, self.roots() if roots is None else roots)
-        means = self.means[where]
-        drawn += means if scales is None else means * scales[:, None, None]
-        return drawn.flatten(0, 1), labels.repeat_interleave(count)
-
-    def sample_some(
-        self, count: int, generator: torch.Generator, scales: Tensor | None = None, roots: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`count` pseudo-features [count, D] of classes drawn at random, and their labels. For many classes, where not
-        all of them can be sampled. Not for full covariances: a matrix would be copied for every feature."""
-        labels = torch.randint(len(self.means), (count,), device=self.means.device, generator=generator)
+        device = self.means.device
+        labels = torch.arange(len(self.means), device=device) if labels is None else labels
         where: tuple[Tensor, ...] = (labels,)
         if self.centroids > 1:
-            where = (labels[:, None], torch.multinomial(self.shares[labels], 1, generator=generator))
-        white = torch.randn(count, 1, self.means.shape[-1], device=self.means.device, generator=generator)
+            member = torch.multinomial(self.shares[labels], count, replacement=count > 1, generator=generator)
+            where = (labels[:, None], member)
+        white = torch.randn(len(labels), count, self.width, device=device, generator=generator)
         drawn = self._color(white, where, self.roots() if roots is None else roots)
         means = self.means[where]
         drawn += means if scales is None else means * scales[labels, None, None]
-        return drawn.flatten(0, 1), labels
+        return drawn.flatten(0, 1), labels.repeat_interleave(count)
 
 
 class DiagonalGaussians(ClassStatistics):
     """Variances of each centroid: spread [C, k, D]."""
 
     kind = "diagonal"
-    Sums = DiagonalSums
-
-    def _empty_spread(self, width: int) -> tuple[int, ...]:
-        return (0, self.centroids, width)
 
     def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
         return belongs @ residuals.square() / self._degrees(sizes)[:, None] + JITTER
@@ -248,10 +233,6 @@ class FullGaussians(ClassStatistics):
     """One covariance matrix per class: spread [C, D, D]."""
 
     kind = "full"
-    Sums = FullSums
-
-    def _empty_spread(self, width: int) -> tuple[int, ...]:
-        return (0, width, width)
 
     def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> Tensor:
         return residuals.T @ residuals / max(len(residuals) - int(self.variance == "sample"), 1)
@@ -271,10 +252,6 @@ class SharedGaussians(ClassStatistics):
     """One scatter matrix for all classes: spread [D, D], a sum over all images. Divided by `seen`: the covariance."""
 
     kind = "shared"
-    Sums = SharedSums
-
-    def _empty_spread(self, width: int) -> tuple[int, ...]:
-        return (width, width)
 
     def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> None:
         self.spread = self.spread + residuals.T @ residuals
@@ -311,9 +288,13 @@ KINDS: dict[Covariance, type[ClassStatistics]] = {
 
 
 def make_statistics(
-    width: int, covariance: Covariance = "diagonal", centroids: int = 1, variance: Variance = "sample",
-    weights: CentroidWeights = "size", doubts: bool = False,
-) -> ClassStatistics:  # fmt: skip
+    width: int,
+    covariance: Covariance = "diagonal",
+    centroids: int = 1,
+    variance: Variance = "sample",
+    weights: CentroidWeights = "size",
+    doubts: bool = False,
+) -> ClassStatistics:
     """Empty statistics of features with `width` dimensions. doubts: keep what moves may have left means off by."""
     return KINDS[covariance](width, centroids, variance, weights, doubts)
 

@@ -5,24 +5,30 @@ Sums are in float64. Processes that saw different images can add theirs up.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vqprompt.core.runtime.distributed import Ranks
 
+Covariance = Literal["diagonal", "full", "shared"]
+
 
 class ClassSums:
     """Sums over the features of `classes` new classes, whose labels begin at `first`.
 
-    counts: n [C]. totals: Σx [C, D]. Subclasses add `squares`: Σxxᵀ, as much of it as a kind of covariance needs.
+    counts: n [C]. totals: Σx [C, D]. squares: as much of Σxxᵀ as the kind of covariance needs: its diagonal per class
+    [C, D], all of it per class [C, D, D], all of it over all classes [D, D]; None: nothing of it [0].
     """
 
-    def __init__(self, first: int, classes: int, width: int, device: torch.device) -> None:
-        self.first = first
+    def __init__(self, kind: Covariance | None, first: int, classes: int, width: int, device: torch.device) -> None:
+        self.kind, self.first = kind, first
+        shapes = {None: (0,), "diagonal": (classes, width), "full": (classes, width, width), "shared": (width, width)}
         self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
         self.totals = torch.zeros(classes, width, dtype=torch.float64, device=device)
-        self.squares = torch.zeros(self._shape(classes, width), dtype=torch.float64, device=device)
+        self.squares = torch.zeros(shapes[kind], dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
@@ -32,7 +38,14 @@ class ClassSums:
         belongs, features = F.one_hot(member, len(present)).double().T, features.double()
         self.counts[present] += belongs.sum(1)
         self.totals[present] += belongs @ features
-        self._add_squares(features, present, member, belongs)
+        if self.kind == "diagonal":
+            self.squares[present] += belongs @ features.square()
+        elif self.kind == "shared":
+            self.squares += features.T @ features
+        elif self.kind == "full":
+            for place, label in enumerate(present.tolist()):
+                own = features[member == place]
+                self.squares[label] += own.T @ own
 
     def reduce(self, ranks: Ranks) -> None:
         """Add up what all processes have."""
@@ -44,43 +57,3 @@ class ClassSums:
         if not self.counts.all():
             raise ValueError(f"class {self.first + int(self.counts.argmin())} has no features to take statistics of")
         return self.totals / self.counts[:, None]
-
-    def _shape(self, classes: int, width: int) -> tuple[int, ...]:
-        """Shape of `squares`. Here: there are none."""
-        return (0,)
-
-    def _add_squares(self, features: Tensor, present: Tensor, member: Tensor, belongs: Tensor) -> None:
-        """present: classes in this batch, each once. member: the position of each feature's class in `present` [B].
-        belongs: the same as a matrix [classes, B]."""
-
-
-class DiagonalSums(ClassSums):
-    """squares: Σx² of each class [C, D]."""
-
-    def _shape(self, classes: int, width: int) -> tuple[int, ...]:
-        return (classes, width)
-
-    def _add_squares(self, features: Tensor, present: Tensor, member: Tensor, belongs: Tensor) -> None:
-        self.squares[present] += belongs @ features.square()
-
-
-class FullSums(ClassSums):
-    """squares: Σxxᵀ of each class [C, D, D]."""
-
-    def _shape(self, classes: int, width: int) -> tuple[int, ...]:
-        return (classes, width, width)
-
-    def _add_squares(self, features: Tensor, present: Tensor, member: Tensor, belongs: Tensor) -> None:
-        for place, label in enumerate(present.tolist()):
-            own = features[member == place]
-            self.squares[label] += own.T @ own
-
-
-class SharedSums(ClassSums):
-    """squares: Σxxᵀ over all classes [D, D]."""
-
-    def _shape(self, classes: int, width: int) -> tuple[int, ...]:
-        return (width, width)
-
-    def _add_squares(self, features: Tensor, present: Tensor, member: Tensor, belongs: Tensor) -> None:
-        self.squares += features.T @ features

@@ -35,9 +35,15 @@ class Built:
 
 
 def build_method(
-    backbone: str | Path | ViT, name: str, options: dict[str, Any], size: int | None, tasks: int, seed: int,
-    runtime: Runtime, normalize: Normalize = "backbone",
-) -> Built:  # fmt: skip
+    backbone: str | Path | ViT,
+    name: str,
+    options: dict[str, Any],
+    size: int | None,
+    tasks: int,
+    seed: int,
+    runtime: Runtime,
+    normalize: Normalize = "backbone",
+) -> Built:
     kind = find_method(name)
     try:
         checked = kind.Options(**options)
@@ -62,11 +68,10 @@ def build_method(
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
     """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
     saved = state.record
+    numbers = saved.size, saved.planned_tasks, saved.seed
     try:
-        built = build_method(
-            state.find_backbone(backbone), saved.method, saved.options, saved.size, saved.planned_tasks, saved.seed,
-            runtime, saved.training.normalize,
-        )  # fmt: skip
+        place = state.find_backbone(backbone)
+        built = build_method(place, saved.method, saved.options, *numbers, runtime, saved.training.normalize)
         state.check_weights(built.weights, built.fingerprint)
         with seeded(0):  # new rows are drawn, and then replaced by what was saved
             state.fill(built.method)

@@ -46,9 +46,8 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
         target = folder / f"state-{_last_number(folder) + 1}.safetensors"
         save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
         with open_regular(target) as file:
-            digest = sha256_of(file)
-        fields = {"format": FORMAT, "version": VERSION, "tensors": target.name, "bytes": target.stat().st_size,
-                  "sha256": digest, **info}  # fmt: skip
+            content = {"bytes": target.stat().st_size, "sha256": sha256_of(file)}
+        fields = {"format": FORMAT, "version": VERSION, "tensors": target.name, **content, **info}
         text = json.dumps({**fields, CHECKSUM: checksum(fields)}, indent=1)
         try:
             write_atomically(folder / INFO, text)

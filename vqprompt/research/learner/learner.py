@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
@@ -25,12 +25,13 @@ from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import CheckpointError, UserError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.core.runtime.device import Runtime, derive_seed, seeded
+from vqprompt.core.runtime.distributed import ALONE
 from vqprompt.research.learner.build import Built, build_method, rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator, Predictions
 from vqprompt.research.learner.predictor import Picture, Predictor
 from vqprompt.research.learner.queries import QueryCache
 from vqprompt.research.learner.rows import JoinedRows
-from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, as_list, saved_names, write_state
+from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, saved_names, write_state
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method
 from vqprompt.research.methods.task import TaskData, TaskInfo
@@ -243,15 +244,15 @@ class Learner:
         if not (self.method.uses_query and size):
             return None
         chosen = self.evaluator.queries(images).then(lambda queries: cast(Tensor, self.method.choices(queries)))
-        counts = [F.one_hot(piece, size).transpose(0, 1).flatten(1, -2).sum(1) for piece in chosen.in_order()]
-        return torch.stack(counts).sum(0).tolist()
+        blocks = chosen.whole().cpu().unbind(1)
+        return [torch.bincount(block.flatten(), minlength=size).tolist() for block in blocks]
 
     def predictor(self) -> Predictor:
         """A snapshot of what has been learned up to now. Other threads can use it while this learner continues."""
         return self._predictor(self.method.frozen_copy())
 
     def _predictor(self, method: Method) -> Predictor:
-        evaluator = Evaluator(method, self.runtime.alone(), self.settings.test_crop)
+        evaluator = Evaluator(method, replace(self.runtime, ranks=ALONE), self.settings.test_crop)
         return Predictor(evaluator, self.classes, self.settings.stored)
 
     def predict_proba(self, pictures: Picture | Sequence[Picture]) -> Tensor:
@@ -280,7 +281,7 @@ class Learner:
             seed=self.seed,
             training=self.settings,
             classes=self.classes,
-            tasks=[as_list(task) for task in self.history],
+            tasks=self.history,
             images_seen=self.images_seen,
             seconds_training=self.seconds_training,
             saved=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -291,9 +292,14 @@ class Learner:
 
     @classmethod
     def load(
-        cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
-        deterministic: bool = True, backbone: str | Path | ViT | None = None,
-    ) -> Learner:  # fmt: skip
+        cls,
+        folder: str | Path,
+        device: str = "auto",
+        precision: str = "auto",
+        compile: str = "auto",
+        deterministic: bool = True,
+        backbone: str | Path | ViT | None = None,
+    ) -> Learner:
         """What `save` wrote. backbone: where the weights are now, if they have moved."""
         return cls.from_state(
             SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic), backbone
@@ -304,7 +310,7 @@ class Learner:
         built, saved = rebuild_method(state, runtime, backbone), state.record
         learner = cls.__new__(cls)
         learner._assemble(built, saved.method, saved.seed, saved.training, runtime)
-        learner.classes, learner.history = list(saved.classes), saved.history
+        learner.classes, learner.history = list(saved.classes), list(saved.tasks)
         learner.images_seen, learner.seconds_training = saved.images_seen, saved.seconds_training
         learner.open_task = state.open_task
         return learner

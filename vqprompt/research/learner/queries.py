@@ -1,7 +1,8 @@
 """Queries that are computed once: a frozen backbone always gives the same ones.
 
-`QueryCache` keeps the queries of un-augmented images in memory or on disk. `SharedQueries` keeps those of augmented
-views in a folder: views depend on the seed and not on the method, so runs that follow each other can share them.
+`QueryCache` keeps the queries of un-augmented images in memory or on disk. Those of augmented views, a third of a
+training step's work, it keeps in a folder if one is given, one file per epoch: views depend on the seed and not on the
+method, so runs that follow each other can share them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
-from vqprompt.research.training.batches import KnownQueries, draw, epoch_views
+from vqprompt.research.training.batches import BatchQueries, KnownQueries, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
 SPARE_DISK = 20 << 30  # bytes that shared queries leave free
@@ -119,9 +121,8 @@ class QueryCache:
 
     def key(self, images: Images, mirrored: bool) -> str:
         """Everything that a query depends on, as one text."""
-        config = self.vit.config
-        return json.dumps([*self.depends_on, images.key, mirrored, config.image_size, config.mean, config.std,
-                           self.vit.raw_queries, str(self.vit.dtype)])  # fmt: skip
+        config, own = self.vit.config, [self.vit.raw_queries, str(self.vit.dtype)]
+        return json.dumps([*self.depends_on, images.key, mirrored, config.image_size, config.mean, config.std, *own])
 
     def for_training(
         self, images: Images, settings: Training, seed: int, shared: Path | None = None
@@ -132,53 +133,33 @@ class QueryCache:
         if settings.augment in ("flip", "none"):
             plain, flips = self.of(images), settings.augment == "flip"
             mirrored = self.of(images, mirrored=True) if flips and plain is not None else None
-            return None if plain is None or (flips and mirrored is None) else PlainQueries(plain, mirrored)
-        if shared is not None and images.named:
-            return SharedQueries(self, images, settings, seed, shared)
-        return None
-
-
-class PlainQueries:
-    """Queries of images that are not augmented, or only mirrored."""
-
-    def __init__(self, plain: Rows, mirrored: Rows | None) -> None:
-        self.plain, self.mirrored = plain, mirrored
-
-    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
-        """Nothing to prepare."""
-
-    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
-        plain = self.plain[index]
-        if flips is None or self.mirrored is None:
-            return plain
-        return torch.where(flips[:, None], self.mirrored[index], plain)
-
-
-class SharedQueries:
-    """Queries of augmented views, kept in a folder, one file per epoch. They are a third of a training step's work, and
-    the same for every method."""
-
-    def __init__(self, cache: QueryCache, images: Images, settings: Training, seed: int, folder: Path) -> None:
-        self.cache, self.images, self.settings, self.seed, self.folder = cache, images, settings, seed, folder
-        self.batches: Sequence[Tensor] = ()
+            return None if plain is None or (flips and mirrored is None) else lambda *_: partial(_join, plain, mirrored)
+        return None if shared is None or not images.named else partial(self._shared, images, settings, seed, shared)
 
     @torch.no_grad()
-    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
-        s, device, vit = self.settings, self.cache.device, self.cache.vit
-        drawn = [s.batch_for(len(self.images)), s.epochs, s.augment, s.crop_area, self.seed, epoch]
-        key = json.dumps([self.cache.key(self.images, False), *drawn])
-        file = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
+    def _shared(
+        self, images: Images, s: Training, seed: int, folder: Path, epoch: int, batches: Sequence[Tensor]
+    ) -> BatchQueries:
+        """Queries of an epoch's augmented views, from the folder or computed now."""
+        drawn = [s.batch_for(len(images)), s.epochs, s.augment, s.crop_area, seed, epoch]
+        key = json.dumps([self.key(images, False), *drawn])
+        file = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npy"
         known = load_array(file)
         if known is not None:
-            queries = torch.from_numpy(known).to(device)
+            queries = torch.from_numpy(known).to(self.device)
         else:  # no other run has computed them yet
-            views = epoch_views(self.images, batches, s, self.seed, epoch, device)
+            vit, views = self.vit, epoch_views(images, batches, s, seed, epoch, self.device)
             queries = torch.cat([vit.query(vit.embed(draw(inputs, vit))).float() for _, inputs in views])
             with suppress(OSError):  # the disk is full, or the folder was deleted: then nothing is shared
-                self.folder.mkdir(parents=True, exist_ok=True)
-                if shutil.disk_usage(self.folder).free > SPARE_DISK:
+                folder.mkdir(parents=True, exist_ok=True)
+                if shutil.disk_usage(folder).free > SPARE_DISK:
                     save_array(file, queries.cpu().numpy())
-        self.batches = torch.split(queries, [len(batch) for batch in batches])
+        per_batch = torch.split(queries, [len(batch) for batch in batches])
+        return lambda number, *_: per_batch[number]
 
-    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
-        return self.batches[number]
+
+def _join(plain: Rows, mirrored: Rows | None, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
+    """Queries of images that are not augmented, or only mirrored."""
+    if flips is None or mirrored is None:
+        return plain[index]
+    return torch.where(flips[:, None], mirrored[index], plain[index])

@@ -6,13 +6,13 @@ build.py makes learners and predictors from a `SavedState`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.registry import BACKBONES
@@ -26,19 +26,16 @@ from vqprompt.research.training.settings import Training
 
 METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"  # how names of tensors begin
 
-Count = Annotated[int, Field(ge=0)]
-TaskNumbers = Annotated[list[Count], Field(min_length=3, max_length=3)]  # as in a TaskInfo
-
 
 class OpenTaskRecord(BaseModel, strict=True):
     """A task that is half learned, as checkpoint.json has it. groups, scalars: of the optimizer."""
 
-    task: TaskNumbers
+    task: TaskInfo
     classes: list[str]
     groups: list[dict[str, Any]]
     scalars: dict[str, Any]
-    epoch: Count
-    images_seen: Count
+    epoch: NonNegativeInt
+    images_seen: NonNegativeInt
     seconds: float
 
 
@@ -55,24 +52,20 @@ class LearnerRecord(BaseModel, strict=True):
     seed: int
     training: Training
     classes: list[str]
-    tasks: list[TaskNumbers]
-    images_seen: Count
+    tasks: list[TaskInfo]
+    images_seen: NonNegativeInt
     seconds_training: float
     saved: str = ""  # when
     unfinished: OpenTaskRecord | None
     run: dict[str, Any] | None = None
 
     @property
-    def history(self) -> list[TaskInfo]:
-        return [TaskInfo(*numbers) for numbers in self.tasks]
-
-    @property
     def consistent(self) -> bool:
         """Whether the classes are those of the tasks, each name once."""
-        tasks, classes, half = self.history, self.classes, self.unfinished
+        tasks, classes, half = self.tasks, self.classes, self.unfinished
         learned = len(tasks)
         if half is not None:
-            tasks, classes = [*tasks, TaskInfo(*half.task)], [*classes, *half.classes]
+            tasks, classes = [*tasks, half.task], [*classes, *half.classes]
         starts = [0, *accumulate(task.new_classes for task in tasks)]
         numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
         return numbered and len(self.classes) == starts[learned] and starts[-1] == len(classes) == len(set(classes))
@@ -133,7 +126,7 @@ class SavedState:
 
     def fill(self, method: Method) -> None:
         """Give a new method what was learned."""
-        for task in self.record.history:
+        for task in self.record.tasks:
             method.grow(task)
         if self.open_task is not None:
             method.start_task(self.open_task.info)
@@ -159,10 +152,6 @@ def saved_names(method: Method) -> set[str]:
     return {name for name in method.state_dict() if method.saved(name)}
 
 
-def as_list(task: TaskInfo) -> list[int]:
-    return list(asdict(task).values())
-
-
 def _pack(open_task: OpenTask) -> tuple[OpenTaskRecord, dict[str, Tensor]]:
     """An open task as JSON and tensors: an optimizer's state has both."""
     assert open_task.loop is not None, "refused by the learner"
@@ -179,10 +168,16 @@ def _pack(open_task: OpenTask) -> tuple[OpenTaskRecord, dict[str, Tensor]]:
         {key: float(value) if isinstance(value, Tensor) else value for key, value in group.items()}
         for group in loop.optimizer["param_groups"]
     ]
-    return OpenTaskRecord(
-        task=as_list(open_task.info), classes=open_task.classes, groups=groups, scalars=scalars, epoch=loop.next_epoch,
-        images_seen=loop.images_seen, seconds=loop.seconds,
-    ), tensors  # fmt: skip
+    record = OpenTaskRecord(
+        task=open_task.info,
+        classes=open_task.classes,
+        groups=groups,
+        scalars=scalars,
+        epoch=loop.next_epoch,
+        images_seen=loop.images_seen,
+        seconds=loop.seconds,
+    )
+    return record, tensors
 
 
 def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
@@ -196,7 +191,7 @@ def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
         state.setdefault(int(parameter), {})[leaf] = value
     optimizer = {"state": state, "param_groups": record.groups}
     loop = LoopState(record.epoch, optimizer, record.images_seen, record.seconds)
-    return OpenTask(TaskInfo(*record.task), record.classes, tensors.get(FEATURES_BEFORE), loop)
+    return OpenTask(record.task, record.classes, tensors.get(FEATURES_BEFORE), loop)
 
 
 @torch.no_grad()

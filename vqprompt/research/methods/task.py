@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from vqprompt.core.data.images import Images
@@ -14,17 +14,15 @@ from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.core.statistics.gaussians import means_by_class
 from vqprompt.core.statistics.sums import ClassSums
 
-Sums = TypeVar("Sums", bound=ClassSums)
 MOST_IN_MEMORY = 16 << 20  # bytes; where a task's features are larger, only sums per class are held
 
 
-@dataclass(frozen=True)
-class TaskInfo:
+class TaskInfo(NamedTuple):
     """A task's place in the stream."""
 
-    number: int  # from 0
-    old_classes: int
-    new_classes: int
+    number: NonNegativeInt
+    old_classes: NonNegativeInt
+    new_classes: NonNegativeInt
 
     @property
     def all_classes(self) -> int:
@@ -61,7 +59,7 @@ class TaskFeatures:
             self.computed.ranks.count == 1 and 4 * len(self.labels) * width <= MOST_IN_MEMORY
         )
 
-    def add_up(self, sums: Sums) -> Sums:
+    def add_up(self, sums: ClassSums) -> ClassSums:
         """Sums over all features, none of which is held. Each process adds up its own batches."""
         for rows, features in self.computed.own():
             sums.add(features, self.labels[rows])
@@ -126,7 +124,7 @@ class TaskData:
         first, last = self.task.old_classes, self.task.all_classes
         if self.trained_features.few(width):
             return means_by_class(self.features, self.labels, first, last)
-        sums = ClassSums(first, last - first, width, self.labels.device)
+        sums = ClassSums(None, first, last - first, width, self.labels.device)
         return self.trained_features.add_up(sums).means.float()
 
     def logits(self, images: Images) -> Tensor:

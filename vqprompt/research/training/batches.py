@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,30 +18,25 @@ from vqprompt.research.training.optim import Inputs
 from vqprompt.research.training.settings import Training
 
 MIXED = 2  # groups whose images are shuffled together; the reader of parquet files keeps three in memory
+BatchQueries = Callable[[int, Tensor, Tensor | None], Tensor]
+"""Queries [B, D] of an epoch's batch, by its number, its images (indices), and which of them are mirrored."""
+KnownQueries = Callable[[int, Sequence[Tensor]], BatchQueries]
+"""Queries of training views that are not computed in every step, by the epoch and its batches (indices of images)."""
 
 
-class KnownQueries(Protocol):
-    """Queries of training views that are not computed in every step."""
-
-    def start_epoch(self, epoch: int, batches: Sequence[Tensor]) -> None:
-        """Get ready for the batches of an epoch (indices of images)."""
-
-    def of_batch(self, number: int, index: Tensor, flips: Tensor | None) -> Tensor:
-        """Queries [B, D] of the epoch's batch `number`: images `index`, mirrored where `flips` says so."""
-
-
+@dataclass(eq=False)
 class TaskBatches:
-    """The training images of one task as batches of pixels, boxes, flips, labels and, where known, queries.
+    """The training images of one task as batches of pixels, boxes, flips, labels and, where known, queries."""
 
-    labels: positions in the head, on `device`. ranks: the processes that share each batch.
-    """
+    images: Images
+    labels: Tensor  # positions in the head, on the device
+    settings: Training
+    seed: int
+    device: torch.device
+    queries: KnownQueries | None = None
+    ranks: Ranks = ALONE  # the processes that share each batch
 
-    def __init__(
-        self, images: Images, labels: Tensor, settings: Training, seed: int, device: torch.device,
-        queries: KnownQueries | None = None, ranks: Ranks = ALONE,
-    ) -> None:  # fmt: skip
-        self.images, self.labels, self.settings, self.seed, self.device = images, labels, settings, seed, device
-        self.queries, self.ranks = queries, ranks
+    def __post_init__(self) -> None:
         self._orders = enumerate(self._draw_orders())
         self._next = 0
         self.sizes = [[len(batch) for batch in batches] for batches in self._draw_orders()]  # of each epoch's batches
@@ -67,14 +62,13 @@ class TaskBatches:
 
     def epoch(self, epoch: int) -> Iterator[Inputs]:
         batches = self._order(epoch)
-        if self.queries is not None:
-            self.queries.start_epoch(epoch, batches)
+        queries = None if self.queries is None else self.queries(epoch, batches)
         views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device, self.ranks.rows)
         for number, (index, inputs) in enumerate(views):
             index = index.to(self.device, non_blocking=True)
             inputs["labels"] = self.labels[index]
-            if self.queries is not None:
-                inputs["query"] = self.queries.of_batch(number, index, inputs.get("flips"))
+            if queries is not None:
+                inputs["query"] = queries(number, index, inputs.get("flips"))
             yield inputs
 
 
@@ -109,9 +103,14 @@ def epoch_batches(
 
 
 def epoch_views(
-    images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device,
+    images: Images,
+    batches: Sequence[Tensor],
+    settings: Training,
+    seed: int,
+    epoch: int,
+    device: torch.device,
     rows: Callable[[int, int], slice] = ALONE.turn,
-) -> Iterator[tuple[Tensor, Inputs]]:  # fmt: skip
+) -> Iterator[tuple[Tensor, Inputs]]:
     """For each step of an epoch: which images, and their pixels, boxes and flips on the device.
 
     rows: which rows of a batch to give, by its number and size. A batch without such rows is left out.
@@ -145,13 +144,5 @@ def draw_augmentation(aspect: Tensor, settings: Training, generator: torch.Gener
 
 def draw(inputs: Inputs, vit: ViT) -> Tensor:
     """The images of a training view, normalized."""
-    return render(
-        inputs["pixels"], inputs["boxes"], inputs.get("flips"), vit.config, vit.dtype, vit.compiled,
-        inputs.get("colors"),
-    )  # fmt: skip
-
-
-def clean_images(vit: ViT, pixels: Tensor, aspect: Tensor, test_crop: float) -> Callable[[], Tensor]:
-    """Images without augmentation, rendered when they are needed."""
-    boxes = central_boxes(aspect, test_crop).to(pixels.device)
-    return lambda: render(pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
+    flips, colors = inputs.get("flips"), inputs.get("colors")
+    return render(inputs["pixels"], inputs["boxes"], flips, vit.config, vit.dtype, vit.compiled, colors)

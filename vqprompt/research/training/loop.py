@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from vqprompt.core.runtime.distributed import WHOLE
 from vqprompt.research.training.batches import TaskBatches, draw
 from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, rate_at, set_rates
-from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
 
@@ -45,25 +43,27 @@ class LoopState:
     seconds: float
 
 
+@dataclass(eq=False)
 class TrainingLoop:
     """Minimizes the sum of a method's losses over the batches of one task.
 
     for epoch in TrainingLoop(method.losses, method.parameter_groups(), method.vit, batches, runtime):
         print(epoch.losses)
-
-    losses_of: gives the loss terms of a view. groups: the optimizer's parameter groups. task: the task's number.
     """
 
-    def __init__(
-        self, losses_of: Callable[[View], Losses], groups: list[dict[str, Any]], vit: ViT, batches: TaskBatches,
-        runtime: Runtime, task: int = 0, progress: Report = ignore,
-    ) -> None:  # fmt: skip
-        self.losses_of, self.vit, self.batches, self.runtime, self.task = losses_of, vit, batches, runtime, task
-        self.settings: Training = batches.settings
-        self.ranks, self.part = batches.ranks, WHOLE
-        self.optimizer = make_optimizer(groups, self.settings.optimizer, self.settings.lr, self.settings.weight_decay)
+    losses_of: Callable[[View], Losses]  # the loss terms of a view
+    groups: list[dict[str, Any]]  # the optimizer's parameter groups
+    vit: ViT
+    batches: TaskBatches
+    runtime: Runtime
+    task: int = 0  # its number
+    progress: Report = ignore
+
+    def __post_init__(self) -> None:
+        self.settings = s = self.batches.settings
+        self.ranks, self.part = self.batches.ranks, WHOLE
+        self.optimizer = make_optimizer(self.groups, s.optimizer, s.lr, s.weight_decay)
         self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
-        self.progress = progress
 
     def state(self) -> LoopState:
         """Call it between two epochs."""
@@ -72,25 +72,22 @@ class TrainingLoop:
     def resume(self, state: LoopState) -> None:
         """Continue from another loop's `state`, which may come from another machine."""
         self.next_epoch, self.images_seen, self.seconds = state.next_epoch, state.images_seen, state.seconds
-        saved = state.optimizer
-        own_flags = [  # these depend on the machine, not on what was learned
-            {key: group[key] for key in ("fused", "capturable") if key in group}
-            for group in self.optimizer.param_groups
+        groups = [  # these flags depend on the machine, not on what was learned
+            {**saved, **{flag: own[flag] for flag in ("fused", "capturable") if flag in own}}
+            for saved, own in zip(state.optimizer["param_groups"], self.optimizer.param_groups, strict=True)
         ]
-        groups = [{**group, **flags} for group, flags in zip(saved["param_groups"], own_flags, strict=True)]
-        self.optimizer.load_state_dict({**saved, "param_groups": groups})
+        self.optimizer.load_state_dict({**state.optimizer, "param_groups": groups})
 
     def __iter__(self) -> Iterator[Epoch]:
         """Train, and yield after each epoch."""
         step_or_replay = GraphedStep(self._step, self.runtime.device, enabled=self.ranks.count == 1)
         step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
         shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
-        batches: Iterator[Inputs] = self.batches.epoch(self.next_epoch)
         for number in range(self.next_epoch, self.settings.epochs):
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
-                for size, inputs in zip(self.batches.sizes[number], batches, strict=True):
+                for size, inputs in zip(self.batches.sizes[number], self.batches.epoch(number), strict=True):
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     self.part = self.ranks.part(size)
                     losses = step_or_replay(inputs)
@@ -100,9 +97,6 @@ class TrainingLoop:
                     shown += size
                     self.images_seen += size
                     self.progress(Progress(Stage.LEARNING, shown, total))
-                if number + 1 < self.settings.epochs:  # draw the next batch while the device still works on this epoch
-                    following = self.batches.epoch(number + 1)
-                    batches = chain([next(following)], following)
             self.next_epoch = number + 1
             summed = self.ranks.add_up(torch.stack(values, dim=1))
             per_term = summed.tolist()  # the only place that waits for the device, once per epoch

@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
-from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Covariance, Variance
+from vqprompt.core.statistics.gaussians import JITTER, CentroidWeights, ClassStatistics, Variance
+from vqprompt.core.statistics.sums import Covariance
 from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.optim import Inputs, Losses, cosine_decay, make_optimizer, set_rates
 from vqprompt.research.training.settings import OptimizerName
@@ -65,9 +66,14 @@ def normalized_cross_entropy(
 
 
 def rebalance(
-    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int,
+    head: nn.Linear,
+    statistics: ClassStatistics,
+    old_classes: int,
+    batch_size: int,
+    settings: Rebalancing,
+    seed: int,
     task_sizes: Sequence[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Correct the classifier, using only the statistics.
 
     Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
@@ -88,21 +94,15 @@ def rebalance(
         [{"params": list(head.parameters())}], settings.optimizer, settings.lr, settings.weight_decay
     )
 
-    count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
-    drawn: Inputs = {}  # the epoch's features and labels, and their order
-    rows = torch.arange(count, device=device)  # those of the next step
-
-    def take_step(_: Inputs) -> Losses:
+    def take_step(inputs: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)
-        chunk = drawn["order"][rows]
-        features, labels = drawn["features"][chunk], drawn["labels"][chunk]
         sizes = task_sizes if settings.norm_by_task else None
-        normalized_cross_entropy(head(features), labels, settings.logit_norm, sizes).backward()
+        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
         optimizer.step()
-        rows.add_(count)
         return {}
 
     step = GraphedStep(take_step, device)  # recorded, because there are thousands of tiny steps
+    count, scales, roots = batch_size * settings.ratio, None, statistics.roots()
     if settings.mean_decay and task_sizes:
         ages = torch.cat([torch.full((size,), t) for t, size in enumerate(reversed(task_sizes))]).flip(0)
         scales = (1 - settings.mean_decay * ages / len(task_sizes)).to(device)
@@ -112,18 +112,16 @@ def rebalance(
     for epoch in range(settings.epochs):
         set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
         if limited:
-            features, labels = statistics.sample_some(count * steps, generator, scales, roots)
+            some = torch.randint(len(statistics.means), (count * steps,), device=device, generator=generator)
+            features, labels = statistics.sample(1, generator, scales, roots, some)
             order = torch.arange(len(labels), device=device)  # their classes are already in random order
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
-        for name, values in {"features": features, "labels": labels, "order": order}.items():
-            drawn[name] = drawn[name].copy_(values) if step.graph else values  # a recording reads them where they were
-        rows.remainder_(count)
-        for number in range(epoch * steps, (epoch + 1) * steps):
+        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
-            step({})
+            step({"features": features[chunk], "labels": labels[chunk]})
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -132,7 +130,6 @@ def released_rate(lr: float, step: int, steps: int) -> float:
     return 10 * lr if step == 0 else cosine_decay(lr, 1e-6, step - 1, steps)
 
 
-@torch.no_grad()
 @torch.no_grad()
 def solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float, part: slice = slice(None)) -> None:
     """Linear discriminant with one covariance for all classes. part: of the features; the others do not count."""

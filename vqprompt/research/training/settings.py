@@ -62,8 +62,5 @@ class Training(BaseModel, extra="forbid"):
     def batch_for(self, images: int) -> int:
         """The batch size for a task with so many images. Powers of two, so that few sizes are compiled."""
         wanted = images / self.batches_per_epoch if self.batches_per_epoch else self.batch_size
-        return (
-            self.batch_size
-            if wanted >= self.batch_size
-            else min(self.batch_size, 2 ** round(math.log2(max(wanted, 1))))
-        )
+        smaller = 2 ** round(math.log2(max(wanted, 1)))
+        return self.batch_size if wanted >= self.batch_size else min(smaller, self.batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -12,35 +13,34 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.runtime.distributed import WHOLE, Part
 
 
+@dataclass(eq=False)
 class View:
     """A batch of images as a method sees it. Nothing is computed before it is needed."""
 
-    def __init__(
-        self, vit: ViT, images: Callable[[], Tensor], query: Tensor | None = None, labels: Tensor | None = None,
-        task: int | None = None, part: Part = WHOLE,
-    ) -> None:  # fmt: skip
-        self.vit, self._images, self._query = vit, images, query
-        self.part = part  # of the training batch
-        self.labels = labels  # positions in the head; only in training
-        self.task = task  # number of the task; only known for its training images
+    vit: ViT
+    draw: Callable[[], Tensor]
+    known_query: Tensor | None = None  # given, or already computed
+    labels: Tensor | None = None  # positions in the head; only in training
+    task: int | None = None  # number of the task; only known for its training images
+    part: Part = WHOLE  # of the training batch
 
     @cached_property
     def images(self) -> Tensor:
         """Normalized images [B, 3, S, S]."""
-        return self._images()
+        return self.draw()
 
     @cached_property
     def tokens(self) -> Tensor:
         """What enters block 0 [B, L, D]; the query and the prompted pass share it."""
         return self.vit.embed(self.images)
 
-    @cached_property
+    @property
     def query(self) -> Tensor:
         """Class-token features without prompts [B, D]; already known for images that are not augmented."""
-        if self._query is not None:
-            return self._query
-        with torch.no_grad():
-            return self.vit.query(self.tokens).float()
+        if self.known_query is None:
+            with torch.no_grad():
+                self.known_query = self.vit.query(self.tokens).float()
+        return self.known_query
 
     def whole_batch(self, values: Tensor) -> Tensor:
         """Values of all images of the training batch [B, …] from those of this view, which may be a part of it. For
@@ -49,17 +49,12 @@ class View:
 
     def mirrored(self) -> View:
         """The mirrored images. They keep their query, so an image and its mirror image get the same prompts."""
-        return View(self.vit, lambda: self.images.flip(-1), self._known_query, task=self.task)
+        return View(self.vit, lambda: self.images.flip(-1), self.known_query, task=self.task)
 
     def through(self, vit: ViT) -> View:
         """The same images, without labels, for another network. With the same network, nothing is computed twice."""
         if vit is not self.vit:
             return View(vit, lambda: self.images)
-        other = View(vit, lambda: self.images, self._known_query)
+        other = View(vit, lambda: self.images, self.known_query)
         other.tokens = self.tokens
         return other
-
-    @property
-    def _known_query(self) -> Tensor | None:
-        """The query, if it was given or is already computed."""
-        return self.__dict__.get("query", self._query)
