@@ -528,6 +528,7 @@ def test_all_methods_each_with_its_settings(bench, monkeypatch, tmp_path):
         assert status == 2 and why in err, err
 
 
+@pytest.mark.slow
 def test_every_table_small_end_to_end(tmp_path, tiny):
     """All of them with a very small backbone, by one worker. Of the many runs of a table, every third."""
     grids = [smaller(grid) for grid in GRIDS.values()]

@@ -46,6 +46,7 @@ def vqprompt(environment, *arguments, status=0):
     return done
 
 
+@pytest.mark.slow
 def test_an_installed_package_brings_a_method_and_a_data_set(installed, tmp_path):
     """Listed, run, in a table of the paper, and loaded in Python; a broken package does not get in the way."""
     listed = vqprompt(installed, "methods")

@@ -55,7 +55,7 @@ SHORT = {
     "models": 600, "privacy": 60, "requests": 60, "slow clients": 6,
 }  # fmt: skip
 LONG = {
-    "kills": 600, "checkpoints": 3000, "readers": 300, "configurations": 3000, "command lines": 300,
-    "early Ctrl-C": 100, "disk": 300, "images": 10_000, "thin images": 1000, "archives": 3000, "caches": 2000,
-    "weights": 3000, "models": 16_000, "privacy": 2000, "requests": 1000, "slow clients": 60,
+    "kills": 1520, "checkpoints": 3000, "readers": 300, "configurations": 3000, "command lines": 300,
+    "early Ctrl-C": 300, "disk": 300, "images": 10_000, "thin images": 1000, "archives": 3000, "caches": 2000,
+    "weights": 3000, "models": 16_000, "privacy": 2000, "requests": 1000, "slow clients": 300,
 }  # fmt: skip

@@ -46,7 +46,8 @@ class TestRunner:
         assert found.tried == 3 and len(found.bad) == 3 and "status -9" in found.bad[0]
 
     def test_a_hang_is_bad(self, fault, monkeypatch):
-        monkeypatch.setattr("faults.runner.HANG", 0.3)
+        for limit in ("HANG", "SETUP"):
+            monkeypatch.setattr(f"faults.runner.{limit}", 0.3)
         assert "no answer" in fault(lambda rng, folder: time.sleep(60)).bad[0]
 
     def test_too_much_memory_is_bad(self, fault, monkeypatch):
