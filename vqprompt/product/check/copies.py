@@ -32,8 +32,8 @@ def likeness(one: np.ndarray, other: np.ndarray) -> float:
     """The best correlation of either image with a part of the other or of its mirror image; 1 is a perfect copy."""
     whole = [_normal(_crops(image)[:1]) for image in (one[:, ::-1], other[:, ::-1])]
     pieces = [_normal(_crops(image)) for image in (one, other)]
-    found = [pieces[a] @ np.stack([pieces[b][0], whole[b][0]]).T for a, b in ((0, 1), (1, 0))]
-    return float(max(table.max() for table in found))
+    tables = [pieces[a] @ np.stack([pieces[b][0], whole[b][0]]).T for a, b in ((0, 1), (1, 0))]
+    return float(max(table.max() for table in tables))
 
 
 def _crops(image: np.ndarray) -> np.ndarray:

@@ -103,7 +103,7 @@ def write_page(report: CheckResult, target: Path, source: str, listed: Path) -> 
     """Thumbnails of doubtful images, the most doubtful first, beside what they are compared with. listed: where the
     list for `learn --exclude` is."""
     pictures = thumbnails(report.opened)
-    page = render("check.html", found=report, picture=pictures, source=source, listed=listed, most=MOST)
+    page = render("check.html", report=report, picture=pictures, source=source, listed=listed, most=MOST)
     write_atomically(target, page)
     return target
 

@@ -26,7 +26,7 @@ def write_page(result: Evaluation, target: Path, model: str, source: str, held_o
     counts = result.confusion
     shown = (counts.sum(0) > 0) | np.append(counts.sum(1) > 0, False)
     page = render(
-        "test.html", found=result, model=model, source=source, held_out=held_out, headline=_headline(result),
+        "test.html", result=result, model=model, source=source, held_out=held_out, headline=_headline(result),
         share=_share, interval=_interval, wilson=wilson, picture=thumbnails(result.opened), pairs=_pairs(result),
         worst=result.mistakes()[:WORST], weakest=sorted(result.per_class, key=_weakness),
         names=[*result.classes, UNKNOWN], rows=np.flatnonzero(counts.sum(1)).tolist(),
