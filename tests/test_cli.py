@@ -444,6 +444,7 @@ class TestTrouble:
             (PermissionError(errno.EACCES, "Permission denied", "/x/metrics.json"), ["/x/metrics.json: permission"]),
             (OSError(errno.EROFS, "Read-only file system", "/x/y"), ["/x/y: this file system is read-only"]),
             (OSError(errno.EIO, "Input/output error", "/x/y"), ["/x/y: Input/output error"]),
+            (OSError(errno.EIO, "Input/output error"), ["OUT: Input/output error", "--resume"]),
             (RecursionError("maximum recursion depth exceeded"), ["nested too deeply"]),
         ],
     )

@@ -51,7 +51,7 @@ TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub")  # module
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
     errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",
-    errno.EIO: "the disk cannot be read or written; check it, then repeat the command with --resume",
+    errno.EIO: "Input/output error; check the disk, then repeat the command with --resume",
     errno.EROFS: "this file system is read-only; give another folder",
     errno.EACCES: "permission denied; give a folder that you may write to, or files that you may read",
     errno.EPERM: "permission denied; give a folder that you may write to, or files that you may read",
