@@ -15,15 +15,26 @@ def main() -> None:
         signal.signal(signal.SIGINT, _leave)
     from vqprompt.commands.app import main as run
 
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = []
+
+    def interrupt(*_: object) -> None:
+        interrupted.append(True)
+        raise KeyboardInterrupt
+
     try:
-        run()
-    except KeyboardInterrupt:  # outside of a command, such as while its options are read
-        sys.exit(130)
-    finally:
-        if interruptible:
-            signal.signal(signal.SIGINT, _leave)
+        try:
+            if interruptible:
+                signal.signal(signal.SIGINT, interrupt)
+            run()
+        finally:
+            if interruptible:
+                signal.signal(signal.SIGINT, _leave)
+    except SystemExit:
+        raise
+    except BaseException:  # outside of a command, or an import that was interrupted and failed with an error of its own
+        if interrupted:
+            sys.exit(130)
+        raise
 
 
 def _leave(*_: object) -> None:

@@ -92,7 +92,7 @@ def try_command_line(rng: random.Random, folder: Path) -> str:
 STARTED = "from vqprompt.__main__ import main; print('started', flush=True); main()"
 INTERRUPTED = (
     "show model.vqp", "predict model.vqp images", "learn model.vqp images", "methods", "datasets", "cache", "--help",
-    "rename model.vqp cat lion", "check images", "test model.vqp images", "run --out out --data images",
+    "rename model.vqp cat lion", "check images", "test model.vqp images", "run --out out --data images --tasks 2",
 )  # fmt: skip
 
 
