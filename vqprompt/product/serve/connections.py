@@ -29,8 +29,10 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def awaits_client(self) -> bool:
-        """To send the rest of a request, or to read the answer."""
-        return self.is_between_requests or self.cycle.more_body or self._reading_due is not None
+        """To send the rest of a request, or to read the answer. Clients that send further requests before they have
+        read an answer count too: they could keep the connection busy for ever."""
+        unread = self._reading_due is not None or bool(getattr(self, "pipeline", ()))
+        return self.is_between_requests or self.cycle.more_body or unread
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         others = [other for other in self.connections if not other.transport.is_closing()]
