@@ -54,6 +54,7 @@ TRAINING = {
         "backbone_lr_scale",
         {"rank": 16, "symmetric": True, "feature_distillation": 1.0},
         {"epochs": 20, "lr": 0.0025},
+        passes=4.0,
     ),
 }
 LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in the order of a low-rank change's numbers
