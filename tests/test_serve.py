@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import Image
 from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
@@ -100,6 +102,20 @@ class TestAsking:
         images_after, batches_after = answered()
         assert images_after - images_before == len(images)
         assert batches_after - batches_before <= len(images) - 6, "requests that wait together are answered together"
+
+    def test_attention_is_told_for_the_part_of_an_image_that_the_network_sees(self, client, pictures):
+        def attention(image: bytes) -> dict:
+            return client.post("/models/m/attention", data=image).json()
+
+        told = attention(of(pictures, "apple", [9])[0].read_bytes())
+        shares = np.array(told["patches"])
+        assert shares.shape == (2, 2) and (shares > 0).all() and 0 < shares.sum() < 1, "some is the class token's own"
+        assert told["prompt"] == 0 and told["box"] == [0.0625, 0.0625, 0.9375, 0.9375]
+        wide = io.BytesIO()
+        Image.new("RGB", (80, 40)).save(wide, "PNG")
+        assert attention(wide.getvalue())["box"] == [0.28125, 0.0625, 0.71875, 0.9375]
+        broken = client.post("/models/m/attention", data=b"no image at all")
+        assert broken.status_code == 415 and "not an image" in broken.json()["error"]
 
     def test_faults_are_told(self, client):
         for body, status, words in (
@@ -304,7 +320,7 @@ def test_the_story_of_a_model(tmp_path, pictures):
 
         for path, body, status, words in (
             ("undo", {"steps": 50}, 409, "can be undone"),
-            ("rename", {"old": "heron", "new": "x"}, 404, "knows no class"),
+            ("rename", {"old": "heron", "new": "x"}, 400, "knows no class"),
             ("return", {"version": 77}, 404, "no other version"),
             ("teach", {"upload": "x"}, 404, "no such upload"),
             ("teach", {"surprise": 1}, 400, "surprise"),
@@ -453,7 +469,7 @@ def test_nothing_ends_the_thread_that_does_the_jobs(tmp_path, taught, pictures, 
 
 def test_limits_are_checked():
     assert Limits.parse(["upload_mb=7", "thumbnails=0"]) == Limits(upload_mb=7, thumbnails=0)
-    for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "a name and a number"), ("jobs=0", "from 1")):
+    for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "valid number"), ("jobs=0", "equal to 1")):
         with pytest.raises(UserError, match=words):
             Limits.parse([given])
 

@@ -16,7 +16,8 @@ from selenium.webdriver.common.keys import Keys
 from serving import SIZE, Client, drawn, serving
 
 from vqprompt import Model
-from vqprompt.product.serve import example
+from vqprompt.product import example
+from vqprompt.product.serve import server
 
 KNOWN = ["apple", "bicycle", "car", "house", "star"]
 TABS = ("teach", "ask", "draw", "look")
@@ -318,6 +319,36 @@ def test_a_file_that_is_no_image_gets_a_reason_and_nothing_to_correct(page, tmp_
     page.driver.get_log("browser")  # Chromium reports the status 415
 
 
+def test_where_it_looks_is_shown_on_the_image(page, client, tmp_path, monkeypatch):
+    page.tab("ask")
+    page.drop("ask", drawn(tmp_path, "star", [3]))
+    page.wait(lambda: page.one("#attention").is_displayed())
+    page.press(page.one("#attention"))
+    page.wait(lambda: page.text("#view-ask .hint[role=status]") == "Bright is what it looks at most.")
+    place = "const {x, y, width, height} = document.querySelector(arguments[0]).getBoundingClientRect();"
+    shade, image = (
+        page.driver.execute_script(f"{place} return [x, y, width, height]", f".picture {what}")
+        for what in (".shade", "img")
+    )
+    assert shade == image, "it covers the image exactly"
+    alphas = page.driver.execute_script("""
+      const shade = document.querySelector(".shade");
+      return [...shade.getContext("2d").getImageData(0, 0, shade.width, shade.height).data].filter((_, n) => n % 4 === 3);
+    """)
+    assert min(alphas) < 30 and max(alphas) > 60, "bright in one place, dark in another"
+    page.drop("ask", drawn(tmp_path, "apple", [3]))
+    page.wait(lambda: page.text("#view-ask .headline").startswith("apple") and page.all(".shade"))
+    page.press(page.one("#attention"))
+    page.wait(lambda: not page.all(".shade"))
+
+    monkeypatch.setattr("vqprompt.product.serve.api_models.find_spec", lambda name: None)  # without PyTorch
+    page.driver.refresh()
+    page.wait(lambda: "ready" in page.one("body").get_attribute("class"))
+    page.drop("ask", drawn(tmp_path, "star", [3]))
+    page.wait(lambda: page.one("#view-ask .correction").is_displayed())
+    assert not page.one("#attention").is_displayed()
+
+
 def test_an_empty_model_teaches_how_to_begin(empty, tmp_path):
     page, client = empty
     assert page.text("#summary") == "knows nothing yet" and len(page.all(".bucket")) == 2
@@ -479,7 +510,7 @@ def test_tabs_change_with_arrow_keys(page):
 
 def test_all_words_are_in_one_file_and_each_is_used():
     """Texts that people read are in texts.js: other scripts have no sentence in quotes."""
-    static = Path(example.__file__).parent / "static"
+    static = Path(server.__file__).parent / "static"
     sources = {
         file.name: file.read_text(encoding="utf-8") for file in static.iterdir() if file.suffix in (".js", ".html")
     }

@@ -26,8 +26,8 @@ from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.guard import check_token, is_local
+from vqprompt.product.serve.images import Upload, private_folder, shown_name
 from vqprompt.product.serve.jobs import Jobs
-from vqprompt.product.serve.uploads import Upload, private_folder, shown_name
 
 TOKEN = "a secret of some length"
 
@@ -89,7 +89,7 @@ def test_a_body_that_does_not_say_how_large_it_is_is_cut_off(client):
 def test_an_upload_of_too_many_images_is_refused(client):
     files = [("files", (f"{n}.png", png(n))) for n in range(6)]
     answer = client.post("/models/m/teach", files=files, data={"label": "x"})
-    assert answer.status_code == 400 and "at most 5 images" in answer.json()["error"]
+    assert answer.status_code == 400 and "Maximum number of files is 5" in answer.json()["error"]
     files = [("files", ("a.png", png() + b"\0" * 1_000_001))]
     assert client.post("/models/m/teach", files=files, data={"label": "x"}).status_code == 413
 

@@ -25,7 +25,7 @@ from serving import Client, drawn, serving  # noqa: E402
 
 from vqprompt import Model  # noqa: E402
 from vqprompt.product.model.pictures import content_id  # noqa: E402
-from vqprompt.product.serve import example  # noqa: E402
+from vqprompt.product import example  # noqa: E402
 
 OUT = ROOT / "docs" / "serving"
 NEW = ("snail", "umbrella")

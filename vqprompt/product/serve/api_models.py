@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import quote
+from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 
 from vqprompt.product.model.efforts import EFFORTS, TRAINING
-from vqprompt.product.serve.changes import check_taught
 from vqprompt.product.serve.errors import NotThere
 from vqprompt.product.serve.lan import code_to_scan
 from vqprompt.product.serve.state import Serving, State, ThisModel
@@ -42,7 +40,9 @@ def _passes(effort: str) -> float:
 
 @router.get("/models/{name}", summary="Everything about a model")
 def model(served: ThisModel) -> dict[str, Any]:
-    return {**served.snapshot.shown, "name": served.name, "drawings": served.drawings}
+    """attention: whether `POST /models/{name}/attention` can answer."""
+    attention = find_spec("torch") is not None
+    return {**served.snapshot.shown, "name": served.name, "drawings": served.drawings, "attention": attention}
 
 
 @router.get("/models/{name}/confusion", summary="Which class is taken for which")
@@ -88,7 +88,7 @@ def thumbnail(state: Serving, name: str, image: str) -> Response:
 
 @router.get("/models/{name}/file", summary="Download the model")
 def download(served: ThisModel) -> Response:
-    check_taught(served)
+    served.snapshot.check_taught()
     return _send_file(served.path, f"{served.name}.vqp")
 
 
@@ -100,29 +100,16 @@ def download_onnx(state: Serving, served: ThisModel) -> Response:
 
 
 def _send_file(path: Path, title: str) -> Response:
-    """A file as it is now, even if it is replaced or deleted while it is sent."""
-    try:
-        file = path.open("rb")
-    except OSError:
-        raise NotThere(f"{title} is not there any more; try again") from None
-    headers = {
-        "content-length": str(os.fstat(file.fileno()).st_size),
-        "content-disposition": f"attachment; filename*=utf-8''{quote(title)}",
-    }
-    return StreamingResponse(_parts(file), 200, headers, "application/octet-stream")
-
-
-def _parts(file: BinaryIO) -> Iterator[bytes]:
-    with file:  # which is closed also if the client leaves before the end
-        while part := file.read(1 << 16):
-            yield part
+    if not path.is_file():
+        raise NotThere(f"{title} is not there any more; try again")
+    return FileResponse(path, media_type="application/octet-stream", filename=title)
 
 
 @router.get("/models/{name}/card", summary="Its card: what it knows, how well, and its limits")
 def card(served: ThisModel) -> Response:
     from vqprompt.product.model.hub import model_card
 
-    check_taught(served)
+    served.snapshot.check_taught()
     return PlainTextResponse(model_card(served.snapshot.model, repo_id=None), media_type="text/markdown")
 
 

@@ -15,7 +15,6 @@ import binascii
 import json
 import os
 import threading
-import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,10 +29,10 @@ from vqprompt.core.errors import UserError
 from vqprompt.product.model.pictures import content_id
 from vqprompt.product.serve.changes import Relabel, Teach
 from vqprompt.product.serve.errors import Refused
-from vqprompt.product.serve.jobs import ENDED, Job
+from vqprompt.product.serve.jobs import Job
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ServedModel
-from vqprompt.product.serve.state import Serving, State, ThisModel, warn
+from vqprompt.product.serve.models import ServedModel, warn
+from vqprompt.product.serve.state import Serving, State, ThisModel
 
 router = APIRouter(prefix="/label-studio/{name}", include_in_schema=False)
 SECONDS = 30  # for one answer of Label Studio
@@ -109,23 +108,28 @@ class AnnotatedTasks:
                 self._teaching.release()
 
     def _teach(self, state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> None:
-        studio, upload, jobs = LabelStudio.connect(), state.uploads.new(served.name), list[Job]()
+        studio, jobs = LabelStudio.connect(), list[Job]()
         records = served.snapshot.model.knowledge.records
-        with upload.in_use():
+
+        def new_images() -> Iterator[tuple[str, str, bytes]]:
+            """Of tasks that were not taught before; the others move to their class."""
             for task, choices in studio.tasks(taken):
                 if (label := choices.label(task["annotations"])) is None:
                     continue
                 content = studio.image(task["data"].get(choices.key), state.limits)
                 image = content_id(content)
                 if all(np.uint64(image) not in record.ids for record in records.values()):
-                    upload.add(f"task {task['id']}", label, content)
+                    yield f"task {task['id']}", label, content
                 elif label not in records or np.uint64(image) not in records[label].ids:
                     jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
-            if upload.images:
-                jobs.append(state.submit(served, Teach(upload=upload.id), upload))
-        while any(job.state not in ENDED for job in jobs) and not state.closing:
-            time.sleep(0.1)
+
+        upload = state.uploads.add(served.name, new_images())
+        if upload.images:
+            jobs.append(state.submit(served, Teach(upload=upload.id), upload))
+        else:
+            state.uploads.release(upload)
         for job in jobs:
+            job.wait()
             if job.state == "failed":
                 warn(f"Label Studio: {job.error}")
 

@@ -80,6 +80,27 @@ export function correction(picture, done = () => {}) {
   return element;
 }
 
+/** A picture's shade: dark where the network does not look. It covers the picture exactly, as both are fitted alike. */
+function shade(picture, { patches, box: [left, top, right, bottom] }) {
+  const scale = Math.min(1, 512 / Math.max(picture.naturalWidth, picture.naturalHeight));
+  const [width, height] = [picture.naturalWidth * scale, picture.naturalHeight * scale];
+  const sorted = patches.flat().sort((a, b) => a - b);
+  const most = sorted[Math.floor(sorted.length * 0.95)] || 1; // a few patches may take much more than all others
+  const small = h("canvas", { width: patches[0].length, height: patches.length });
+  const points = new ImageData(small.width, small.height);
+  patches.flat().forEach((share, n) => points.data.set([8, 10, 24, 200 * (1 - Math.min(1, share / most))], 4 * n));
+  small.getContext("2d").putImageData(points, 0, 0);
+  const canvas = h("canvas", { width, height, class: "shade", role: "img", "aria-label": T.attention });
+  const brush = canvas.getContext("2d");
+  brush.fillStyle = "rgb(8 10 24 / 78%)"; // what the network does not see at all
+  brush.fillRect(0, 0, width, height);
+  const place = [left * width, top * height, (right - left) * width, (bottom - top) * height];
+  brush.clearRect(...place);
+  brush.imageSmoothingQuality = "high";
+  brush.drawImage(small, ...place);
+  return canvas;
+}
+
 export class Ask extends View {
   constructor(place) {
     super(place);
@@ -95,6 +116,7 @@ export class Ask extends View {
     if (!this.camera.isOpen) return;
     this.camera.close();
     fill(this.preview);
+    this.attention.hidden = true;
   }
 
   start() {
@@ -102,12 +124,15 @@ export class Ask extends View {
     this.image = null;
     this.preview = h("div", { class: "preview" });
     this.correction = correction(() => this.image, () => this.again());
+    this.looks = h("input", { type: "checkbox", role: "switch", id: "attention", onchange: () => this.showAttention() });
+    this.attentionSays = h("p", { class: "hint", role: "status" });
+    this.attention = h("div", { hidden: true }, h("label", { class: "switch" }, this.looks, T.attention), this.attentionSays);
     this.empty = h("div", { class: "empty" }, h("p", {}, T.askEmpty), button(T.teachFirst, () => (location.hash = address("teach")), { class: "primary" }));
     this.zone = takesDrops(h("div", { class: "dropzone" }, h("p", { class: "big" }, T.dropOne),
       h("div", { class: "actions" }, chooser(T.chooseImage, ([one]) => this.take(one.file)), cameraButton(T.live, () => this.live()))),
     ([one]) => one && this.take(one.file));
     fill(this.place, h("div", { class: "card" }, h("h1", {}, T.askTitle), this.empty, this.zone,
-      h("div", { class: "split" }, this.preview, h("div", {}, this.answers.element, this.correction))));
+      h("div", { class: "split" }, this.preview, h("div", {}, this.answers.element, this.correction, this.attention))));
     this.showEmpty();
   }
 
@@ -119,11 +144,11 @@ export class Ask extends View {
   async take(file) {
     this.leave();
     this.image = file;
-    this.correction.hidden = true;
+    this.correction.hidden = this.attention.hidden = true;
     const shown = h("img", { src: URL.createObjectURL(file), alt: file.name || T.yourImage });
     shown.addEventListener("load", () => URL.revokeObjectURL(shown.src), { once: true });
     shown.addEventListener("error", () => fill(this.preview, h("p", { class: "hint" }, T.cannotShow)), { once: true });
-    fill(this.preview, shown);
+    fill(this.preview, h("div", { class: "picture" }, shown));
     await this.again();
   }
 
@@ -131,9 +156,28 @@ export class Ask extends View {
     try {
       this.answers.show(await ask(this.image));
       this.correction.hidden = false;
+      this.attention.hidden = !state.about.attention;
+      await this.showAttention();
     } catch (error) {
-      this.correction.hidden = true;
+      this.correction.hidden = this.attention.hidden = true;
       this.answers.clear(error.message);
+    }
+  }
+
+  async showAttention() {
+    this.preview.querySelector(".shade")?.remove();
+    fill(this.attentionSays);
+    const image = this.image, picture = this.preview.querySelector("img");
+    if (!this.looks.checked || this.attention.hidden || !picture) return;
+    this.attentionSays.textContent = T.looking;
+    try {
+      const seen = await send(`/models/${state.path}/attention`, image, typed(image));
+      if (image !== this.image || !this.looks.checked) return;
+      picture.after(shade(picture, seen));
+      this.attentionSays.textContent = T.attentionSays(seen.prompt);
+    } catch (error) {
+      fill(this.attentionSays);
+      complain(error);
     }
   }
 
