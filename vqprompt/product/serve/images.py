@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -55,11 +56,13 @@ def shown_name(name: str | None) -> str:
 
 @dataclass(frozen=True)
 class UploadedImage:
-    """name: the client's, for messages; no two of an upload are equal. file: where it is on this machine."""
+    """name: the client's, for messages; no two of an upload are equal. file: where it is on this machine. left_out: it
+    is not to be taught."""
 
     name: str
     label: str
     file: Path
+    left_out: bool = False
 
     def picture(self) -> Picture:
         return Picture(self.name, self.label, self.read)
@@ -74,8 +77,8 @@ class UploadedImage:
 @dataclass(eq=False)
 class Upload:
     """The images of one request. waits: whether a client may still teach it; else it is deleted when its job has ended.
-    in_use: it is being written, or a job uses it. left_out: numbers of images that people do not want to teach. check,
-    used_by: ids of the job that looked through it, and of the last job that used it. revision: of what was decided."""
+    in_use: it is being written, or a job uses it. check, used_by: ids of the job that looked through it, and of the
+    last job that used it. revision: of what was decided about its images."""
 
     model: str
     folder: Path
@@ -83,7 +86,6 @@ class Upload:
     images: list[UploadedImage] = field(default_factory=list)
     waits: bool = False
     in_use: bool = True
-    left_out: set[int] = field(default_factory=set)
     revision: int = 0
     check: str = ""
     used_by: str = ""
@@ -105,11 +107,10 @@ class Upload:
         """Move images to another class, or leave them out, or take them back in."""
         if self.in_use:
             raise Conflict("a job is using this upload; wait until it has ended")
-        changed = {number: self.image(number) for number in numbers}
-        for number, image in changed.items() if label is not None else ():
-            self.images[number] = replace(image, label=label or "")
-        if left_out is not None:
-            self.left_out = self.left_out | set(numbers) if left_out else self.left_out - set(numbers)
+        decided: dict[str, Any] = {} if label is None else {"label": label}
+        decided |= {} if left_out is None else {"left_out": left_out}
+        for number, image in [(number, self.image(number)) for number in numbers]:
+            self.images[number] = replace(image, **decided)
         self.revision += 1
 
     def image(self, number: int) -> UploadedImage:

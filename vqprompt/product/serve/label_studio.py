@@ -14,10 +14,9 @@ import base64
 import binascii
 import json
 import os
-import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
@@ -76,10 +75,9 @@ def webhook(state: Serving, served: ThisModel, body: dict[str, Any], later: Back
     if body.get("action") not in (*ANNOTATED, "START_TRAINING"):
         return {"status": "ignored"}
     tasks = body.get("task", [None])
-    waiting = state.annotated.setdefault(served.name, AnnotatedTasks())
     for task in tasks if isinstance(tasks, list) else [tasks]:
-        waiting.tasks.add((body["project"]["id"], None if task is None else task["id"]))
-    later.add_task(waiting.teach, state, served)
+        served.annotated.add((body["project"]["id"], None if task is None else task["id"]))
+    later.add_task(_teach_annotated, state, served)
     return {"status": "ok"}
 
 
@@ -87,51 +85,43 @@ def _version(served: ServedModel) -> str:
     return f"{served.name}-{served.snapshot.version}"
 
 
-@dataclass(eq=False)
-class AnnotatedTasks:
-    """Tasks of one model that have annotations to learn. tasks: (project, task); a task that is None means all."""
+def _teach_annotated(state: State, served: ServedModel) -> None:
+    """Returns at once if another thread is at it, which then does these as well."""
+    while served.annotated and not state.closing and served.annotating.acquire(blocking=False):
+        taken, served.annotated = served.annotated, set()
+        try:
+            for job in _teach(state, served, taken):
+                job.wait()
+                if job.state == "failed":
+                    warn(f"Label Studio: {job.error}")
+        except (UserError, OSError) as error:
+            warn(f"Label Studio: {error}; trying again with the next annotation")
+            served.annotated |= taken
+            return
+        finally:
+            served.annotating.release()
 
-    tasks: set[tuple[int, int | None]] = field(default_factory=set)
-    _teaching: threading.Lock = field(default_factory=threading.Lock)
 
-    def teach(self, state: State, served: ServedModel) -> None:
-        """Returns at once if another thread is at it, which then does these as well."""
-        while self.tasks and not state.closing and self._teaching.acquire(blocking=False):
-            taken, self.tasks = self.tasks, set()
-            try:
-                self._teach(state, served, taken)
-            except (UserError, OSError) as error:
-                warn(f"Label Studio: {error}; trying again with the next annotation")
-                self.tasks |= taken
-                return
-            finally:
-                self._teaching.release()
+def _teach(state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> list[Job]:
+    studio, jobs, records = LabelStudio.connect(), list[Job](), served.snapshot.model.knowledge.records
 
-    def _teach(self, state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> None:
-        studio, jobs = LabelStudio.connect(), list[Job]()
-        records = served.snapshot.model.knowledge.records
+    def new_images() -> Iterator[tuple[str, str, bytes]]:
+        """Of tasks that were not taught before; the others move to their class."""
+        for task, choices in studio.tasks(taken):
+            if (label := choices.label(task["annotations"])) is None:
+                continue
+            content = studio.image(task["data"].get(choices.key), state.limits)
+            image = content_id(content)
+            if all(np.uint64(image) not in record.ids for record in records.values()):
+                yield f"task {task['id']}", label, content
+            elif label not in records or np.uint64(image) not in records[label].ids:
+                jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
 
-        def new_images() -> Iterator[tuple[str, str, bytes]]:
-            """Of tasks that were not taught before; the others move to their class."""
-            for task, choices in studio.tasks(taken):
-                if (label := choices.label(task["annotations"])) is None:
-                    continue
-                content = studio.image(task["data"].get(choices.key), state.limits)
-                image = content_id(content)
-                if all(np.uint64(image) not in record.ids for record in records.values()):
-                    yield f"task {task['id']}", label, content
-                elif label not in records or np.uint64(image) not in records[label].ids:
-                    jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
-
-        upload = state.uploads.add(served.name, new_images())
-        if upload.images:
-            jobs.append(state.submit(served, Teach(upload=upload.id), upload))
-        else:
-            state.uploads.release(upload)
-        for job in jobs:
-            job.wait()
-            if job.state == "failed":
-                warn(f"Label Studio: {job.error}")
+    upload = state.uploads.add(served.name, new_images())
+    if not upload.images:
+        state.uploads.release(upload)
+        return jobs
+    return [*jobs, state.submit(served, Teach(upload=upload.id), upload)]
 
 
 @dataclass(frozen=True)

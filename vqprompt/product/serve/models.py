@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from vqprompt.core.errors import UserError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
 from vqprompt.product.serve.errors import Conflict, NotThere
-
-OLDER_IN_MEMORY = 2  # older versions that stay loaded, for requests that name a version
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class Snapshot:
     name: str
     version: int
     model: Model
+    _older: Snapshot | None = field(init=False, default=None)
 
     @property
     def versions(self) -> list[int]:
@@ -51,20 +50,15 @@ class Snapshot:
         return [version.number for version in self.model.versions]
 
     def at(self, version: str) -> Snapshot:
-        """Another version, by its number. Those that were asked for last stay in memory."""
+        """Another version, by its number. The one that was asked for last stays in memory."""
         numbers = {str(number): number for number in self.versions}
         if version not in numbers:
             raise NotThere(f"there is no version {version[:20]!r} of {self.name}; there are {', '.join(numbers)}")
-        return self if numbers[version] == self.version else self._older(numbers[version])
-
-    @cached_property
-    def _older(self) -> Callable[[int], Snapshot]:
-        @lru_cache(OLDER_IN_MEMORY)
-        def older(number: int) -> Snapshot:
+        older = self if numbers[version] == self.version else self._older
+        if older is None or older.version != numbers[version]:
             model = copy(self.model)
-            model.return_to(number)
-            return Snapshot(self.name, number, model)
-
+            model.return_to(numbers[version])
+            self._older = older = Snapshot(self.name, numbers[version], model)
         return older
 
     def check_taught(self) -> None:
@@ -95,13 +89,18 @@ class Snapshot:
 @dataclass(eq=False)
 class ServedModel:
     """One model's file, and the snapshot that answers for it. drawings: whether it knows drawings (the example).
-    problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one."""
+    problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one. export: the
+    ONNX file that was made of it, and what it is called. annotated: tasks of Label Studio that wait to be taught, as
+    (project, task); a task that is None means all."""
 
     name: str
     path: Path
     defaults: ModelDefaults
     drawings: bool = False
     problem: str | None = field(init=False, default=None)
+    export: tuple[Path, str] | None = field(init=False, default=None)
+    annotated: set[tuple[int, int | None]] = field(init=False, default_factory=set)
+    annotating: threading.Lock = field(init=False, default_factory=threading.Lock)  # held while these are taught
     _snapshot: Snapshot | None = field(init=False, default=None)
     _stamp: tuple[int, ...] | None = field(init=False, default=())  # () before the first look at the file
     loading: threading.Lock = field(init=False, default_factory=threading.Lock)
@@ -132,6 +131,11 @@ class ServedModel:
     def show(self, snapshot: Snapshot) -> None:
         """Answer with this one from now on."""
         self._snapshot = snapshot
+
+    def drop_export(self) -> None:
+        if self.export is not None:
+            self.export[0].unlink(missing_ok=True)
+            self.export = None
 
     def warm_up(self) -> None:
         """Load the backbone, so that the first answer comes as fast as any other."""

@@ -25,7 +25,7 @@ from vqprompt._version import __version__
 from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
 from vqprompt.product import example
-from vqprompt.product.serve import api_changes, api_models, api_predict, label_studio
+from vqprompt.product.serve import api_models, api_predict, label_studio
 from vqprompt.product.serve.errors import as_response
 from vqprompt.product.serve.guard import Guard, check_token, is_local, with_deadlines
 from vqprompt.product.serve.images import drawn_thumbnails
@@ -174,7 +174,7 @@ def make_app(state: State) -> FastAPI:
         lifespan=lifespan, responses={"4XX": {"model": ErrorAnswer}},
     )  # fmt: skip
     app.state.serving = state
-    for part in (api_models.router, api_predict.router, api_changes.router, api_predict.protocol, label_studio.router):
+    for part in (api_models.router, api_predict.router, api_predict.protocol, label_studio.router):
         app.include_router(part)
     for kind in (UserError, OSError, MemoryError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: as_response(error))

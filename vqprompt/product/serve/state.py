@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 
@@ -21,9 +21,6 @@ from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 
-if TYPE_CHECKING:
-    from vqprompt.product.serve.label_studio import AnnotatedTasks
-
 
 class State:
     """Made once per server; the routes work with it."""
@@ -36,8 +33,6 @@ class State:
         self.uploads = Uploads(self.folder, limits)
         self.batcher = Batcher(limits, self.metrics)
         self.jobs = Jobs(limits, self._count)
-        self.exports: dict[str, tuple[Path, str]] = {}  # by model: the ONNX file, and what it is called
-        self.annotated: dict[str, AnnotatedTasks] = {}  # tasks of Label Studio that wait to be taught, by model
         self.parsing, self.attending = asyncio.Lock(), asyncio.Lock()
         self.closing = False
         self.phone_url: str | None = None  # for phones on the same network
@@ -75,8 +70,9 @@ class State:
             self.gallery.add(served.name, update.thumbnails)
         if upload is not None:
             if isinstance(body, Check):
-                upload.waits = done
-                upload.left_out = {f["image"] for f in update.result.get("findings", ()) if f["leave_out"]}
+                upload.waits, upload.in_use = done, False
+                doubtful = {f["image"] for f in update.result.get("findings", ()) if f["leave_out"]}
+                upload.decide(sorted(doubtful), None, left_out=True)
             elif done and isinstance(body, Teach) and not body.preview:
                 upload.waits = False
             self.uploads.release(upload)
@@ -85,10 +81,10 @@ class State:
         erased = {body.name} if done and isinstance(body, Forget) and body.for_good else set()
         gone = self.refresh(served, erased)
         if done and update.file is not None:
-            self._drop_export(served.name)
-            self.exports[served.name] = update.file, f"{served.name}-{served.snapshot.version}.onnx"
+            served.drop_export()
+            served.export = update.file, f"{served.name}-{served.snapshot.version}.onnx"
         if gone and isinstance(body, Check | Onnx):  # another program changed the file, so this may know too much
-            self._drop_export(served.name)
+            served.drop_export()
             raise Conflict("the model has forgotten something meanwhile; try again")
 
     # ------------------------------------------------------------------ what is kept
@@ -101,22 +97,20 @@ class State:
             if (now := served.load_new()) is None:
                 return frozenset()
             before = served.snapshot.names if served.usable else frozenset()
-            self.gallery.keep_only(served.name, now.images)
-            self._drop_export(served.name)
-            if gone := (before | erased) - now.names:  # undone, or forgotten for good
-                self.jobs.forget_ended(served.name)
-                last = now.model.history[-1:]
-                if last and last[0].what == "forgot" and not last[0].name:  # for good
-                    self.uploads.forget_classes(served.name, gone)
-            served.show(now)
-            return gone
+            try:
+                self.gallery.keep_only(served.name, now.images)
+                served.drop_export()
+                if gone := (before | erased) - now.names:  # undone, or forgotten for good
+                    self.jobs.forget_ended(served.name)
+                    last = now.model.history[-1:]
+                    if last and last[0].what == "forgot" and not last[0].name:  # for good
+                        self.uploads.forget_classes(served.name, gone)
+                return gone
+            finally:
+                served.show(now)
 
     def look_again(self) -> None:
         self.models.look_again(self.refresh)
-
-    def _drop_export(self, model: str) -> None:
-        if model in self.exports:
-            self.exports.pop(model)[0].unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
