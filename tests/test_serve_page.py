@@ -299,6 +299,20 @@ def test_rename_forget_and_what_it_mixes_up(page, client):
     page.wait(lambda: page.all(".cell-images img[src^=blob]"))
 
 
+def test_an_image_that_was_taught_wrong_moves_to_the_class_that_a_person_names(page, client, tmp_path):
+    cats, trees = drawn(tmp_path, "cat", range(4)), drawn(tmp_path, "tree", range(4))
+    client.teach([*cats, trees[0]], "cat")
+    client.teach(trees[1:], "tree")
+    page.tab("ask")
+    page.drop("ask", [trees[0]])
+    page.write("#view-ask .correct-name", "tree")
+    page.button("Teach it", "#view-ask")
+    page.wait(lambda: "Learned: this is tree." in page.text("#toasts"))
+    assert {c["name"]: c["images"] for c in client.about()["classes"]}.items() >= {"cat": 4, "tree": 4}.items()
+    page.button("Undo", "#toasts")
+    page.wait(lambda: {c["name"]: c["images"] for c in client.about()["classes"]}["cat"] == 5)
+
+
 def test_an_image_can_be_none_of_these(page, client, tmp_path):
     page.tab("ask")
     page.drop("ask", drawn(tmp_path, "spider", [0]))

@@ -24,8 +24,8 @@ from drawings import drawings  # noqa: E402
 from serving import Client, drawn, serving  # noqa: E402
 
 from vqprompt import Model  # noqa: E402
-from vqprompt.product.model.pictures import content_id  # noqa: E402
 from vqprompt.product import example  # noqa: E402
+from vqprompt.product.model.pictures import content_id  # noqa: E402
 
 OUT = ROOT / "docs" / "serving"
 NEW = ("snail", "umbrella")
@@ -132,6 +132,12 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
     time.sleep(0.6)
     recording.take(2200)
     picture(page, "ask")
+    page.press(page.one("#attention"))
+    page.wait(lambda: page.all(".shade"))
+    time.sleep(0.4)
+    recording.take(2000)
+    picture(page, "attention")
+    page.press(page.one("#attention"))
     page.drop("ask", drawn(folder, "snail", [20]))
     time.sleep(1)
     page.write("#view-ask .correct-name", "snail")

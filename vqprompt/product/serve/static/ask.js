@@ -1,6 +1,6 @@
 // Ask: an image or the live camera in, the best classes out; and a way to say what it really is.
 
-import { ended, send } from "./api.js";
+import { ended, post, send } from "./api.js";
 import { button, complain, fill, h, toast } from "./dom.js";
 import { Camera, View, cameraButton, chooser, isImage, takesDrops } from "./images.js";
 import { CHANGED, address, lookNow, state, undo } from "./model.js";
@@ -43,19 +43,43 @@ export class Answers {
   }
 }
 
+/** The name of an image by its content, as the server knows it; null where browsers do not compute hashes (plain http). */
+async function contentId(image) {
+  if (!crypto.subtle) return null;
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", await image.arrayBuffer()));
+  return [...digest.slice(0, 8)].reverse().map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Teach an image; one that was taught as another class moves. Returns whether something was learned, or why not. */
+async function teachOne(image, label) {
+  const form = new FormData();
+  form.append("files", image, image.name || "image.png");
+  if (label === null) form.append("as_unknown", "true");
+  else form.append("label", label);
+  try {
+    const result = await ended(await send(`/models/${state.path}/teach`, form));
+    return result?.images ? true : result?.notes?.at(-1);
+  } catch (error) {
+    const id = await contentId(image);
+    if (id === null) throw error;
+    const moved = await post(`/models/${state.path}/relabel`, { images: [id], label: label ?? "unknown" });
+    await ended(moved).catch(() => { throw error; }); // it was not taught before
+    return true;
+  }
+}
+
 /** "Wrong? It is …": teaches one image. picture: a function that gives it, as a file. */
 export function correction(picture, done = () => {}) {
   const name = h("input", { type: "text", list: "classes", autocomplete: "off", maxlength: "200", "aria-label": T.trueName, placeholder: T.trueExample, class: "correct-name" });
-  const teach = async (form, message) => {
+  const teach = async (label) => {
     const image = await picture();
     if (!image) return;
-    form.append("files", image, image.name || "image.png");
     element.inert = true;
     try {
-      const result = await ended(await send(`/models/${state.path}/teach`, form));
+      const learned = await teachOne(image, label);
       await lookNow();
-      if (result?.images) toast(message, { action: [T.undo, () => undo(1)] });
-      else toast(result?.notes?.at(-1) || T.nothingNew);
+      if (learned === true) toast(label === null ? T.thisIsNone : T.thisIs(label), { action: [T.undo, () => undo(1)] });
+      else toast(learned || T.nothingNew);
       name.value = "";
       done();
     } catch (error) {
@@ -63,20 +87,14 @@ export function correction(picture, done = () => {}) {
     }
     element.inert = false;
   };
-  const form = (field, value) => {
-    const data = new FormData();
-    data.append(field, value);
-    return data;
-  };
   const element = h("form", {
     class: "correction", hidden: true,
     onsubmit: (event) => {
       event.preventDefault();
-      const label = name.value.trim();
-      if (label) teach(form("label", label), T.thisIs(label));
+      if (name.value.trim()) teach(name.value.trim());
     },
   }, h("span", {}, T.wrong), name, h("button", { type: "submit" }, T.teachIt),
-  button(T.none, () => teach(form("as_unknown", "true"), T.thisIsNone), { class: "quiet none" }));
+  button(T.none, () => teach(null), { class: "quiet none" }));
   return element;
 }
 
