@@ -127,7 +127,8 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
     picture(page, "taught", whole=True)
 
     page.tab("ask")
-    page.drop("ask", drawn(folder, "umbrella", [90]))
+    asked = drawn(folder, "umbrella", range(80, 100))
+    page.drop("ask", [next(image for image in asked if client.predict(image)["name"] == "umbrella")])
     page.wait(lambda: page.text("#view-ask .headline"))
     time.sleep(0.6)
     recording.take(2200)
@@ -136,7 +137,7 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
     page.wait(lambda: page.all(".shade"))
     time.sleep(0.4)
     recording.take(2000)
-    picture(page, "attention")
+    picture(page, "attention", whole=True)
     page.press(page.one("#attention"))
     page.drop("ask", drawn(folder, "snail", [20]))
     time.sleep(1)
