@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +21,7 @@ class _ClassTokenAttention(TorchFunctionMode):
 
     shares: torch.Tensor | None = None
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, arguments: Any = (), named: Any = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         if function is F.scaled_dot_product_attention and self.shares is None and arguments[0].shape[2] == 1:
             queries, keys = arguments[:2]
             self.shares = (queries @ keys.mT / queries.shape[-1] ** 0.5).softmax(-1)[0, :, 0].mean(0)

@@ -103,9 +103,7 @@ def download(served: ThisModel) -> Response:
     return _send_file(served.path, f"{served.name}.vqp")
 
 
-@router.get(
-    "/models/{name}/onnx", tags=["models"], summary="Download the ONNX file that was made of it"
-)
+@router.get("/models/{name}/onnx", tags=["models"], summary="Download the ONNX file that was made of it")
 def download_onnx(served: ThisModel) -> Response:
     if served.export is None:
         raise NotThere(f"make it first: POST /models/{served.name}/onnx")
@@ -201,7 +199,6 @@ async def _job(state: Serving, job: str) -> Job:
 
 ThisUpload = Annotated[Upload, Depends(_upload)]
 ThisJob = Annotated[Job, Depends(_job)]
-Seconds = Annotated[float, Query(ge=0, le=60, description="Seconds to wait for it.")]
 FORM = {"multipart/form-data": {"schema": UploadForm.model_json_schema()}}
 FORM_OR_UPLOAD = FORM | {"application/json": {"schema": Teach.model_json_schema()}}
 
@@ -326,8 +323,8 @@ def jobs(state: Serving) -> list[Job]:
 
 
 @router.get("/jobs/{job}", tags=["jobs"])
-async def follow(request: Request, job: ThisJob, wait: Seconds = 0) -> Job:
-    """The state and progress of a job."""
+async def follow(request: Request, job: ThisJob, wait: Annotated[float, Query(ge=0, le=60)] = 0) -> Job:
+    """The state and progress of a job. wait: seconds to wait until it has ended."""
     clock = asyncio.get_running_loop().time
     until = clock() + wait
     while job.is_active and clock() < until and not await request.is_disconnected():

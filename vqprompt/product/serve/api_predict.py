@@ -36,7 +36,6 @@ from vqprompt.product.serve.state import Serving, ThisModel
 
 router = APIRouter(tags=["predict"])
 protocol = APIRouter(prefix="/v2", tags=["open inference protocol"])
-MOST_TOP = 1000
 LENGTH = "inference-header-content-length"
 MOST_IMAGES = 256  # per request
 MOST_VALUES, MOST_LISTS = 500_000, 100_000  # in the JSON of a request: no other thread works while it is read
@@ -64,7 +63,7 @@ class Prediction(BaseModel):
     version: int
 
 
-Top = Annotated[int, Query(ge=1, le=MOST_TOP, description="How many classes to name.")]
+Top = Annotated[int, Query(ge=1, le=1000, description="How many classes to name.")]
 Strictness = Annotated[float, Query(ge=-100, le=100, description="Above 0, more is called unknown; below 0, less.")]
 
 
@@ -95,18 +94,11 @@ async def predict_with(
     return await predict(request, state, state.models.get(model), top, strictness)
 
 
-class AttentionAnswer(BaseModel):
-    """Shares of the network's attention. patches: of parts of the image, row by row. prompt: of prompts that were
-    trained (effort good). box: the part of the image that it sees (left, top, right, bottom, as fractions)."""
-
-    patches: list[list[float]]
-    prompt: float
-    box: list[float]
-
-
 @router.post("/models/{name}/attention", summary="Where the network looks in an image", openapi_extra=IMAGE_BODY)
-async def attention(request: Request, state: Serving, served: ThisModel) -> AttentionAnswer:
-    """Of the class token in the last block. Needs PyTorch on the server (`attention` in `GET /models/{name}`)."""
+async def attention(request: Request, state: Serving, served: ThisModel) -> dict[str, Any]:
+    """Shares of the attention of the class token in the last block. patches: of parts of the image, row by row. prompt:
+    of prompts that were trained (effort good). box: the part of the image that the network sees (left, top, right and
+    bottom, as fractions). Needs PyTorch on the server (see `attention` in `GET /models/{name}`)."""
     image, model = await _image_of(request), served.snapshot.model
     if find_spec("torch") is None:
         raise Conflict("this needs PyTorch on the server: pip install 'vqprompt[train]'")
@@ -114,11 +106,11 @@ async def attention(request: Request, state: Serving, served: ThisModel) -> Atte
         return await run_in_threadpool(_attention, model, image)
 
 
-def _attention(model: Model, image: bytes) -> AttentionAnswer:
+def _attention(model: Model, image: bytes) -> dict[str, Any]:
     from vqprompt.product.model.attention import attention  # slow to import
 
     patches, prompt, box = attention(model.network, Picture("image 1", "", lambda: image))
-    return AttentionAnswer(patches=patches, prompt=prompt, box=box)
+    return {"patches": patches, "prompt": prompt, "box": box}
 
 
 async def _image_of(request: Request) -> bytes:

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import generate_latest
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -112,19 +113,26 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready, and answers that it is not when it is being stopped."""
+    """Answers that it is not ready when it is being stopped."""
 
     def __init__(
         self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]
     ) -> None:
-        self.state, self._listening, self._tell = state, listening, ready
+        self.state, self._listening = state, listening
         host, port = settings.host, listening.getsockname()[1]
         self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
         if settings.lan:
             self.url = state.phone_url = f"{self.url}#token={settings.token}"
         limits = settings.limits
         own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
-        app = Guard(make_app(state), limits, state.metrics, settings.token, own, frozenset(settings.allow_hosts))
+        app = Guard(
+            make_app(state, lambda: ready(self.url)),
+            limits,
+            state.metrics,
+            settings.token,
+            own,
+            frozenset(settings.allow_hosts),
+        )
         config = uvicorn.Config(
             app, ws="none", access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
@@ -143,11 +151,6 @@ class Server(uvicorn.Server):
                     warn(f"{served.path}: {error}")
             super().run(sockets=[self._listening])
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._tell(self.url)
-
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.state.closing = True
         super().handle_exit(sig, frame)
@@ -160,11 +163,13 @@ class ErrorAnswer(BaseModel):
     error: str
 
 
-def make_app(state: State) -> FastAPI:
+def make_app(state: State, ready: Callable[[], None]) -> FastAPI:
+    """ready: called when requests are answered; those that come a moment before wait at the open port."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tidying = asyncio.create_task(_tidy(state))
+        ready()
         yield
         tidying.cancel()
         state.close()
@@ -211,6 +216,6 @@ def _add_pages(app: FastAPI, state: State) -> None:
             m.version.labels(served.name).set(snapshot.version)
             if snapshot.model.accuracy is not None:
                 m.accuracy.labels(served.name).set(snapshot.model.accuracy)
-        return Response(m.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(m.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

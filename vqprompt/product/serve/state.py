@@ -32,7 +32,7 @@ class State:
         self.gallery = Gallery(int(limits.thumbnails))
         self.uploads = Uploads(self.folder, limits)
         self.batcher = Batcher(limits, self.metrics)
-        self.jobs = Jobs(limits, self._count)
+        self.jobs = Jobs(limits, lambda job: self.metrics.jobs.labels(job.kind, job.state).inc())
         self.parsing, self.attending = asyncio.Lock(), asyncio.Lock()
         self.closing = False
         self.phone_url: str | None = None  # for phones on the same network
@@ -116,9 +116,6 @@ class State:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
         self.uploads.delete_expired()
         self.jobs.when_idle(self.look_again)
-
-    def _count(self, job: Job) -> None:
-        self.metrics.jobs.labels(job.kind, job.state).inc()
 
 
 # ---------------------------------------------------------------------------------------------- for routes
