@@ -26,7 +26,6 @@ from vqprompt.product.serve.models import ServedModel
 from vqprompt.product.serve.state import Serving, State, ThisModel
 
 router = APIRouter()
-JOBS_SHOWN = 20
 
 
 @router.get("/models", tags=["models"], summary="All models, and the efforts that teaching can have")
@@ -305,7 +304,7 @@ for name, edit in EDITS.items():
 @router.get("/models/{name}/state", tags=["state"], summary="What changes all the time: jobs, uploads, the version")
 def now(state: Serving, served: ThisModel) -> dict[str, Any]:
     """Small, to be asked often. `GET /jobs/{id}` has a job's result, `GET /models/{name}/uploads/{id}` the images."""
-    jobs = [job for job in state.jobs.all() if job.model == served.name][-JOBS_SHOWN:]
+    jobs = [job for job in state.jobs.all() if job.model == served.name][-20:]
     return {
         "version": served.snapshot.version,
         "jobs": [job.model_dump(exclude={"result"}) for job in jobs],

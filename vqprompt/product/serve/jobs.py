@@ -34,7 +34,6 @@ from vqprompt.product.serve.models import without_folder
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
 SECONDS_BETWEEN_UPDATES = 0.1
-NICENESS = 5
 CANCEL = "cancel"  # the server sends this to stop the running change
 
 
@@ -233,7 +232,7 @@ def work(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(psutil.Error):
-        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", NICENESS))  # Windows has classes
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 5))  # Windows has classes
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     while True:
         try:

@@ -37,7 +37,6 @@ from vqprompt.product.serve.state import State
 
 UNNAMED = "my-model.vqp"
 STATIC = Path(__file__).parent / "static"
-SECONDS_BETWEEN_TIDYING = 1.0
 DESCRIPTION = """Teach a model classes of images, ask it, and look at what it knows.
 
 Errors are JSON, `{"error": "…"}`, with a message that says what to do. If the server has a token, send
@@ -93,7 +92,7 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
         listening = opened.enter_context(_listen(settings.host, settings.port))
         state = opened.enter_context(closing(State(settings.limits, settings.defaults)))
         state.models = find_models(settings, state.folder, say)
-        state.look_again()
+        state.models.look_again(state.refresh)
         if not list(state.models):
             advice = "no model in this folder; put .vqp files there, made with vqprompt learn"
             raise UserError(f"{settings.model}: {advice}" if state.models.folder else state.models.get(None).problem)
@@ -189,7 +188,7 @@ def make_app(state: State, ready: Callable[[], None]) -> FastAPI:
 
 async def _tidy(state: State) -> None:
     while True:
-        await asyncio.sleep(SECONDS_BETWEEN_TIDYING)
+        await asyncio.sleep(1)
         try:
             await run_in_threadpool(state.tidy)
         except Exception:  # whatever a model or a disk does, the next one is done

@@ -109,13 +109,10 @@ class State:
             finally:
                 served.show(now)
 
-    def look_again(self) -> None:
-        self.models.look_again(self.refresh)
-
     def tidy(self) -> None:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
         self.uploads.delete_expired()
-        self.jobs.when_idle(self.look_again)
+        self.jobs.when_idle(lambda: self.models.look_again(self.refresh))
 
 
 # ---------------------------------------------------------------------------------------------- for routes
