@@ -96,8 +96,8 @@ class TestAsking:
         images_before, batches_before = answered()
         with monkeypatch.context() as patch, ThreadPoolExecutor(32) as pool:  # more than two batches
             patch.setattr(Batcher, "_answer", answer_when_seven_more_wait)
-            found = list(pool.map(lambda p: Client(client.url).predict(p), images))
-        for told, best in zip(found, expected, strict=True):  # up to rounding: products of several rows at once
+            predictions = list(pool.map(lambda p: Client(client.url).predict(p), images))
+        for told, best in zip(predictions, expected, strict=True):  # up to rounding: products of several rows at once
             assert {c["name"]: c["probability"] for c in told["classes"]} == pytest.approx(dict(best), abs=1e-5)
         images_after, batches_after = answered()
         assert images_after - images_before == len(images)
@@ -144,10 +144,10 @@ class TestTheOpenInferenceProtocol:
         files = [p.read_bytes() for p in of(pictures, "apple", [9, 10])]
         given = triton.InferInput("image", [2], "BYTES")
         given.set_data_from_numpy(np.array(files, object))
-        found = asked.infer("m", [given])
+        result = asked.infer("m", [given])
         model = Model.load(taught)
-        assert found.as_numpy("class").tolist() == [name.encode() for name in model.predict(files)]
-        assert np.allclose(found.as_numpy("probabilities"), model.predict_proba(files))
+        assert result.as_numpy("class").tolist() == [name.encode() for name in model.predict(files)]
+        assert np.allclose(result.as_numpy("probabilities"), model.predict_proba(files))
         only = asked.infer("m", [given], outputs=[triton.InferRequestedOutput("familiarity", binary_data=False)])
         assert len(only.get_response()["outputs"]) == 1 and only.as_numpy("familiarity").shape == (2,)
         pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
