@@ -40,11 +40,17 @@ class QueryCache:
     """
 
     def __init__(
-        self, compute: Callable[[Images, bool], ShardedRows], vit: ViT, device: torch.device, depends_on: Sequence[Any]
+        self,
+        compute: Callable[[Images, bool], ShardedRows],
+        vit: ViT,
+        device: torch.device,
+        depends_on: Sequence[Any],
+        class_tokens: int = 1,
     ) -> None:
-        """compute: the queries of images, as they are or mirrored. depends_on: what their values depend on besides the
-        images and the settings of `vit`."""
+        """compute: the queries of images, as they are or mirrored, or other features that no training changes, made of
+        `class_tokens`. depends_on: what their values depend on besides the images and the settings of `vit`."""
         self.compute, self.vit, self.device, self.depends_on = compute, vit, device, depends_on
+        self.width = class_tokens * vit.config.width
         self.kept: dict[str, Rows] = {}
         self._of_the_task: list[str] = []  # keys of the open task's training images
         self._refused: set[str] = set()  # keys of queries that could not be written
@@ -63,7 +69,7 @@ class QueryCache:
         if key not in self.kept and key not in self._refused:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
-            computed, shape = self.compute(images, mirrored), (len(images), self.vit.config.width)
+            computed, shape = self.compute(images, mirrored), (len(images), self.width)
             try:
                 if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
                     self.kept[key] = self._in_memory(computed, file)

@@ -96,13 +96,18 @@ class MovingMemory(Method):
         """Class tokens of the frozen network [B, class_tokens · D]."""
         return self.vit.encode(view.tokens, class_tokens=class_tokens).float()
 
-    def read(self, view: View) -> tuple[Tensor, Losses]:
-        features, own = super().read(view)
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        features, own = super().features(view)
         if self.options.frozen_beside:
-            frozen = self.encode_frozen(view, self.class_tokens)
-            frozen = scaled(frozen, self.class_tokens) if self.options.scaled else frozen
+            frozen = self.frozen_features(view) if view.known_frozen is None else view.known_frozen
             features = torch.cat([features, frozen], dim=1)
         return features, own
+
+    def frozen_features(self, view: View) -> Tensor:
+        views = [view, view.mirrored()] if self.mirror and view.labels is None else [view]
+        tokens = [self.encode_frozen(own, self.class_tokens) for own in views]
+        parts = [scaled(part, self.class_tokens) for part in tokens] if self.options.scaled else tokens
+        return parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2
 
     def classifiers(self) -> list[nn.Linear]:
         return [self.head, *([] if self.task_head is None else [self.task_head])]

@@ -9,6 +9,8 @@ import torch
 
 from vqprompt.research.training.optim import Inputs, Losses
 
+_last: dict[torch.device, torch.cuda.CUDAGraph] = {}  # the last recording, which holds memory for the next one
+
 
 class GraphedStep:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
@@ -18,7 +20,7 @@ class GraphedStep:
     """
 
     def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, enabled: bool = True) -> None:
-        self.step, self.first = step, True
+        self.step, self.device, self.first = step, device, True
         self.enabled = device.type == "cuda" and enabled
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
@@ -37,14 +39,19 @@ class GraphedStep:
             return losses
         if self.graph is None:
             self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
+            last = _last.pop(self.device, None)
             try:
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may be reading images
+                # thread_local: other threads may be reading images
+                with torch.cuda.graph(graph, None if last is None else last.pool(), capture_error_mode="thread_local"):
                     self.losses = self.step(self.inputs)
             except RuntimeError as error:
                 self.enabled = False
                 warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
                 return self.step(inputs)
             self.graph = graph
+            free, total = torch.cuda.mem_get_info(self.device)
+            if free > total // 2:  # asking for gigabytes of memory again in every task takes time
+                _last[self.device] = graph
         for name, tensor in inputs.items():
             self.inputs[name].copy_(tensor)
         self.graph.replay()

@@ -94,10 +94,13 @@ def rebalance(
         [{"params": list(head.parameters())}], settings.optimizer, settings.lr, settings.weight_decay
     )
 
+    drawn = Inputs()  # pseudo-features of the epoch and their labels
+
     def take_step(inputs: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)
         sizes = task_sizes if settings.norm_by_task else None
-        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
+        features, labels = (drawn[name][inputs["rows"]] for name in ("features", "labels"))
+        normalized_cross_entropy(head(features), labels, settings.logit_norm, sizes).backward()
         optimizer.step()
         return {}
 
@@ -118,10 +121,15 @@ def rebalance(
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
-        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
+        if drawn and device.type == "cuda":  # a recorded step reads them where those of the first epoch were
+            drawn["features"].copy_(features)
+            drawn["labels"].copy_(labels)
+        else:
+            drawn |= {"features": features, "labels": labels}
+        for number, rows in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
-            step({"features": features[chunk], "labels": labels[chunk]})
+            step({"rows": rows})
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -133,9 +141,17 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 @torch.no_grad()
 def solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float, part: slice = slice(None)) -> None:
     """Linear discriminant with one covariance for all classes. part: of the features; the others do not count."""
-    covariance = shrunk(statistics.class_covariance()[part, part].double().cpu().numpy(), shrinkage)
-    means = statistics.class_means()[:, part].double().cpu().numpy()
-    weights, bias = solve_discriminant(covariance + JITTER * np.eye(len(covariance)), means)
+    covariance, means = statistics.class_covariance()[part, part].double(), statistics.class_means()[:, part].double()
     head.weight.zero_()
-    head.weight[:, part] = torch.from_numpy(weights).to(head.weight)
+    if head.weight.is_cuda and (level := covariance.diagonal().mean()) > 0:
+        identity = torch.eye(len(covariance)).to(covariance)
+        root, failed = torch.linalg.cholesky_ex(torch.lerp(covariance, level * identity, shrinkage) + JITTER * identity)
+        if not failed:
+            weights = torch.cholesky_solve(means.T, root).T
+            head.weight[:, part] = weights.to(head.weight)
+            head.bias.copy_(-0.5 * (means * weights).sum(1))
+            return
+    wanted = shrunk(covariance.cpu().numpy(), shrinkage) + JITTER * np.eye(len(covariance))
+    solved, bias = solve_discriminant(wanted, means.cpu().numpy())
+    head.weight[:, part] = torch.from_numpy(solved).to(head.weight)
     head.bias.copy_(torch.from_numpy(bias))

@@ -23,6 +23,7 @@ class View:
     labels: Tensor | None = None  # positions in the head; only in training
     task: int | None = None  # number of the task; only known for its training images
     part: Part = WHOLE  # of the training batch
+    known_frozen: Tensor | None = None  # `Method.frozen_features`, if they were computed before
 
     @cached_property
     def images(self) -> Tensor:
