@@ -38,7 +38,7 @@ from vqprompt.research.methods.base import (
     scaled,
     symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, solve
+from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve
 
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
@@ -243,10 +243,3 @@ class MovingMemory(Method):
             counts = dict(zip(("all", "moved", "frozen"), self.recognized.int().tolist(), strict=True))
             notes.append(f"images that features recognized before they were trained on: {counts}")
         return notes
-
-
-def precision_of(covariance: Tensor, shrinkage: float) -> Tensor:
-    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
-    identity = torch.eye(len(covariance)).to(covariance)
-    level = covariance.diagonal().mean()
-    return torch.linalg.inv(torch.lerp(covariance, level * identity, shrinkage)) if level > 0 else identity

@@ -9,6 +9,7 @@ import torch
 
 from vqprompt.research.training.optim import Inputs, Losses
 
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # one for all first steps and recordings, which reuse its memory
 _last: dict[torch.device, torch.cuda.CUDAGraph] = {}  # the last recording, which holds memory for the next one
 
 
@@ -31,28 +32,41 @@ class GraphedStep:
             return self.step(inputs)
         if self.first:
             self.first = False
-            side = torch.cuda.Stream()  # the warm-up for a graph needs a separate stream
+            side = _streams.setdefault(self.device, torch.cuda.Stream())  # the first step needs a separate stream
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 losses = self.step(inputs)
             torch.cuda.current_stream().wait_stream(side)
             return losses
         if self.graph is None:
-            self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
-            last = _last.pop(self.device, None)
             try:
-                # thread_local: other threads may be reading images
-                with torch.cuda.graph(graph, None if last is None else last.pool(), capture_error_mode="thread_local"):
-                    self.losses = self.step(self.inputs)
+                self._record(inputs)
             except RuntimeError as error:
                 self.enabled = False
                 warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
                 return self.step(inputs)
-            self.graph = graph
-            free, total = torch.cuda.mem_get_info(self.device)
-            if free > total // 2:  # asking for gigabytes of memory again in every task takes time
-                _last[self.device] = graph
         for name, tensor in inputs.items():
             self.inputs[name].copy_(tensor)
+        assert self.graph is not None
         self.graph.replay()
         return self.losses
+
+    def _record(self, inputs: Inputs) -> None:
+        """Unlike `torch.cuda.graph`, this gives no memory back to the driver if there is plenty: to ask for it again in
+        every task takes time."""
+        self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
+        free, total = torch.cuda.mem_get_info(self.device)
+        last, plenty = _last.pop(self.device, None), free > total // 2
+        if not plenty:
+            last = None
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(_streams[self.device]):
+            # thread_local: other threads may be reading images
+            graph.capture_begin(None if last is None else last.pool(), capture_error_mode="thread_local")
+            try:
+                self.losses = self.step(self.inputs)
+            finally:
+                graph.capture_end()
+        self.graph = graph
+        if plenty:
+            _last[self.device] = graph

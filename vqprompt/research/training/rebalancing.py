@@ -142,16 +142,20 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 def solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float, part: slice = slice(None)) -> None:
     """Linear discriminant with one covariance for all classes. part: of the features; the others do not count."""
     covariance, means = statistics.class_covariance()[part, part].double(), statistics.class_means()[:, part].double()
+    if covariance.is_cuda:
+        weights = means @ precision_of(covariance, shrinkage, JITTER)
+        bias = -0.5 * (means * weights).sum(1)
+    else:
+        wanted = shrunk(covariance.numpy(), shrinkage) + JITTER * np.eye(len(covariance))
+        weights, bias = map(torch.from_numpy, solve_discriminant(wanted, means.numpy()))
     head.weight.zero_()
-    if head.weight.is_cuda and (level := covariance.diagonal().mean()) > 0:
-        identity = torch.eye(len(covariance)).to(covariance)
-        root, failed = torch.linalg.cholesky_ex(torch.lerp(covariance, level * identity, shrinkage) + JITTER * identity)
-        if not failed:
-            weights = torch.cholesky_solve(means.T, root).T
-            head.weight[:, part] = weights.to(head.weight)
-            head.bias.copy_(-0.5 * (means * weights).sum(1))
-            return
-    wanted = shrunk(covariance.cpu().numpy(), shrinkage) + JITTER * np.eye(len(covariance))
-    solved, bias = solve_discriminant(wanted, means.cpu().numpy())
-    head.weight[:, part] = torch.from_numpy(solved).to(head.weight)
-    head.bias.copy_(torch.from_numpy(bias))
+    head.weight[:, part] = weights.to(head.weight)
+    head.bias.copy_(bias)
+
+
+def precision_of(covariance: Tensor, shrinkage: float, jitter: float = 0.0) -> Tensor:
+    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
+    identity = torch.eye(len(covariance)).to(covariance)
+    level = covariance.diagonal().mean()
+    mixed = torch.lerp(covariance, level * identity, shrinkage) + jitter * identity
+    return torch.linalg.inv(mixed) if level > 0 else identity
