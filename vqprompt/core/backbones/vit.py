@@ -150,8 +150,7 @@ def any_batch(*inputs: Tensor | None) -> None:
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches times one matrix, after the class token. The weight has the shape of a convolution, as in
-    checkpoints."""
+    """The class token, then patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
 
     def __init__(self, patch: int, width: int) -> None:
         super().__init__()
@@ -197,8 +196,7 @@ class ViT(nn.Module):
         images = images.to(self.dtype)
         if self.compiled:
             any_batch(images)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.cls_token.requires_grad):  # compiled only once
-            tokens: Tensor = self.patch_embed(images, self.cls_token, self.pos_embed)
+        tokens: Tensor = self.patch_embed(images, self.cls_token, self.pos_embed)
         return tokens
 
     def encode(
@@ -262,8 +260,7 @@ class ViT(nn.Module):
         return copy.requires_grad_(False)
 
     def compile_blocks(self, any_length: bool = False) -> ViT:
-        """Fuse norms, GELU, residual adds, and the embedding. All blocks have the same code, so one compilation serves
-        all of them.
+        """Fuse what is between matrix products. All blocks have the same code, so one compilation serves all of them.
 
         any_length: for prompts that stay in the sequence, which then gets longer from block to block.
         """

@@ -106,33 +106,27 @@ class Evaluator:
 
     def queries(self, images: Images) -> ShardedRows:
         """Features without prompts [n, D]: from the cache, or computed now."""
-        known, batches = None if self.method.uses_frozen else self._known(images, again=False), self._batches(images)
+        known, batches = self.known_rows(images, again=False) if self.method.uses_query else None, self._batches(images)
         if known is None:
-            return self.compute_queries(images)
+            return self._compute(images, partial(self._views, images), lambda view: view.query)
         own, sizes = self._own(batches), list(map(len, batches))
         return ShardedRows(self.runtime.ranks, sizes, lambda: (known[batch] for batch in own))
 
-    def compute_queries(self, images: Images, mirrored: bool = False) -> ShardedRows:
-        """Queries, computed now, of the images as they are or mirrored. No progress is reported."""
-        return self._compute(
-            images, partial(self._views, images), lambda view: (view.mirrored() if mirrored else view).query
-        )
-
     def compute_known(self, images: Images, mirrored: bool = False) -> ShardedRows:
-        """What is kept of images: queries, or what the frozen backbone contributes to features."""
-        if self.method.uses_frozen:
-            return self._compute(images, partial(self._views, images), self.method.frozen_features)
-        return self.compute_queries(images, mirrored)
+        """What the cache keeps, computed now: `frozen_features`, or queries of the images as they are or mirrored. No
+        progress is reported."""
+
+        def work(view: View) -> Tensor:
+            if self.method.uses_frozen:
+                return self.method.frozen_features(view)
+            return (view.mirrored() if mirrored else view).query
+
+        return self._compute(images, partial(self._views, images), work)
 
     def known_rows(self, images: Images, again: bool = True) -> Rows | None:
-        """What the method uses of the cache."""
-        return self._known(images, again) if self.method.uses_query or self.method.uses_frozen else None
-
-    def _known(self, images: Images, again: bool = True) -> Rows | None:
-        """Rows of the cache. A backbone that learns gives other ones after every step, so none are kept."""
-        if self.known is None or self.method.tunes_backbone:
-            return None
-        return self.known.of(images, again=again)
+        """Rows of the cache that the method uses. None of a backbone that learns: every step changes them."""
+        used = self.method.uses_query or self.method.uses_frozen
+        return self.known.of(images, again=again) if self.known and used and not self.method.tunes_backbone else None
 
     def _features_of(self, view: View) -> Tensor:
         return self.method.features(view)[0].float()

@@ -73,11 +73,8 @@ class Learner:
         self.method, self.backbone, self.built = built.method, built.backbone, built
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
-        depends_on: list[Any] = [built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic]
-        if self.method.uses_frozen:
-            depends_on.append(self.method.options.model_dump(include={"class_tokens", "scaled", "mirror"}))
-        tokens = self.method.class_tokens if self.method.uses_frozen else 1
-        self.known_queries = QueryCache(self.evaluator.compute_known, self.vit, self.device, depends_on, tokens)
+        depends_on = (built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic)
+        self.known_queries = QueryCache(self.evaluator.compute_known, self.method, self.device, depends_on)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
         self.classes: list[str] = []

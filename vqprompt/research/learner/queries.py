@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.cache import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
+from vqprompt.research.methods.base import Method
 from vqprompt.research.training.batches import BatchQueries, KnownQueries, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
@@ -42,15 +42,14 @@ class QueryCache:
     def __init__(
         self,
         compute: Callable[[Images, bool], ShardedRows],
-        vit: ViT,
+        method: Method,
         device: torch.device,
         depends_on: Sequence[Any],
-        class_tokens: int = 1,
     ) -> None:
-        """compute: the queries of images, as they are or mirrored, or other features that no training changes, made of
-        `class_tokens`. depends_on: what their values depend on besides the images and the settings of `vit`."""
-        self.compute, self.vit, self.device, self.depends_on = compute, vit, device, depends_on
-        self.width = class_tokens * vit.config.width
+        """compute: the queries of images, as they are or mirrored; or `frozen_features`, if the method uses these.
+        depends_on: what their values depend on besides the images and the settings of method and backbone."""
+        self.compute, self.method, self.device, self.depends_on = compute, method, device, depends_on
+        self.vit = method.vit
         self.kept: dict[str, Rows] = {}
         self._of_the_task: list[str] = []  # keys of the open task's training images
         self._refused: set[str] = set()  # keys of queries that could not be written
@@ -84,6 +83,10 @@ class QueryCache:
     def most_in_memory(self) -> int:
         """Bytes, of all queries together."""
         return IN_MEMORY.get(self.device.type, IN_MEMORY_OTHERWISE)
+
+    @property
+    def width(self) -> int:
+        return self.vit.config.width * (self.method.class_tokens if self.method.uses_frozen else 1)
 
     def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
         return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
@@ -128,6 +131,8 @@ class QueryCache:
     def key(self, images: Images, mirrored: bool) -> str:
         """Everything that a query depends on, as one text."""
         config, own = self.vit.config, [self.vit.raw_queries, str(self.vit.dtype)]
+        if self.method.uses_frozen:
+            own.append(self.method.options.model_dump(include={"class_tokens", "scaled", "mirror"}))
         return json.dumps([*self.depends_on, images.key, mirrored, config.image_size, config.mean, config.std, *own])
 
     def for_training(

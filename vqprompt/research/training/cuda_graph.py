@@ -17,7 +17,8 @@ class GraphedStep:
     """A step that, on CUDA, is recorded once as a graph and replayed: one launch instead of about a thousand.
 
     The first step is not recorded, because compilers, allocators and the optimizer's state are set up in it. Batches of
-    another shape are not recorded either. If recording fails, or is not `enabled`, no step is recorded.
+    another shape are not recorded either. If recording fails, or is not `enabled`, no step is recorded. An input that
+    is the same tensor as in the last step is not copied again.
     """
 
     def __init__(self, step: Callable[[Inputs], Losses], device: torch.device, enabled: bool = True) -> None:
@@ -25,6 +26,7 @@ class GraphedStep:
         self.enabled = device.type == "cuda" and enabled
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: Inputs = {}
+        self.copied: Inputs = {}  # what `inputs` are copies of
         self.losses: Losses = {}
 
     def __call__(self, inputs: Inputs) -> Losses:
@@ -40,18 +42,19 @@ class GraphedStep:
             return losses
         if self.graph is None:
             try:
-                self._record(inputs)
+                self.graph = self._record(inputs)
             except RuntimeError as error:
                 self.enabled = False
                 warnings.warn(f"steps cannot be recorded as a CUDA graph, so training is slower: {error}", stacklevel=2)
                 return self.step(inputs)
         for name, tensor in inputs.items():
-            self.inputs[name].copy_(tensor)
-        assert self.graph is not None
+            if tensor is not self.copied.get(name):
+                self.inputs[name].copy_(tensor)
+        self.copied = inputs
         self.graph.replay()
         return self.losses
 
-    def _record(self, inputs: Inputs) -> None:
+    def _record(self, inputs: Inputs) -> torch.cuda.CUDAGraph:
         """Unlike `torch.cuda.graph`, this gives no memory back to the driver if there is plenty: to ask for it again in
         every task takes time."""
         self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
@@ -67,6 +70,6 @@ class GraphedStep:
                 self.losses = self.step(self.inputs)
             finally:
                 graph.capture_end()
-        self.graph = graph
         if plenty:
             _last[self.device] = graph
+        return graph

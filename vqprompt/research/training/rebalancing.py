@@ -94,12 +94,10 @@ def rebalance(
         [{"params": list(head.parameters())}], settings.optimizer, settings.lr, settings.weight_decay
     )
 
-    drawn = Inputs()  # pseudo-features of the epoch and their labels
-
     def take_step(inputs: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)
         sizes = task_sizes if settings.norm_by_task else None
-        features, labels = (drawn[name][inputs["rows"]] for name in ("features", "labels"))
+        features, labels = (inputs[name][inputs["rows"]] for name in ("features", "labels"))
         normalized_cross_entropy(head(features), labels, settings.logit_norm, sizes).backward()
         optimizer.step()
         return {}
@@ -121,15 +119,10 @@ def rebalance(
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
-        if drawn and device.type == "cuda":  # a recorded step reads them where those of the first epoch were
-            drawn["features"].copy_(features)
-            drawn["labels"].copy_(labels)
-        else:
-            drawn |= {"features": features, "labels": labels}
         for number, rows in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
-            step({"rows": rows})
+            step({"features": features, "labels": labels, "rows": rows})
     optimizer.zero_grad(set_to_none=True)
 
 
