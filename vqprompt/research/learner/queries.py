@@ -31,6 +31,7 @@ from vqprompt.research.training.settings import Training
 SPARE_DISK = 20 << 30  # bytes that shared queries leave free
 IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are kept in the memory of the device
 IN_MEMORY_OTHERWISE = 4 << 20  # little, because reading from files is fast: the system caches them
+Compute = Callable[[Images, bool], ShardedRows]
 
 
 class QueryCache:
@@ -39,17 +40,12 @@ class QueryCache:
     Those of few images are kept in memory. Those of many are in a file, and rows are read when they are needed.
     """
 
-    def __init__(
-        self,
-        compute: Callable[[Images, bool], ShardedRows],
-        method: Method,
-        device: torch.device,
-        depends_on: Sequence[Any],
-    ) -> None:
+    def __init__(self, compute: Compute, method: Method, device: torch.device, depends_on: Sequence[Any]) -> None:
         """compute: the queries of images, as they are or mirrored; or `frozen_features`, if the method uses these.
         depends_on: what their values depend on besides the images and the settings of method and backbone."""
         self.compute, self.method, self.device, self.depends_on = compute, method, device, depends_on
         self.vit = method.vit
+        self.width = self.vit.config.width * (method.class_tokens if method.uses_frozen else 1)
         self.kept: dict[str, Rows] = {}
         self._of_the_task: list[str] = []  # keys of the open task's training images
         self._refused: set[str] = set()  # keys of queries that could not be written
@@ -70,7 +66,8 @@ class QueryCache:
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
             computed, shape = self.compute(images, mirrored), (len(images), self.width)
             try:
-                if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
+                most = IN_MEMORY.get(self.device.type, IN_MEMORY_OTHERWISE)
+                if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= most:
                     self.kept[key] = self._in_memory(computed, file)
                 elif (rows := self._in_file(computed, shape, file, again)) is not None:
                     self.kept[key] = rows
@@ -78,15 +75,6 @@ class QueryCache:
                 self._refused.add(key)
                 warn_no_cache(error)
         return self.kept.get(key)
-
-    @property
-    def most_in_memory(self) -> int:
-        """Bytes, of all queries together."""
-        return IN_MEMORY.get(self.device.type, IN_MEMORY_OTHERWISE)
-
-    @property
-    def width(self) -> int:
-        return self.vit.config.width * (self.method.class_tokens if self.method.uses_frozen else 1)
 
     def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
         return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
