@@ -150,23 +150,18 @@ def any_batch(*inputs: Tensor | None) -> None:
 
 
 class PatchEmbed(nn.Module):
-    """The class token, then patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
+    """Non-overlapping patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
 
     def __init__(self, patch: int, width: int) -> None:
         super().__init__()
         self.patch = patch
         self.proj = nn.Conv2d(3, width, patch, stride=patch)
 
-    def forward(self, images: Tensor, class_token: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         p = self.patch
         b, c, h, w = images.shape
         patches = images.view(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * p * p)
-        weight = self.proj.weight.flatten(1)
-        if images.is_cuda and weight.dtype == torch.bfloat16:  # fast kernels read 8 numbers at a time
-            patches, weight = (F.pad(t, (0, -t.shape[-1] % 8)) for t in (patches, weight))
-        embedded = F.linear(patches, weight, self.proj.bias) + positions[:, 1:]
-        first = (class_token + positions[:, :1]).to(embedded.dtype).expand(b, -1, -1)
-        return torch.cat([first, embedded], dim=1)
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
 class ViT(nn.Module):
@@ -193,11 +188,9 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Images to the tokens [B, L, D] that enter block 0: shared by the query and the prompted pass."""
-        images = images.to(self.dtype)
-        if self.compiled:
-            any_batch(images)
-        tokens: Tensor = self.patch_embed(images, self.cls_token, self.pos_embed)
-        return tokens
+        patches = self.patch_embed(images.to(self.dtype)) + self.pos_embed[:, 1:]
+        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(images.shape[0], -1, -1)
+        return torch.cat([first, patches], dim=1)
 
     def encode(
         self,
@@ -260,7 +253,7 @@ class ViT(nn.Module):
         return copy.requires_grad_(False)
 
     def compile_blocks(self, any_length: bool = False) -> ViT:
-        """Fuse what is between matrix products. All blocks have the same code, so one compilation serves all of them.
+        """Fuse norms, GELU and residual adds. All blocks have the same code, so one compilation serves all of them.
 
         any_length: for prompts that stay in the sequence, which then gets longer from block to block.
         """
@@ -276,6 +269,5 @@ class ViT(nn.Module):
         for block in self.blocks:
             cast(Block, block).attn.mask = mask
             block.compile(dynamic=any_length)
-        self.patch_embed.compile(dynamic=False)
         self.compiled = True
         return self

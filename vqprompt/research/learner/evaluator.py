@@ -115,13 +115,10 @@ class Evaluator:
     def compute_known(self, images: Images, mirrored: bool = False) -> ShardedRows:
         """What the cache keeps, computed now: `frozen_features`, or queries of the images as they are or mirrored. No
         progress is reported."""
-
-        def work(view: View) -> Tensor:
-            if self.method.uses_frozen:
-                return self.method.frozen_features(view)
-            return (view.mirrored() if mirrored else view).query
-
-        return self._compute(images, partial(self._views, images), work)
+        views = partial(self._views, images)
+        if self.method.uses_frozen:
+            return self._compute(images, views, self.method.frozen_features)
+        return self._compute(images, views, lambda view: (view.mirrored() if mirrored else view).query)
 
     def known_rows(self, images: Images, again: bool = True) -> Rows | None:
         """Rows of the cache that the method uses. None of a backbone that learns: every step changes them."""

@@ -72,7 +72,7 @@ class MovingPrompts(MovingMemory):
         quantized = self.pool.quantize(self.pool.mix(alpha))
         prompts = dict(zip(o.blocks, quantized.prompt.unbind(1), strict=True))
         losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
-        losses |= self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
+        losses |= self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
         return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
 
     @torch.no_grad()

@@ -56,7 +56,7 @@ class GraphedStep:
 
     def _record(self, inputs: Inputs) -> torch.cuda.CUDAGraph:
         """Unlike `torch.cuda.graph`, this gives no memory back to the driver if there is plenty: to ask for it again in
-        every task takes time."""
+        every task takes time. Other threads may be reading images meanwhile (`thread_local`)."""
         self.inputs, graph = {name: t.clone() for name, t in inputs.items()}, torch.cuda.CUDAGraph()
         free, total = torch.cuda.mem_get_info(self.device)
         last, plenty = _last.pop(self.device, None), free > total // 2
@@ -64,7 +64,6 @@ class GraphedStep:
             last = None
             torch.cuda.empty_cache()
         with torch.cuda.stream(_streams[self.device]):
-            # thread_local: other threads may be reading images
             graph.capture_begin(None if last is None else last.pool(), capture_error_mode="thread_local")
             try:
                 self.losses = self.step(self.inputs)
