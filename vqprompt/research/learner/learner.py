@@ -74,7 +74,7 @@ class Learner:
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
         depends_on = (built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic)
-        self.known_queries = QueryCache(self.evaluator.compute_queries, self.vit, self.device, depends_on)
+        self.known_queries = QueryCache(self.evaluator.compute_known, self.method, self.device, depends_on)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
         self.classes: list[str] = []
@@ -215,11 +215,10 @@ class Learner:
         """Predictions for each task's test images, among all classes learned so far."""
         position = {name: i for i, name in enumerate(self.classes)}
         truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
-        sizes, queries = [len(t.test) for t in tasks], None
-        if self.method.uses_query:  # they are kept per task, so they are joined here
-            queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
+        sizes = [len(t.test) for t in tasks]
+        known = JoinedRows([self.evaluator.known_rows(t.test) for t in tasks], sizes)  # they are kept per task
         with self.evaluator.reporting(progress):
-            guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
+            guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), known)
         return Predictions(truth, guesses.cpu(), probability.cpu(), sizes)
 
     def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:

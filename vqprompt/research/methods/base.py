@@ -107,6 +107,7 @@ class Method(nn.Module):
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    uses_frozen: bool = False  # uses `frozen_features` of clean images; those that are known already are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
@@ -195,6 +196,10 @@ class Method(nn.Module):
         if self.mirror and view.labels is None:
             features = (features + self.read(view.mirrored())[0]) / 2
         return features, own
+
+    def frozen_features(self, view: View) -> Tensor:
+        """What the frozen backbone contributes to `features`, for methods that say `uses_frozen`."""
+        raise NotImplementedError
 
     def read(self, view: View) -> tuple[Tensor, Losses]:
         """`features` of the images as they are."""

@@ -125,7 +125,7 @@ class HidePrompt(Method):
             assert self.statistics is not None
             means = self.statistics.means
             self._anchors = means[(means != 0).any(dim=-1)]  # of all centroids that hold an image
-        apart = contrastive(view.whole_batch(features), self._anchors, self.options.temperature)
+        apart = contrastive(view.part.whole_batch(features), self._anchors, self.options.temperature)
         return features, {"contrastive": self.options.contrastive_weight * apart}
 
     def infer_task(self, query: Tensor) -> Tensor:

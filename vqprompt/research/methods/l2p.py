@@ -55,7 +55,7 @@ class L2P(Method):
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":
-            pull = pull_to_batch(view.whole_batch(cosines), view.whole_batch(choice))
+            pull = pull_to_batch(view.part.whole_batch(cosines), view.part.whole_batch(choice))
         else:
             pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
         prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))

@@ -69,7 +69,7 @@ class VQPrompt(Method):
         o = self.options
         alpha = self.prompt_weights(view.query)
         prompt = self.pool.mix(alpha)
-        losses = self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
+        losses = self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
         if o.quantize:
             quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
             prompt = quantized.prompt

@@ -97,7 +97,8 @@ def rebalance(
     def take_step(inputs: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)
         sizes = task_sizes if settings.norm_by_task else None
-        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
+        features, labels = (inputs[name][inputs["rows"]] for name in ("features", "labels"))
+        normalized_cross_entropy(head(features), labels, settings.logit_norm, sizes).backward()
         optimizer.step()
         return {}
 
@@ -118,10 +119,10 @@ def rebalance(
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
-        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
+        for number, rows in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
-            step({"features": features[chunk], "labels": labels[chunk]})
+            step({"features": features, "labels": labels, "rows": rows})
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -133,9 +134,21 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 @torch.no_grad()
 def solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float, part: slice = slice(None)) -> None:
     """Linear discriminant with one covariance for all classes. part: of the features; the others do not count."""
-    covariance = shrunk(statistics.class_covariance()[part, part].double().cpu().numpy(), shrinkage)
-    means = statistics.class_means()[:, part].double().cpu().numpy()
-    weights, bias = solve_discriminant(covariance + JITTER * np.eye(len(covariance)), means)
+    covariance, means = statistics.class_covariance()[part, part].double(), statistics.class_means()[:, part].double()
+    if covariance.is_cuda:
+        weights = means @ precision_of(covariance, shrinkage, JITTER)
+        bias = -0.5 * (means * weights).sum(1)
+    else:
+        wanted = shrunk(covariance.numpy(), shrinkage) + JITTER * np.eye(len(covariance))
+        weights, bias = map(torch.from_numpy, solve_discriminant(wanted, means.numpy()))
     head.weight.zero_()
-    head.weight[:, part] = torch.from_numpy(weights).to(head.weight)
-    head.bias.copy_(torch.from_numpy(bias))
+    head.weight[:, part] = weights.to(head.weight)
+    head.bias.copy_(bias)
+
+
+def precision_of(covariance: Tensor, shrinkage: float, jitter: float = 0.0) -> Tensor:
+    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
+    identity = torch.eye(len(covariance)).to(covariance)
+    level = covariance.diagonal().mean()
+    mixed = torch.lerp(covariance, level * identity, shrinkage) + jitter * identity
+    return torch.linalg.inv(mixed) if level > 0 else identity
