@@ -105,6 +105,9 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
+    # Where a search looks: run settings or options with their (low, high). The scale is logarithmic if low > 0 and
+    # high / low >= 10, and settings that are whole numbers stay whole.
+    search_space: ClassVar[dict[str, tuple[float, float]]] = {"lr": (1e-4, 3e-1)}
     tunes_backbone: ClassVar[bool] = False
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
