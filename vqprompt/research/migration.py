@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, cat
+
 OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
 SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
 MOVING = {"plasticity": 0.0, "frozen_beside": False, "fall_back": False, "most_doubt": 0.0}
@@ -19,6 +21,13 @@ EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
     "moving-weights": MOVING,
     "evoprompt": {"query": "normed"},
     "slca": {"rebalancing": {"steps_for": "old"}},
+    "sldc": {
+        "layers": ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"],
+        "principal": False,
+        "low_rank_scale": 1.0,
+        "weakly_nonlinear": False,
+        "rebalancing": {"samples": 0, "symmetric": False, "min_lr": 0.0},
+    },
     "hide-prompt": {
         "rebalancing": {"variance": "sample", "centroid_weights": "size"},
         "identity_rebalancing": {"variance": "sample", "centroid_weights": "size"},
@@ -34,6 +43,21 @@ def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:
         if isinstance(open_task := info.get("unfinished"), dict):
             info["unfinished"] = {"images_seen": 0, "seconds": 0.0, **open_task}
     return _with_earlier_options(info)
+
+
+def upgrade_tensors(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint. LwF's and BiC's teacher was a network and a classifier without corrections; SLDC
+    went on with the corrected classifier."""
+    old, former = "method.teacher.", "method.former."
+    names = {name: name.replace(f"{old}vit.", f"{former}vit.").replace(old, f"{former}head.") for name in tensors}
+    renamed = {names[name]: tensor for name, tensor in tensors.items()}
+    if names.keys() != renamed.keys() and "method.correction" in renamed:
+        renamed[f"{former}correction"] = renamed["method.correction"][:, : len(renamed[f"{former}head.bias"])].clone()
+    for owner in ("method.", former) if method == "sldc" else ():
+        if f"{owner}head.bias" in renamed and f"{owner}unaligned" not in renamed:
+            parts = renamed[f"{owner}head.weight"], renamed[f"{owner}head.bias"][:, None]
+            renamed[f"{owner}unaligned"] = cat(parts, dim=1)
+    return renamed
 
 
 def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:

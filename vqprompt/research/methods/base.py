@@ -9,7 +9,6 @@ parameters of `parameter_groups` → `finish_task` (statistics, merging) → `en
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +23,7 @@ from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
-from vqprompt.research.training.rebalancing import Rebalancing, rebalance
+from vqprompt.research.training.rebalancing import Rebalancing, rebalance, symmetric_cross_entropy
 from vqprompt.research.training.view import View
 
 __all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
@@ -239,8 +238,12 @@ class Method(nn.Module):
         them now, and corrects its classifier with them."""
         if self.statistics is not None:
             if data.features_before is not None:
-                self.statistics.move(self.drift(data))
+                self.move_statistics(self.statistics, data)
             self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+
+    def move_statistics(self, statistics: ClassStatistics, data: TaskData) -> None:
+        """Move the statistics of old classes to where their features would be now."""
+        statistics.move(self.drift(data))
 
     def drift(self, data: TaskData) -> Drift:
         """How features moved while the task was learned."""
@@ -351,10 +354,3 @@ class Method(nn.Module):
 def scaled(tokens: Tensor, count: int) -> Tensor:
     """Class tokens [B, count · D], each scaled to the same length."""
     return (TOKEN_LENGTH * F.normalize(tokens.unflatten(1, (count, -1)), dim=-1)).flatten(1)
-
-
-def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """½ cross-entropy + ½ reverse cross-entropy (Wang et al. 2019); the one-hot target is clamped at 1e-4, so that its
-    logarithm is finite."""
-    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # probability where the target is clamped
-    return 0.5 * F.cross_entropy(logits, labels) - 0.5 * math.log(1e-4) * wrong.mean()

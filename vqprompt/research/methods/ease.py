@@ -24,6 +24,7 @@ from vqprompt.research.methods.prototypes import TEMPERATURE, AdapterOptions, Ad
 
 class EaseOptions(AdapterOptions):
     others: float = Field(0.1, ge=0, description="weight of all subspaces together that are not the class's own")
+    temperature: float = Field(1.0, gt=0, description="of the similarities by which a missing mean is made of others")
 
 
 class EASE(CosineTraining):
@@ -32,6 +33,7 @@ class EASE(CosineTraining):
     summary = "adapters per task; class means in all subspaces, by cosine"
     Options: ClassVar[Any] = EaseOptions
     training_defaults: ClassVar = {**CosineTraining.training_defaults, "lr": 0.025}
+    search_space: ClassVar = {"lr": (2e-3, 0.2), "others": (0.0, 0.2), "temperature": (0.02, 1.0)}
     prototypes: Tensor  # [C, T, D], the mean of each class in each subspace
 
     def __init__(self, vit: ViT, options: EaseOptions, tasks: int) -> None:
@@ -66,7 +68,7 @@ class EASE(CosineTraining):
             for later in range(task + 1, len(self.task_sizes)):
                 seen = known[first[later] :]
                 alike = F.normalize(old[:, task], dim=-1) @ F.normalize(seen[:, task], dim=-1).T
-                old[:, later] = torch.softmax(alike, dim=-1) @ seen[:, later]
+                old[:, later] = torch.softmax(alike / self.options.temperature, dim=-1) @ seen[:, later]
 
     def logits(self, view: View) -> Tensor:
         features = self.features(view)[0].unflatten(1, (len(self.adapters), -1))

@@ -24,8 +24,8 @@ class RanPACOptions(AdapterOptions, ReadoutOptions):
     adapt: bool = Field(True, description="learn adapters in the first task")
 
 
-RIDGES = [10.0**e for e in range(-8, 10)]
-HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge
+RIDGES = [10.0**e for e in range(-8, 9)]
+HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge; the others are fitted
 
 
 class RanPAC(FirstTaskAdapters):
@@ -73,12 +73,13 @@ class RanPAC(FirstTaskAdapters):
         self.gram, self.products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets
 
     def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> float:
-        """The ridge with the smallest squared error on a fifth of the task's images."""
+        """The ridge with the smallest squared error on a fifth of the task's images. As published, the other images
+        of the task are fitted alone, without the sums of the tasks before."""
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
         count = max(1, int(HELD_OUT * len(order)))
         held, kept = order[:count], order[count:]
         lifted, unseen = self.lift(features[kept]), self.lift(features[held])
-        gram, products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets[kept]
+        gram, products = lifted.T @ lifted, lifted.T @ targets[kept]
         errors = [float(F.mse_loss(unseen @ solve_ridge(gram, products, r).T, targets[held])) for r in RIDGES]
         return RIDGES[min(range(len(RIDGES)), key=lambda i: (errors[i] != errors[i], errors[i]))]  # NaN comes last
 

@@ -41,7 +41,7 @@ class SLCA(Method):
     rows_per_class = ("unaligned",)
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
-    def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
+    def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.register_buffer("unaligned", torch.zeros(0, self.feature_width + 1))
 

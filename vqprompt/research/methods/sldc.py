@@ -1,15 +1,15 @@
 """SLDC (2025, arXiv 2511.09926): low-rank tuning task by task, features distilled, class Gaussians moved along.
 
 The backbone learns through low-rank changes. Its features and their lengths are held to those from before the task. The
-loss is half cross-entropy, half reverse cross-entropy. After a task a linear map from old to new features,
-fitted on unit-length features and blended with the identity when images are few, moves the Gaussians of old classes;
-the classifier is then trained on samples of them.
+loss is half cross-entropy, half reverse cross-entropy. After a task a weakly nonlinear map from old to new features, or
+a linear one that is blended with the identity when images are few, moves the Gaussians of old classes. Then the
+classifier is trained on samples of them. As in SLCA, the next task continues with the classifier from before that.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,37 +18,62 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.low_rank import add_low_rank, low_rank_changes
 from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskData
+from vqprompt.core.statistics.gaussians import ClassStatistics, FullGaussians
+from vqprompt.research.methods.base import STATISTICS, Losses, StatisticsOptions, TaskData
+from vqprompt.research.methods.slca import SLCA
+from vqprompt.research.training.cuda_graph import GraphedStep
+from vqprompt.research.training.optim import Inputs, cosine_decay, make_optimizer, set_rates
 from vqprompt.research.training.rebalancing import Rebalancing
 
 RIDGE = 1e-4
+ADDED = {"linear": 1e-2, "weakly nonlinear": 1e-3}  # to the variances, after a move
 
 
 class SLDCOptions(StatisticsOptions):
     rank: int = Field(4, ge=1, description="rank of the change of each weight matrix")
+    layers: list[Literal["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]] = Field(
+        ["attn.qkv", "mlp.fc1", "mlp.fc2"], description="weight matrices that change, in every block"
+    )
+    principal: bool = Field(True, description="changes start from singular vectors of the weights, not at random")
+    low_rank_scale: float = Field(0.8, gt=0, description="factor of the low-rank changes")
     backbone_lr_scale: float = Field(0.1, gt=0, description="the low-rank changes' rate, relative to the classifier's")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     norm_distillation: float = Field(0.1, ge=0, description="weight of the loss that keeps the features' lengths")
     statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing(covariance="full", epochs=5, lr=0.01, optimizer="sgd", ratio=2)
+    rebalancing: Rebalancing = Rebalancing(
+        covariance="full", epochs=6, lr=5e-4, min_lr=5e-5, weight_decay=1e-4, samples=1024, symmetric=True
+    )
     moving: Moving = Moving(how="linear")
+    weakly_nonlinear: bool = Field(True, description="Gaussians are moved by a weakly nonlinear map, not a linear one")
+    map_steps: int = Field(5000, ge=1, description="training steps of the weakly nonlinear map")
     feature_distillation: float = Field(
         1.0, ge=0, description="weight of the loss that keeps features where they were before the task"
     )
 
 
-class SLDC(Method):
+class SLDC(SLCA):
     title = "SLDC"
     year = 2025
-    summary = "low-rank tuning; class Gaussians moved by a linear map"
+    summary = "low-rank tuning; class Gaussians moved by a weakly nonlinear map"
     Options: ClassVar[Any] = SLDCOptions
-    training_defaults: ClassVar = {"lr": 1e-3, "batch_size": 16}
-    tunes_backbone = True
+    presets: ClassVar = {}
+    training_defaults: ClassVar = {
+        "lr": 1e-3, "batch_size": 16, "epochs": 15, "weight_decay": 3e-5,
+        "schedule": "epoch-cosine", "min_lr": 1e-4 / 3,  # a third of the low-rank changes' rate
+    }  # fmt: skip
+    search_space: ClassVar = {"lr": (1e-4, 1e-2), "feature_distillation": (0.1, 10.0)}
 
     def __init__(self, vit: ViT, options: SLDCOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        add_low_rank(vit, options.rank)
+        kept = options.rebalancing
+        if options.weakly_nonlinear and (kept.covariance, kept.centroids) != ("full", 1):
+            raise UserError(
+                f"rebalancing.covariance={kept.covariance}, rebalancing.centroids={kept.centroids}: weakly_nonlinear "
+                "moves one full Gaussian per class; take full and 1, or weakly_nonlinear=false"
+            )
+        add_low_rank(vit, options.rank, options.layers, scale=options.low_rank_scale, principal=options.principal)
 
     def prompting_parameters(self) -> list[nn.Parameter]:
         return [p for change in low_rank_changes(self.vit) for p in (change.up, change.down)]
@@ -69,6 +94,23 @@ class SLDC(Method):
         assert data.features_before is not None
         return blended_map(data.features_before, data.features)
 
+    @torch.no_grad()
+    def move_statistics(self, statistics: ClassStatistics, data: TaskData) -> None:
+        if not isinstance(statistics, FullGaussians) or not self.options.weakly_nonlinear:
+            super().move_statistics(statistics, data)
+            if isinstance(statistics, FullGaussians):
+                statistics.spread.diagonal(dim1=1, dim2=2).add_(ADDED["linear"])
+            return
+        assert data.features_before is not None
+        mapping = fit_map(data.features_before, data.features, self.options.map_steps, data.seed)
+        generator = torch.Generator(statistics.means.device).manual_seed(data.seed)
+        width = statistics.width
+        for n, root in enumerate(statistics.roots()):  # class by class, because the samples of all take much memory
+            white = torch.randn(10 * width, width, generator=generator, device=root.device)
+            points = mapping(statistics.means[n] + white @ root.T)
+            statistics.means[n], statistics.spread[n] = points.mean(0), torch.cov(points.T)
+        statistics.spread.diagonal(dim1=1, dim2=2).add_(ADDED["weakly nonlinear"])
+
 
 def blended_map(before: Tensor, after: Tensor) -> Drift:
     """x → x A with A = (XᵀX + 1e-4 I)⁻¹ XᵀY of unit-length rows, blended with the identity by exp(−n / d)."""
@@ -79,3 +121,42 @@ def blended_map(before: Tensor, after: Tensor) -> Drift:
     slope = (1 - weight) * (fitted - identity)
     origin = torch.zeros_like(x[0])
     return Drift(origin, origin, slope)
+
+
+class WeaklyNonlinearMap(nn.Module):
+    """A mixture of the identity, a linear map and a small network, applied to directions. Lengths stay."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=False)
+        nn.init.eye_(self.linear.weight)
+        self.network = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.mixture = nn.Parameter(torch.tensor([1.0, 0.0, 0.0]))  # before a softmax
+
+    def forward(self, points: Tensor) -> Tensor:
+        length, unit = points.norm(dim=1, keepdim=True), F.normalize(points, dim=1)
+        same, linear, curved = self.mixture.softmax(0)
+        moved: Tensor = length * (same * unit + linear * self.linear(unit) + curved * self.network(unit))
+        return moved
+
+
+def fit_map(before: Tensor, after: Tensor, steps: int, seed: int) -> WeaklyNonlinearMap:
+    """Trained on the directions of the features [n, D] of the same images, before and after."""
+    x, y = (F.normalize(t.float(), dim=1) for t in (before, after))
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        mapping = WeaklyNonlinearMap(x.shape[1]).to(x.device)
+        optimizer = make_optimizer([{"params": list(mapping.parameters())}], "adamw", 1e-3, 0.0)
+
+        def take_step(inputs: Inputs) -> Losses:
+            optimizer.zero_grad(set_to_none=True)
+            F.mse_loss(mapping(inputs["before"]), inputs["after"]).backward()
+            optimizer.step()
+            return {}
+
+        step = GraphedStep(take_step, x.device)
+        for number in range(steps):
+            rows = torch.randint(len(x), (32,)).to(x.device)
+            set_rates(optimizer, cosine_decay(1e-3, 5e-4, number, steps))
+            step({"before": x[rows], "after": y[rows]})
+    return mapping.requires_grad_(False)
