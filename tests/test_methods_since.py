@@ -136,9 +136,9 @@ class TestRanPAC:
         torch.testing.assert_close(method.gram.double(), h.T @ h, rtol=1e-4, atol=1e-3)
 
     def test_the_ridge_is_chosen_on_the_current_task_alone(self):
-        learner, seen = learned("ranpac", projection=40, adapt=False)
-        method, (task, features) = learner.method, seen[-1]
-        targets = F.one_hot(task.train.labels, 2).float()
+        method = learned("ranpac", projection=40, adapt=False)[0].method
+        features, targets = torch.randn(60, 32), F.one_hot(torch.arange(60) % 2, 2).float()
+        features[:, 0] += targets[:, 0]
         chosen = method._choose_ridge(features, targets, seed=5)
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(5))
         cut = int(0.2 * len(features))
