@@ -33,11 +33,11 @@ CLASSES = [name for task in TASKS for name in task]
 TRAIN, TEST, SIZE, EXEMPLARS = 6, 3, 42, 9
 SETTINGS = {"tasks": TASKS, "train_per_class": TRAIN, "test_per_class": TEST, "size": SIZE, "epochs": 1,
             "batch_size": 12, "seed": 3, "device": "cpu", "compile": "off"}  # fmt: skip
-QUICK_REPLAY = {"epochs": 2, "ratio": 1}
-CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2,
+QUICK_REPLAY = {"epochs": 2, "ratio": 1, "samples": 0}
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2, "map_steps": 20,
          "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
-TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1}  # other methods train in every task
+TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1, "fecam": 0}  # other methods train in every task
 
 
 def cheap(name: str) -> dict:

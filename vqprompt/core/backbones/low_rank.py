@@ -27,7 +27,7 @@ class LowRankLinear(nn.Module):
         self.scale = scale
         self.original, self.bias = layer.weight.requires_grad_(False), layer.bias.requires_grad_(False)
         if principal:
-            down = torch.linalg.svd(layer.weight.float(), full_matrices=False).Vh[:rank].clone()
+            down = torch.linalg.svd(layer.weight.float(), full_matrices=False).Vh[:rank].contiguous()
         else:
             down = nn.init.kaiming_uniform_(torch.empty(rank, columns), a=5**0.5)  # on the CPU, whose draws are seeded
         self.down = nn.Parameter(down.to(layer.weight.device))

@@ -222,6 +222,10 @@ class Method(nn.Module):
     def logits(self, view: View) -> Tensor:
         return self.head(self.features(view)[0])
 
+    def with_missing(self, scores: Tensor) -> Tensor:
+        """Scores [B, C] of all classes: −∞ for those that have none, which is in the middle of their task."""
+        return F.pad(scores, (0, self.head.out_features - scores.shape[1]), value=-torch.inf)
+
     def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
         """The images to train on and their positions in the head. A method that rehearses adds its exemplars."""
         return data.images, data.labels

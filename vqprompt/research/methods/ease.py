@@ -77,5 +77,4 @@ class EASE(CosineTraining):
         cosines = torch.einsum("btd,ctd->bct", F.normalize(known, dim=-1), F.normalize(self.prototypes, dim=-1))
         own = torch.repeat_interleave(torch.tensor(self.task_sizes, device=features.device))[: len(self.prototypes)]
         weights = torch.where(F.one_hot(own, subspaces).bool(), 1.0, self.options.others / max(subspaces - 1, 1))
-        scores = (cosines * weights).sum(-1) / TEMPERATURE
-        return F.pad(scores, (0, self.head.out_features - len(self.prototypes)), value=-torch.inf)
+        return self.with_missing((cosines * weights).sum(-1) / TEMPERATURE)

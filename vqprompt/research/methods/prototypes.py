@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import Adapter, ViT
-from vqprompt.research.methods.base import Losses, Method, Options, TaskData, TaskInfo, View
+from vqprompt.research.methods.base import Losses, Method, Options, ReadoutOptions, TaskData, TaskInfo, View
 
 TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answers
 
@@ -49,8 +49,7 @@ class SimpleCIL(Method):
     def logits(self, view: View) -> Tensor:
         features = self.features(view)[0]
         cosines = F.normalize(features, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
-        missing = self.head.out_features - len(self.prototypes)  # in the middle of a task the new classes have no mean
-        return F.pad(cosines / TEMPERATURE, (0, missing), value=-torch.inf)
+        return self.with_missing(cosines / TEMPERATURE)
 
 
 class AdapterOptions(Options):
@@ -81,6 +80,7 @@ class CosineTraining(Method):
     and the sharpness is learned."""
 
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+    search_space: ClassVar = {"lr": (1e-3, 0.3)}
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -109,6 +109,27 @@ class FirstTaskAdapters(CosineTraining):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return Method.parameter_groups(self) if self.task.number == 0 else []
+
+
+class OnceAdaptedOptions(AdapterOptions, ReadoutOptions):
+    adapt: bool = Field(True, description="learn adapters in the first task")
+
+
+class OnceAdapted(FirstTaskAdapters):
+    """For methods that use the adapted features alone, or the frozen ones if `adapt` is off."""
+
+    def __init__(self, vit: ViT, options: OnceAdaptedOptions, tasks: int) -> None:
+        super().__init__(vit, options, tasks)
+        self.uses_query = not (options.adapt or self.mirror) and self.class_tokens == 1  # type: ignore[misc]
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return super().parameter_groups() if self.options.adapt else []
+
+    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+        if self.uses_query:
+            return view.query, {}
+        adapters = self.adapters.by_block() if self.options.adapt else None
+        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
 
 
 class APER(FirstTaskAdapters, SimpleCIL):
