@@ -182,6 +182,10 @@ def test_other_tasks_images_are_refused_while_one_is_learned(ran):
 def test_options(name):
     options = METHODS[name].Options
     assert len(METHODS[name].summary) <= 65, "`vqprompt methods` has one line of 100 columns for each"
+    defaults = resolve({"method": name})
+    known = {**defaults.model_dump(), **defaults.options}
+    for key, (low, high) in METHODS[name].search_space.items():
+        assert low < known[key] <= high or low == known[key] == 0, f"{key}: a search starts inside of its range"
     for key, field in options.model_fields.items():
         if isinstance(field.default, BaseModel):
             group = type(field.default).model_fields

@@ -109,6 +109,7 @@ class EvoPrompt(Method):
     uses_query = True
     prompts_stay = True
     training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64, "schedule": "constant", "clip": 1.0}
+    search_space: ClassVar = {"lr": (1e-4, 0.1), "merge_rate": (0.05, 0.5)}
     presets = PRESETS["evoprompt"]
     prototypes: Tensor  # [C, D], mean feature of each class without prompts
 

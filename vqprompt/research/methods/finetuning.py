@@ -51,6 +51,7 @@ class FT(Method):
     summary = "plain fine-tuning, task by task: what forgetting looks like"
     Options: ClassVar[Any] = FineTuningOptions
     training_defaults: ClassVar = {"lr": 5e-5}
+    search_space: ClassVar = {"lr": (1e-6, 1e-2), "layer_decay": (0.5, 1.0)}
     tunes_backbone = True
     masks_old_logits = False
 

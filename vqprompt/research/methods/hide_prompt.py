@@ -74,6 +74,7 @@ class HidePrompt(Method):
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
     training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
+    search_space: ClassVar = {"lr": (1e-4, 0.3), "contrastive_weight": (1e-3, 1.0)}
     presets = PRESETS["hide-prompt"]
 
     def __init__(self, vit: ViT, options: HideOptions, tasks: int) -> None:

@@ -26,6 +26,7 @@ class SimpleCIL(Method):
     title = "SimpleCIL"
     year = 2023
     summary = "the nearest mean of frozen features, by cosine; no training"
+    search_space: ClassVar = {}
     uses_query = True
     prototypes: Tensor  # [C, D], mean features of each class
 

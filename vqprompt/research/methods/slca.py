@@ -36,6 +36,7 @@ class SLCA(Method):
     summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
+    search_space: ClassVar = {"lr": (1e-3, 0.3), "backbone_lr_scale": (1e-4, 0.1)}
     presets = PRESETS["slca"]
     tunes_backbone = True
     rows_per_class = ("unaligned",)

@@ -47,7 +47,7 @@ class SSIAT(Method):
     summary = "shared adapters; means follow the drift; cosine classifier"
     Options: ClassVar[Any] = SSIATOptions
     training_defaults: ClassVar = CosineTraining.training_defaults
-    search_space: ClassVar = {"lr": (1e-3, 0.1), "moving.bandwidth": (0.1, 2.0)}
+    search_space: ClassVar = {"lr": (1e-3, 0.3), "sharpness": (2.0, 100.0)}
 
     def __init__(self, vit: ViT, options: SSIATOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -7,7 +7,7 @@ statistics, Soft-Prompt the quantization too.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -50,6 +50,7 @@ class VQPrompt(Method):
     summary = "soft selection, quantized to one of 10 prompts; class statistics"
     Options = VQOptions
     uses_query = True
+    search_space: ClassVar = {"lr": (1e-4, 0.1), "tau": (0.1, 10.0)}
     presets = PRESETS["vq-prompt"]
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
