@@ -418,17 +418,10 @@ def test_missing_positions_and_block_in_the_middle(tmp_path):
     assert "blocks.1.norm1.weight" in refusal(tmp_path, moved)
 
 
-@pytest.mark.parametrize("key", ["reg_token", "register_tokens", "fc_norm.weight", "dist_token"])
+@pytest.mark.parametrize("key", ["fc_norm.weight", "dist_token"])
 def test_parts_a_plain_vit_lacks_are_refused(tmp_path, key):
     message = refusal(tmp_path, timm_checkpoint() | {key: torch.zeros(1, 4, WIDTH)})
     assert key in message and "variant" in message
-
-
-def test_register_tokens_of_transformers_are_refused(tmp_path):
-    message = refusal(
-        tmp_path, transformers_checkpoint(True) | {"embeddings.register_tokens": torch.zeros(1, 4, WIDTH)}
-    )
-    assert "register" in message
 
 
 def test_another_models_keys_are_refused(tmp_path):

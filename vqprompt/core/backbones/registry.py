@@ -34,6 +34,7 @@ class Backbone:
     url: str = ""
     checksum: str = ""
     licence: str = "Apache-2.0"
+    good_for: str = ""
     origin: str = ""
 
     @property
@@ -45,6 +46,7 @@ class Backbone:
 PIXELS: dict[str, dict[str, Any]] = {
     "imagenet": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
     "halves": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+    "clip": {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)},
 }
 
 
