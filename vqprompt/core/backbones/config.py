@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from vqprompt.core.errors import UserError
 
-Gelu = Literal["exact", "tanh", "quick"]
-"""The activation, or one of its approximations: by tanh (SigLIP), by a sigmoid of 1.702 x (OpenAI's CLIP)."""
+Gelu = Literal["", "tanh", "quick"]
+"""The exact activation, or an approximation: by tanh (SigLIP), by a sigmoid of 1.702 x (OpenAI's CLIP)."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class ViTConfig:
     registers: int = 0  # learned tokens without a position, between the class token and the patches (DINOv2, DINOv3)
     rope: float = 0.0  # base of the rotary positions of patches (DINOv3: 100); 0: none
     pre_norm: bool = False  # a norm before the first block (CLIP)
-    gelu: Gelu = "exact"
-    pooled: bool = False  # no class token: a learned query attends to the patches after the last block (SigLIP)
+    gelu: Gelu = ""
+    pooled: bool = False  # no class token: the mean of the patches stands for it (SigLIP)
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -34,21 +34,15 @@ class ViTConfig:
         check_size(self.image_size, self.patch)
 
     @property
-    def particular(self) -> dict[str, Any]:
+    def particular(self) -> list[str]:
         """What distinguishes it from a plain ViT, with one class token and learned positions."""
-        return {f.name: value for f in fields(self)[-5:] if (value := getattr(self, f.name)) != f.default}
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The fields by which a backbone is recognized. Plain ones are recognized as they were before others came."""
-        return {name: value for name, value in asdict(self).items() if name in PLAIN or name in self.particular}
+        return [name for name in ("registers", "rope", "pre_norm", "gelu", "pooled") if getattr(self, name)]
 
     @property
     def tokens(self) -> int:
         return (self.image_size // self.patch) ** 2 + 1
 
 
-PLAIN = [field.name for field in fields(ViTConfig)[:-5]]
 MAX_PATCHES = 65_536  # per image: 3,584 px in patches of 14
 
 
@@ -85,12 +79,6 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         shapes["reg_token"] = (1, config.registers, width)
     if config.pre_norm:
         layers["norm_pre"] = (width,)
-    if config.pooled:
-        shapes["pool.latent"] = (1, 1, width)
-        layers |= {
-            f"pool.{part}": layers[f"blocks.0.{part}"] for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
-        }
-        layers["pool.norm"] = (width,)
     for name, shape in layers.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return shapes

@@ -85,7 +85,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
         hints["eps"] = 1e-12  # ViTModel's own; Dinov2Model has the usual 1e-6
     if "norm_pre.weight" in state:  # CLIP; which GELU it was trained with is nowhere in the file
         quick = not re.search("laion|datacomp|dfn", stem.lower())
-        hints |= {**PIXELS["clip"], "eps": 1e-5, "gelu": "quick" if quick else "exact", "guessed": ("gelu",)}
+        hints |= {**PIXELS["clip"], "eps": 1e-5, "gelu": "quick" if quick else "", "guessed": ("gelu",)}
     if layout == "google":
         query = state.get("blocks.0.attn.query.weight")
         hints |= {"heads": query.shape[1]} if query is not None and query.ndim == 3 else {}
@@ -101,17 +101,17 @@ def completed(state: State, hints: dict[str, Any]) -> State:
     for key in [key for key in state if re.search(r"(patch_embed\.proj|attn\.key)\.weight$", key)]:
         if "norm_pre.weight" in state or (hints.get("rope") and "key" in key):
             state.setdefault(key.replace("weight", "bias"), np.zeros(len(state[key]), np.float32))
-    if {"norm_pre.weight", "pool.latent"} & set(state):  # CLIP and SigLIP
+    if "norm_pre.weight" in state or hints.get("pooled"):  # CLIP and SigLIP
         state |= {key: np.array(state[key], ndmin=3) for key in ("cls_token", "pos_embed") if key in state}
     patches, positions = state.get("patch_embed.proj.weight"), state.get("pos_embed")
     if hints.get("rope") and patches is not None:
         side = hints["image_size"] // patches.shape[-1]
         state["pos_embed"] = np.zeros((1, side**2 + 1, len(patches)), np.float32)
-    elif positions is not None and positions.ndim == 3 and {"reg_token", "pool.latent"} & set(state):
-        if math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]:  # of patches alone
-            state["pos_embed"] = np.pad(positions, ((0, 0), (1, 0), (0, 0)))
-        if "pool.latent" in state:
-            state["cls_token"] = np.zeros((1, 1, positions.shape[2]), np.float32)
+    elif positions is not None and positions.ndim == 3 and ("reg_token" in state or hints.get("pooled")):
+        row = int(math.isqrt(positions.shape[1]) ** 2 == positions.shape[1])  # positions of patches alone get one more
+        state["pos_embed"] = np.pad(positions, ((0, 0), (row, 0), (0, 0)))
+    if hints.get("pooled") and patches is not None:
+        state["cls_token"] = np.zeros((1, 1, len(patches)), np.float32)
     return state
 
 
@@ -190,7 +190,7 @@ def check_values(config: dict[str, Any]) -> None:
         value = config.get(name, 1) or (1 if name == "registers" else 0)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise ValueError(f"{name}={short(value)}: must be a whole number from 1 to {most:,}")
-    if config.get("gelu", "exact") not in get_args(Gelu) or not isinstance(config.get("rope", 0.0), int | float):
+    if config.get("gelu", "") not in get_args(Gelu) or not isinstance(config.get("rope", 0.0), int | float):
         raise ValueError(f"gelu={short(config.get('gelu'))} must be one of {get_args(Gelu)}, and rope a number")
     for name in ("mlp_ratio", "eps"):
         value = config.get(name, 1.0)
@@ -227,7 +227,7 @@ def config_from_shapes(state: State) -> dict[str, Any]:
     return {
         "width": width, "depth": depth_of(state), "patch": patch, "image_size": side * patch, "mlp_ratio": ratio,
         "registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
-        "pre_norm": "norm_pre.weight" in state, "pooled": "pool.latent" in state,
+        "pre_norm": "norm_pre.weight" in state,
     }  # fmt: skip
 
 

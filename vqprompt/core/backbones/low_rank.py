@@ -55,7 +55,3 @@ def add_low_rank(vit: ViT, rank: int, layers: Sequence[str] = LAYERS, **how: Any
     for block in vit.blocks:
         for name in layers:
             block.set_submodule(name, LowRankLinear(cast(nn.Linear, block.get_submodule(name)), rank, **how))
-
-
-def low_rank_changes(vit: ViT) -> list[LowRankLinear]:
-    return [module for module in vit.modules() if isinstance(module, LowRankLinear)]

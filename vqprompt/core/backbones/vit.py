@@ -119,14 +119,14 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int, gelu: Gelu = "exact") -> None:
+    def __init__(self, width: int, hidden: int, gelu: Gelu = "") -> None:
         super().__init__()
         self.gelu = gelu
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gelu != "exact":
+        if self.gelu:
             h = linear(self.fc1, x)
             h = F.gelu(h, approximate="tanh") if self.gelu == "tanh" else h * torch.sigmoid(1.702 * h)
             return linear(self.fc2, h)
@@ -174,27 +174,6 @@ class Block(nn.Module):
         return out if adapter is None else out + bottleneck(x, adapter)
 
 
-class AttentionPool(nn.Module):
-    """A learned query attends to all tokens, then comes an MLP: SigLIP's features, instead of a class token."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.latent = nn.Parameter(torch.zeros(1, 1, config.width))
-        self.attn = Attention(config.width, config.heads)
-        self.norm = nn.LayerNorm(config.width, eps=config.eps)
-        self.mlp = Mlp(config.width, int(config.width * config.mlp_ratio), config.gelu)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens [B, L, D] to features [B, 1, D]."""
-        width, weight, bias = tokens.shape[-1], self.attn.qkv.weight, self.attn.qkv.bias
-        q = F.linear(self.latent, weight[:width], bias[:width]).expand(len(tokens), -1, -1)
-        k, v = F.linear(tokens, weight[width:], bias[width:]).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.attn.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        x = self.attn.proj(self.attn.attend(q, k, v).transpose(1, 2).flatten(2))
-        pooled: Tensor = x + self.mlp(self.norm(x))
-        return pooled
-
-
 def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
     """A small two-layer network beside the MLP (AdaptFormer, Chen et al. 2022)."""
     down, down_bias, up, up_bias = (t.to(x.dtype) for t in adapter)
@@ -240,7 +219,6 @@ class ViT(nn.Module):
             self.reg_token = nn.Parameter(torch.zeros(1, config.registers, config.width))
         if config.pre_norm:
             self.norm_pre = nn.LayerNorm(config.width, eps=config.eps)
-        self.pool = AttentionPool(config) if config.pooled else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -259,18 +237,11 @@ class ViT(nn.Module):
 
     def particular(self, tokens: Tensor) -> Tensor:
         """Tokens of a ViT that is not plain: with registers, with a norm, or without a class token."""
-        if self.pool is not None:
-            return tokens[:, 1:]
         if self.config.registers:
             registers = self.reg_token.to(tokens.dtype).expand(len(tokens), -1, -1)
             tokens = torch.cat([tokens[:, :1], registers, tokens[:, 1:]], dim=1)
-        return self.norm_pre(tokens) if self.config.pre_norm else tokens
-
-    def pooled(self, x: Tensor) -> Tensor:
-        """What stands for a class token [B, 1, D] where there is none. Prompts among the tokens do not count."""
-        assert self.pool is not None
-        pooled: Tensor = self.pool(self.norm(x[:, : self.config.tokens - 1]))
-        return pooled
+        tokens = self.norm_pre(tokens) if self.config.pre_norm else tokens
+        return tokens[:, 1:] if self.config.pooled else tokens
 
     def encode(
         self,
@@ -291,18 +262,19 @@ class ViT(nn.Module):
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             if self.compiled:
                 any_batch(x, prompt)
-            only = i == last and self.pool is None
-            x = block(x, prompt, placement, only, adapters[i] if adapters else None, rotation)
+            class_token_only = i == last and not self.config.pooled
+            x = block(x, prompt, placement, class_token_only, adapters[i] if adapters else None, rotation)
             if last - class_tokens < i < last:
-                earlier.insert(0, x[:, :1] if self.pool is None else self.pooled(x))
-        if self.pool is not None:
-            return torch.cat([self.pooled(x), *earlier], dim=1).flatten(1)
+                earlier.insert(0, x if self.config.pooled else x[:, :1])
+        if self.config.pooled:  # prompts among the tokens do not count
+            patches = self.config.tokens - 1
+            return torch.cat([self.norm(each[:, :patches]).mean(1) for each in (x, *earlier)], dim=1)
         x = torch.cat([x, *earlier], dim=1) if earlier else x
         return (self.norm(x) if normalize else x)[:, :class_tokens].flatten(1)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
-        if self.raw_queries and self.pool is not None:
+        if self.raw_queries and self.config.pooled:
             raise UserError("this backbone has no class token before its final norm; set query=normed")
         return self.encode(tokens, normalize=not self.raw_queries)
 
@@ -324,8 +296,7 @@ class ViT(nn.Module):
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Parameters from the last layer down: final norm, blocks, embedding."""
-        last = nn.ModuleList([self.norm] if self.pool is None else [self.norm, self.pool])
-        layers = [list(part.parameters()) for part in (last, *reversed(self.blocks))]
+        layers = [list(part.parameters()) for part in (self.norm, *reversed(self.blocks))]
         above = {id(p) for layer in layers for p in layer}
         return [*layers, [p for p in self.parameters() if id(p) not in above]]
 

@@ -42,7 +42,8 @@ class Weights:
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with the config or with any weight."""
-        digest = hashlib.sha256(json.dumps(self.config.identity, sort_keys=True).encode())
+        stated = {name: value for name, value in asdict(self.config).items() if value}  # plain ones as ever
+        digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
         for key, array in sorted(self.arrays.items()):
             digest.update(f"{key} torch.{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)

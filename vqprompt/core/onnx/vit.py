@@ -40,9 +40,9 @@ def class_tokens_graph(
     integers where weights are int8, see `_Network.product_of_digits`.
     """
     if config.particular:
+        what = ", ".join(config.particular)
         raise UserError(
-            f"this backbone has {', '.join(config.particular)}, which only PyTorch computes here: use a CUDA or CPU "
-            "device with PyTorch, or take a backbone without them (vqprompt backbones)"
+            f"the backbone has {what}, which no ONNX graph computes here; take another (vqprompt backbones)"
         )
     graph = Graph()
     images = draw(graph, config, side, crop)

@@ -23,7 +23,8 @@ from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
-from vqprompt.research.training.rebalancing import Rebalancing, rebalance, symmetric_cross_entropy
+from vqprompt.research.training.rebalancing import Rebalancing, rebalance
+from vqprompt.research.training.rebalancing import symmetric_cross_entropy as symmetric_cross_entropy
 from vqprompt.research.training.view import View
 
 __all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
@@ -108,6 +109,7 @@ class Method(nn.Module):
     # high / low >= 10, and settings that are whole numbers stay whole.
     search_space: ClassVar[dict[str, tuple[float, float]]] = {"lr": (1e-4, 3e-1)}
     tunes_backbone: ClassVar[bool] = False
+    backbone_parts: ClassVar[tuple[str, ...]] = ()  # names of parameters that it adds to a backbone that stays frozen
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
@@ -179,8 +181,9 @@ class Method(nn.Module):
             return []  # the classifier is solved for afterwards, so training it would be useless
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
-            groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
-        if self.tunes_backbone:
+            rate = "backbone_lr_scale" if self.backbone_parts else "prompt_lr_scale"
+            groups.append({"params": own, "scale": getattr(self.options, rate, 1.0)})
+        if self.tunes_backbone and not self.backbone_parts:
             scale, decay = (getattr(self.options, key, 1.0) for key in ("backbone_lr_scale", "layer_decay"))
             layers = self.vit.layers() if decay < 1 else [list(self.vit.parameters())]  # one group is faster than many
             learning = ([p for p in layer if p.requires_grad] for layer in layers)
@@ -261,6 +264,8 @@ class Method(nn.Module):
 
     def saved(self, name: str) -> bool:
         """Whether a tensor of the state dict goes into a checkpoint. Those of a frozen backbone do not."""
+        if self.backbone_parts and name.startswith("vit."):
+            return any(part in name for part in self.backbone_parts)
         frozen = ("frozen.", "former.frozen.", *(() if self.tunes_backbone else ("vit.", "former.vit.")))
         return not name.startswith(frozen)
 
@@ -296,7 +301,8 @@ class Method(nn.Module):
         """The method's own parameters, without those of the backbone and of classifiers."""
         others = [self.vit, self.frozen, *self.classifiers(), *(getattr(self, name) for name in self.only_for_learning)]
         own = [module for module in self.children() if not any(module is other for other in others)]
-        return [*self.parameters(recurse=False), *(p for module in own for p in module.parameters())]
+        added = (p for name, p in self.vit.named_parameters() if any(part in name for part in self.backbone_parts))
+        return [*self.parameters(recurse=False), *(p for module in own for p in module.parameters()), *added]
 
     def parameter_counts(self) -> dict[str, int]:
         return {

@@ -69,6 +69,7 @@ class SDLoRA(Method):
     training_defaults: ClassVar = {"lr": 8e-3, "optimizer": "sgd", "schedule": "constant"}
     search_space: ClassVar = {"lr": (5e-4, 0.1)}
     tunes_backbone = True
+    backbone_parts = (".ups.", ".downs.", ".magnitudes")
 
     def __init__(self, vit: ViT, options: SDLoRAOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -82,14 +83,3 @@ class SDLoRA(Method):
         for module in self.vit.modules():
             if isinstance(module, DirectionsLinear):
                 module.grow()
-
-    def prompting_parameters(self) -> list[nn.Parameter]:
-        modules = [module for module in self.vit.modules() if isinstance(module, DirectionsLinear)]
-        return [p for m in modules for p in (*m.ups, *m.downs, m.magnitudes)]
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        own = [p for p in self.prompting_parameters() if p.requires_grad]
-        return [{"params": parameters, "scale": 1.0} for parameters in (list(self.head.parameters()), own)]
-
-    def saved(self, name: str) -> bool:
-        return not name.startswith("vit.") or any(part in name for part in (".ups.", ".downs.", ".magnitudes"))

@@ -16,19 +16,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.low_rank import add_low_rank, low_rank_changes
+from vqprompt.core.backbones.low_rank import add_low_rank
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.core.statistics.gaussians import ClassStatistics, FullGaussians
 from vqprompt.research.methods.base import STATISTICS, Losses, StatisticsOptions, TaskData
 from vqprompt.research.methods.slca import SLCA
-from vqprompt.research.training.cuda_graph import GraphedStep
-from vqprompt.research.training.optim import Inputs, cosine_decay, make_optimizer, set_rates
 from vqprompt.research.training.rebalancing import Rebalancing
 
 RIDGE = 1e-4
-ADDED = {"linear": 1e-2, "weakly nonlinear": 1e-3}  # to the variances, after a move
+ADDED_LINEAR, ADDED_CURVED = 1e-2, 1e-3  # to variances, after a move
 
 
 class SLDCOptions(StatisticsOptions):
@@ -63,6 +61,7 @@ class SLDC(SLCA):
         "lr": 1e-3, "batch_size": 16, "epochs": 15, "weight_decay": 3e-5,
         "schedule": "epoch-cosine", "min_lr": 1e-4 / 3,  # a third of the low-rank changes' rate
     }  # fmt: skip
+    backbone_parts = (".up", ".down")
     search_space: ClassVar = {"lr": (1e-4, 1e-2), "feature_distillation": (0.1, 10.0)}
 
     def __init__(self, vit: ViT, options: SLDCOptions, tasks: int) -> None:
@@ -75,16 +74,6 @@ class SLDC(SLCA):
             )
         add_low_rank(vit, options.rank, options.layers, scale=options.low_rank_scale, principal=options.principal)
 
-    def prompting_parameters(self) -> list[nn.Parameter]:
-        return [p for change in low_rank_changes(self.vit) for p in (change.up, change.down)]
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        own = {"params": self.prompting_parameters(), "scale": self.options.backbone_lr_scale}
-        return [{"params": list(self.head.parameters()), "scale": 1.0}, own]
-
-    def saved(self, name: str) -> bool:
-        return not name.startswith("vit.") or name.endswith((".up", ".down"))
-
     def keep_features(self, features: Tensor, before: Tensor) -> Losses:
         lengths = F.mse_loss(features.norm(dim=1), before.norm(dim=1))
         kept = super().keep_features(features, before)
@@ -96,20 +85,18 @@ class SLDC(SLCA):
 
     @torch.no_grad()
     def move_statistics(self, statistics: ClassStatistics, data: TaskData) -> None:
-        if not isinstance(statistics, FullGaussians) or not self.options.weakly_nonlinear:
+        curved = self.options.weakly_nonlinear
+        if not curved:
             super().move_statistics(statistics, data)
-            if isinstance(statistics, FullGaussians):
-                statistics.spread.diagonal(dim1=1, dim2=2).add_(ADDED["linear"])
-            return
-        assert data.features_before is not None
-        mapping = fit_map(data.features_before, data.features, self.options.map_steps, data.seed)
-        generator = torch.Generator(statistics.means.device).manual_seed(data.seed)
-        width = statistics.width
-        for n, root in enumerate(statistics.roots()):  # class by class, because the samples of all take much memory
-            white = torch.randn(10 * width, width, generator=generator, device=root.device)
-            points = mapping(statistics.means[n] + white @ root.T)
-            statistics.means[n], statistics.spread[n] = points.mean(0), torch.cov(points.T)
-        statistics.spread.diagonal(dim1=1, dim2=2).add_(ADDED["weakly nonlinear"])
+        elif data.features_before is not None and isinstance(statistics, FullGaussians):
+            mapping = fit_map(data.features_before, data.features, self.options.map_steps, data.seed)
+            generator = torch.Generator(data.features.device).manual_seed(data.seed)
+            for n, root in enumerate(statistics.roots()):  # class by class: samples of all take much memory
+                white = torch.randn(10 * len(root), len(root), generator=generator, device=root.device)
+                points = mapping(statistics.means[n] + white @ root.T)
+                statistics.means[n], statistics.spread[n] = points.mean(0), torch.cov(points.T)
+        if isinstance(statistics, FullGaussians):
+            statistics.spread.diagonal(dim1=1, dim2=2).add_(ADDED_CURVED if curved else ADDED_LINEAR)
 
 
 def blended_map(before: Tensor, after: Tensor) -> Drift:
@@ -146,17 +133,11 @@ def fit_map(before: Tensor, after: Tensor, steps: int, seed: int) -> WeaklyNonli
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(seed)
         mapping = WeaklyNonlinearMap(x.shape[1]).to(x.device)
-        optimizer = make_optimizer([{"params": list(mapping.parameters())}], "adamw", 1e-3, 0.0)
-
-        def take_step(inputs: Inputs) -> Losses:
-            optimizer.zero_grad(set_to_none=True)
-            F.mse_loss(mapping(inputs["before"]), inputs["after"]).backward()
+        optimizer = torch.optim.Adam(mapping.parameters(), 1e-3, fused=x.is_cuda)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=5e-4)
+        for rows in torch.randint(len(x), (steps, 32)).to(x.device):
+            optimizer.zero_grad()
+            F.mse_loss(mapping(x[rows]), y[rows]).backward()
             optimizer.step()
-            return {}
-
-        step = GraphedStep(take_step, x.device)
-        for number in range(steps):
-            rows = torch.randint(len(x), (32,)).to(x.device)
-            set_rates(optimizer, cosine_decay(1e-3, 5e-4, number, steps))
-            step({"before": x[rows], "after": y[rows]})
+            schedule.step()
     return mapping.requires_grad_(False)
