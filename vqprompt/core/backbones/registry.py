@@ -38,6 +38,11 @@ class Backbone:
     origin: str = ""
 
     @property
+    def suffix(self) -> str:
+        """Of the file here. MoCo's end with .pth.tar, but are no archives."""
+        return Path(self.file.removesuffix(".tar")).suffix
+
+    @property
     def megabytes(self) -> int:
         """Of its weights, about: the matrices of its blocks, as float32."""
         return round(12 * self.config.depth * self.config.width**2 * 4 / 1e6)
@@ -78,7 +83,7 @@ def locate(backbone: Backbone, progress: Report = ignore) -> Path:
 
         from vqprompt.core.downloads import download
 
-        target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+        target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
         try:
             return download(backbone.url, target, backbone.checksum, progress)
         except (OSError, HTTPException, ValueError) as error:
@@ -102,7 +107,7 @@ def _first_line(error: Exception) -> str:
 def how_to_get(backbone: Backbone, reason: str) -> str:
     url = backbone.url or f"https://huggingface.co/{backbone.repo}/resolve/main/{backbone.file}"
     source = f"{backbone.file} of {backbone.repo}" if backbone.repo else backbone.file
-    target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+    target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
     return (
         f"{backbone.name} is not on this machine and could not be downloaded ({reason}).\n"
         f"Fetch {source}\n  from {url}\n  to   {target}\n"

@@ -111,6 +111,7 @@ class Method(nn.Module):
     tunes_backbone: ClassVar[bool] = False
     backbone_parts: ClassVar[tuple[str, ...]] = ()  # names of parameters that it adds to a backbone that stays frozen
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    frozen_features: ClassVar[bool] = False  # classifies the backbone's features as they are, unless `adapt` is on
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
@@ -130,6 +131,10 @@ class Method(nn.Module):
                 f"each; give 1 to {vit.config.depth}"
             )
         vit.raw_queries = self.raw_queries(options)
+        self.adapters: Any = None  # beside the backbone's blocks, if a method has some
+        if self.frozen_features:
+            plain = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
+            self.uses_query = plain  # type: ignore[misc]
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
@@ -192,7 +197,12 @@ class Method(nn.Module):
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         """Class tokens of the last blocks [B, class_tokens · D] and the method's own loss terms."""
-        return self.vit.encode(view.tokens, class_tokens=class_tokens).float(), {}
+        if self.frozen_features and self.uses_query:
+            return view.query, {}
+        adapters = (
+            self.adapters.by_block() if self.adapters is not None and getattr(self.options, "adapt", True) else None
+        )
+        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """What is classified and remembered [B, D], and the method's own loss terms (ignored outside training)."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics.gaussians import make_statistics
 from vqprompt.research.methods.base import Losses, TaskData, View
-from vqprompt.research.methods.prototypes import OnceAdapted, OnceAdaptedOptions
+from vqprompt.research.methods.prototypes import FirstTaskAdapters, OnceAdaptedOptions
 
 
 class FeCAMOptions(OnceAdaptedOptions):
@@ -26,12 +26,13 @@ class FeCAMOptions(OnceAdaptedOptions):
     covariance_shrinkage: float = Field(0.0, ge=0, description="added to covariances, in units of their mean")
 
 
-class FeCAM(OnceAdapted):
+class FeCAM(FirstTaskAdapters):
     title = "FeCAM"
     year = 2023
     summary = "frozen features; nearest mean by a correlation matrix per class"
     Options: ClassVar[Any] = FeCAMOptions
     search_space: ClassVar = {"variance_shrinkage": (0.01, 100.0), "covariance_shrinkage": (0.0, 10.0)}
+    frozen_features = True
     rows_per_class = ("prototypes", "precisions")
     prototypes: Tensor  # [C, D], mean features of each class
     precisions: Tensor  # [C, D, D], inverse correlations

@@ -6,13 +6,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, Method, StatisticsOptions
+from vqprompt.research.methods.base import Method, StatisticsOptions
 from vqprompt.research.methods.base import Options as BaseOptions
 from vqprompt.research.methods.recipes import PRESETS
-from vqprompt.research.training.view import View
 
 
 class LinearProbe(Method):
@@ -21,23 +18,13 @@ class LinearProbe(Method):
     summary = "a linear classifier on frozen features, old logits masked"
     Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
     presets = PRESETS["linear"]
-    uses_query = True
-
-    def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:
-        super().__init__(vit, options, tasks)
-        self.uses_query = not self.mirror and self.class_tokens == 1  # type: ignore[misc]
-
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        return (view.query, {}) if self.uses_query else super().encode(view, class_tokens)
+    frozen_features = True
 
 
 class TuningOptions(BaseOptions):
     backbone_lr_scale: float = Field(1.0, gt=0, description="the backbone's rate, relative to the classifier's")
     layer_decay: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="a block's rate, relative to the next block's; below 1, the first blocks learn slowly",
+        1.0, gt=0, le=1, description="a block's rate, relative to the next block's; below 1, the first learn slowly"
     )
 
 

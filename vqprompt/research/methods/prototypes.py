@@ -27,7 +27,7 @@ class SimpleCIL(Method):
     year = 2023
     summary = "the nearest mean of frozen features, by cosine; no training"
     search_space: ClassVar = {}
-    uses_query = True
+    frozen_features = True
     prototypes: Tensor  # [C, D], mean features of each class
 
     def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
@@ -37,9 +37,6 @@ class SimpleCIL(Method):
     @property
     def prototype_width(self) -> int:
         return self.vit.config.width
-
-    def features(self, view: View) -> tuple[Tensor, Losses]:
-        return view.query, {}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return []
@@ -109,34 +106,19 @@ class FirstTaskAdapters(CosineTraining):
         self.adapters.requires_grad_(task.number == 0)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return Method.parameter_groups(self) if self.task.number == 0 else []
+        learns = self.task.number == 0 and getattr(self.options, "adapt", True)
+        return Method.parameter_groups(self) if learns else []
 
 
 class OnceAdaptedOptions(AdapterOptions, ReadoutOptions):
     adapt: bool = Field(True, description="learn adapters in the first task")
 
 
-class OnceAdapted(FirstTaskAdapters):
-    """For methods that use the adapted features alone, or the frozen ones if `adapt` is off."""
-
-    def __init__(self, vit: ViT, options: OnceAdaptedOptions, tasks: int) -> None:
-        super().__init__(vit, options, tasks)
-        self.uses_query = not (options.adapt or self.mirror) and self.class_tokens == 1  # type: ignore[misc]
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return super().parameter_groups() if self.options.adapt else []
-
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        if self.uses_query:
-            return view.query, {}
-        adapters = self.adapters.by_block() if self.options.adapt else None
-        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
-
-
 class APER(FirstTaskAdapters, SimpleCIL):
     title = "APER"
     summary = "SimpleCIL, with adapted features joined to the frozen ones"
     Options: ClassVar[Any] = AdapterOptions
+    frozen_features, uses_query = False, True
 
     @property
     def prototype_width(self) -> int:
@@ -144,5 +126,5 @@ class APER(FirstTaskAdapters, SimpleCIL):
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """In training the adapted features; afterwards both, joined."""
-        adapted = self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float()
+        adapted, _ = self.encode(view)
         return (adapted if view.labels is not None else torch.cat([view.query, adapted], dim=1)), {}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import TaskData, View
-from vqprompt.research.methods.prototypes import OnceAdapted, OnceAdaptedOptions
+from vqprompt.research.methods.prototypes import FirstTaskAdapters, OnceAdaptedOptions
 
 
 class RanPACOptions(OnceAdaptedOptions):
@@ -27,11 +27,12 @@ RIDGES = [10.0**e for e in range(-8, 9)]
 HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge; the others are fitted
 
 
-class RanPAC(OnceAdapted):
+class RanPAC(FirstTaskAdapters):
     title = "RanPAC"
     summary = "random ReLU features, ridge regression; first task adapts"
     year = 2023
     Options: ClassVar[Any] = RanPACOptions
+    frozen_features = True
     rows_per_class = ("weight",)  # as large as the products
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics.drift import Moving
-from vqprompt.research.methods.base import STATISTICS, Head, Losses, Method, StatisticsOptions, View
+from vqprompt.research.methods.base import STATISTICS, Head, Method, StatisticsOptions
 from vqprompt.research.methods.prototypes import AdapterOptions, Adapters, CosineTraining
 from vqprompt.research.training.rebalancing import Rebalancing
 
@@ -53,7 +53,3 @@ class SSIAT(Method):
         super().__init__(vit, options, tasks)
         self.head = CosineHead(self.feature_width, options.sharpness)
         self.adapters = Adapters(vit.config.depth, vit.config.width, options.rank, options.adapter_scale)
-
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        adapters = self.adapters.by_block()
-        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
