@@ -1,12 +1,13 @@
 """Run folders of earlier versions: what their files lack is added when they are read. Other modules know one format.
 
 A setting that is newer than a run gets the value that was fixed when the run was made. Most defaults are these values;
-the exceptions are here.
+the exceptions are in earlier_options.toml.
 """
 
 from __future__ import annotations
 
 import copy
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,9 @@ from torch import Tensor, cat
 
 OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
 SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
-MOVING = {"plasticity": 0.0, "frozen_beside": False, "fall_back": False, "most_doubt": 0.0}
-EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
-    "moving-prompts": MOVING,
-    "moving-weights": MOVING,
-    "evoprompt": {"query": "normed"},
-    "slca": {"rebalancing": {"steps_for": "old"}},
-    "sldc": {
-        "layers": ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"],
-        "principal": False,
-        "low_rank_scale": 1.0,
-        "weakly_nonlinear": False,
-        "rebalancing": {"samples": 0, "symmetric": False, "min_lr": 0.0},
-    },
-    "hide-prompt": {
-        "rebalancing": {"variance": "sample", "centroid_weights": "size"},
-        "identity_rebalancing": {"variance": "sample", "centroid_weights": "size"},
-    },
-}
+EARLIER_OPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("earlier_options.toml").read_text(encoding="utf-8")
+)
 
 
 def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:

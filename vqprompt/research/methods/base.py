@@ -21,6 +21,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance
@@ -117,6 +118,14 @@ class Method(nn.Module):
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
     rows_per_class: ClassVar[tuple[str, ...]] = ("prototypes",)  # buffers that have one row per class
     only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
+
+    def __init_subclass__(cls) -> None:
+        """Facts about methods of this package are in methods.toml, and their presets in recipes.toml."""
+        super().__init_subclass__()
+        title = str(cls.__dict__.get("title", ""))
+        if cls.__module__.startswith(f"{__package__}."):
+            for key, value in FACTS.get(title, {}).items():
+                setattr(cls, key, value)
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""

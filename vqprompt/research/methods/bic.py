@@ -36,8 +36,6 @@ class BiCOptions(TuningOptions):
 
 class BiC(LwF):
     title = "BiC"
-    year = 2019
-    summary = "rehearses kept images; two numbers undo the bias to new classes"
     Options: ClassVar[Any] = BiCOptions
     masks_old_logits = False
     only_for_learning = (*LwF.only_for_learning, "memory", "held_out")

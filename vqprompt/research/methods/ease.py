@@ -29,11 +29,7 @@ class EaseOptions(AdapterOptions):
 
 class EASE(CosineTraining):
     title = "EASE"
-    year = 2024
-    summary = "adapters per task; class means in all subspaces, by cosine"
     Options: ClassVar[Any] = EaseOptions
-    training_defaults: ClassVar = {**CosineTraining.training_defaults, "lr": 0.025}
-    search_space: ClassVar = {"lr": (2e-3, 0.2), "others": (0.0, 0.2), "temperature": (0.02, 1.0)}
     prototypes: Tensor  # [C, T, D], the mean of each class in each subspace
 
     def __init__(self, vit: ViT, options: EaseOptions, tasks: int) -> None:

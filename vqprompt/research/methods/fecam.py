@@ -28,10 +28,7 @@ class FeCAMOptions(OnceAdaptedOptions):
 
 class FeCAM(FirstTaskAdapters):
     title = "FeCAM"
-    year = 2023
-    summary = "frozen features; nearest mean by a correlation matrix per class"
     Options: ClassVar[Any] = FeCAMOptions
-    search_space: ClassVar = {"variance_shrinkage": (0.01, 100.0), "covariance_shrinkage": (0.0, 10.0)}
     frozen_features = True
     rows_per_class = ("prototypes", "precisions")
     prototypes: Tensor  # [C, D], mean features of each class

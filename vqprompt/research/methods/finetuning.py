@@ -9,15 +9,11 @@ from pydantic import Field
 
 from vqprompt.research.methods.base import Method, StatisticsOptions
 from vqprompt.research.methods.base import Options as BaseOptions
-from vqprompt.research.methods.recipes import PRESETS
 
 
 class LinearProbe(Method):
     title = "Linear"
-    year = 2022
-    summary = "a linear classifier on frozen features, old logits masked"
     Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
-    presets = PRESETS["linear"]
     frozen_features = True
 
 
@@ -34,24 +30,16 @@ class FineTuningOptions(TuningOptions, StatisticsOptions):
 
 class FT(Method):
     title = "FT"
-    year = 1989
-    summary = "plain fine-tuning, task by task: what forgetting looks like"
     Options: ClassVar[Any] = FineTuningOptions
-    training_defaults: ClassVar = {"lr": 5e-5}
-    search_space: ClassVar = {"lr": (1e-6, 1e-2), "layer_decay": (0.5, 1.0)}
     tunes_backbone = True
     masks_old_logits = False
 
 
 class FTPlusPlus(FT):
     title = "FT++"
-    year = 2023
-    summary = "fine-tuning that does not train the logits of old classes"
     masks_old_logits = True
 
 
 class Joint(FT):
     title = "Joint"
-    year = 1989
-    summary = "fine-tuning on all classes at once: an upper bound"
     joint = True

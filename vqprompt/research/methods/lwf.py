@@ -32,11 +32,7 @@ class LwFOptions(TuningOptions):
 
 class LwF(Method):
     title = "LwF"
-    year = 2017
-    summary = "fine-tuning, distilled from the old network on new images"
     Options: ClassVar[Any] = LwFOptions
-    training_defaults: ClassVar = {"lr": 5e-5}
-    search_space: ClassVar = {"lr": (1e-6, 1e-2), "layer_decay": (0.5, 1.0)}
     tunes_backbone = True
 
     def start_task(self, task: TaskInfo) -> None:

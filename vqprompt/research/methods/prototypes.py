@@ -24,9 +24,6 @@ TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answ
 
 class SimpleCIL(Method):
     title = "SimpleCIL"
-    year = 2023
-    summary = "the nearest mean of frozen features, by cosine; no training"
-    search_space: ClassVar = {}
     frozen_features = True
     prototypes: Tensor  # [C, D], mean features of each class
 
@@ -116,7 +113,6 @@ class OnceAdaptedOptions(AdapterOptions, ReadoutOptions):
 
 class APER(FirstTaskAdapters, SimpleCIL):
     title = "APER"
-    summary = "SimpleCIL, with adapted features joined to the frozen ones"
     Options: ClassVar[Any] = AdapterOptions
     frozen_features, uses_query = False, True
 

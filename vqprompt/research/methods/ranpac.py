@@ -29,8 +29,6 @@ HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge; the othe
 
 class RanPAC(FirstTaskAdapters):
     title = "RanPAC"
-    summary = "random ReLU features, ridge regression; first task adapts"
-    year = 2023
     Options: ClassVar[Any] = RanPACOptions
     frozen_features = True
     rows_per_class = ("weight",)  # as large as the products

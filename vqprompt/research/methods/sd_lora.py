@@ -63,11 +63,7 @@ class DirectionsLinear(nn.Module):
 
 class SDLoRA(Method):
     title = "SD-LoRA"
-    year = 2025
-    summary = "low-rank directions per task; magnitudes of all go on learning"
     Options: ClassVar[Any] = SDLoRAOptions
-    training_defaults: ClassVar = {"lr": 8e-3, "optimizer": "sgd", "schedule": "constant"}
-    search_space: ClassVar = {"lr": (5e-4, 0.1)}
     tunes_backbone = True
     backbone_parts = (".ups.", ".downs.", ".magnitudes")
 

@@ -53,16 +53,9 @@ class SLDCOptions(StatisticsOptions):
 
 class SLDC(SLCA):
     title = "SLDC"
-    year = 2025
-    summary = "low-rank tuning; class Gaussians moved by a weakly nonlinear map"
     Options: ClassVar[Any] = SLDCOptions
     presets: ClassVar = {}
-    training_defaults: ClassVar = {
-        "lr": 1e-3, "batch_size": 16, "epochs": 15, "weight_decay": 3e-5,
-        "schedule": "epoch-cosine", "min_lr": 1e-4 / 3,  # a third of the low-rank changes' rate
-    }  # fmt: skip
     backbone_parts = (".up", ".down")
-    search_space: ClassVar = {"lr": (1e-4, 1e-2), "feature_distillation": (0.1, 10.0)}
 
     def __init__(self, vit: ViT, options: SLDCOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -16,7 +16,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics.drift import Moving
 from vqprompt.research.methods.base import STATISTICS, Head, Method, StatisticsOptions
-from vqprompt.research.methods.prototypes import AdapterOptions, Adapters, CosineTraining
+from vqprompt.research.methods.prototypes import AdapterOptions, Adapters
 from vqprompt.research.training.rebalancing import Rebalancing
 
 
@@ -43,11 +43,7 @@ class CosineHead(Head):
 
 class SSIAT(Method):
     title = "SSIAT"
-    year = 2024
-    summary = "shared adapters; means follow the drift; cosine classifier"
     Options: ClassVar[Any] = SSIATOptions
-    training_defaults: ClassVar = CosineTraining.training_defaults
-    search_space: ClassVar = {"lr": (1e-3, 0.3), "sharpness": (2.0, 100.0)}
 
     def __init__(self, vit: ViT, options: SSIATOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
