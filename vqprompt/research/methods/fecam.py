@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.statistics.gaussians import make_statistics
@@ -38,6 +38,9 @@ class FeCAM(FirstTaskAdapters):
         super().__init__(vit, options, tasks)
         self.register_buffer("prototypes", torch.zeros(0, self.feature_width))
         self.register_buffer("precisions", torch.zeros(0, self.feature_width, self.feature_width))
+
+    def prompting_parameters(self) -> list[nn.Parameter]:
+        return super().prompting_parameters() if self.options.adapt else []
 
     def read(self, view: View) -> tuple[Tensor, Losses]:
         features, own = super().read(view)
