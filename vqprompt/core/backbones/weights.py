@@ -96,7 +96,7 @@ def read_weights(
         tensors, stated = read_checkpoint(path)
         state, origin, hints = to_timm_names(tensors, path.stem)
         stated = {**(asdict(known.config) if known else {}), **stated, **(config_overrides or {})}
-        if guessed := [name for name in hints.pop("guessed") if name not in stated]:
+        if not set(guessed := hints.pop("guessed")) <= set(stated):
             what = " and ".join(guessed) + (" are" if len(guessed) > 1 else " is")
             warnings.warn(f"{path}: {what} guessed; state the right values in config_overrides", stacklevel=3)
         config = make_config(state, hints, stated)
