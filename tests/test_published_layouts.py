@@ -16,6 +16,9 @@ from vqprompt.core.backbones.vit import ViTConfig
 from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.vit import class_tokens_graph
+from vqprompt.product.model.attention import attention
+from vqprompt.product.model.features import Features
+from vqprompt.product.model.pictures import Picture
 
 WIDTH, DEPTH, HEADS, PATCH, SIDE, REGISTERS = 32, 3, 2, 7, 4, 3
 SIZE, HIDDEN = PATCH * SIDE, 64
@@ -340,6 +343,9 @@ def test_a_model_is_taught_with_a_backbone_that_only_pytorch_computes(tmp_path, 
     model.learn(pictures[1:], "two")
     model.save(tmp_path / "model.vqp")
     assert Model.load(tmp_path / "model.vqp").predict(pictures[0]) == "one"
+    network = Features(load_backbone(tmp_path / "registers.safetensors"), 0.0)
+    parts, prompts, _ = attention(network, Picture("noise", "", lambda: pictures[0]))
+    assert prompts == 0 and 0 < sum(map(sum, parts)) < 1, "registers are neither prompts nor parts of the image"
 
 
 def test_plain_backbones_keep_the_fingerprints_that_files_name():
