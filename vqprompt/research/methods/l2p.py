@@ -6,7 +6,7 @@ only from the key-pull loss, prompts only from the classification.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +40,7 @@ class L2POptions(StatisticsOptions):
 
 class L2P(Method):
     title = "L2P++"
-    year = 2022
-    summary = "the five nearest of 30 prompts by cosine, in block 0"
     Options = L2POptions
-    training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
 
     def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
@@ -74,7 +71,6 @@ class L2P(Method):
 
 class DeepL2P(L2P):
     title = "Deep L2P++"
-    summary = "L2P++ in blocks 0–4, a pool for each"
 
     class Options(L2POptions):
         blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get prompts")
@@ -82,7 +78,6 @@ class DeepL2P(L2P):
 
 class L2PV2(L2P):
     title = "L2P++ V2"
-    summary = "L2P++ with VQ-Prompt's class statistics"
 
     class Options(L2POptions):
         statistics: bool = Field(True, description=STATISTICS)
