@@ -1,14 +1,15 @@
-"""A stream of tasks with disjoint classes, and which images may be read when (paper, section 3).
+"""A stream of tasks, and which images may be read when (paper, section 3).
 
-Only the task being learned can be read: opening the next task closes the one before, and every later read of its
-training images raises `PastImagesError`. Test images of the tasks seen so far can be read for evaluation.
+Classes are disjoint, or come back in other tasks (stream_kind.py). Only the task being learned can be read: opening the
+next task closes the one before, and every later read of its training images raises `PastImagesError`. Test images of
+the tasks seen so far can be read for evaluation.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +17,13 @@ import numpy as np
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
-from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.core.data.stream_kind import FILE, StreamKind
+from vqprompt.core.errors import ImageError, PastImagesError, UserError, shown
+from vqprompt.core.files import read_json
 from vqprompt.core.words import shorten
+
+Rows = dict[str, np.ndarray]
+"""Rows of a store, by class."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,11 @@ class Dataset:
     labels: np.ndarray  # [N], positions in `classes`
     is_test: np.ndarray  # [N], bool
     notes: tuple[str, ...] = ()  # what a user should know about how it was read
-    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several domains
+    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several kinds of images
+    domains: np.ndarray | None = (
+        None  # [N], the name of each image's domain, for sets that have the same classes in each
+    )
+    where: Callable[[int], str] | None = None  # what a file that lists images calls the one in a row
 
     def __post_init__(self) -> None:
         check_names(self.name, self.classes)
@@ -63,10 +73,22 @@ def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np
 
 
 class Task:
-    """One task of a stream: class names, and images labelled by position among these names."""
+    """One task of a stream: class names, and images labelled by position among these names.
 
-    def __init__(self, number: int, classes: list[str], train: Images, test: Images) -> None:
+    Of an online stream, it is one piece of a stage, and `ends` says whether that is the stage's last. Otherwise a stage
+    is one task.
+    """
+
+    def __init__(
+        self, number: int, classes: list[str], train: Images, test: Images, stage: int | None = None, ends: bool = True
+    ) -> None:
         self.number, self.classes, self.train, self.test = number, classes, train, test
+        self.stage, self.ends = number if stage is None else stage, ends
+
+    @property
+    def tested(self) -> list[str]:
+        """The classes that its test images are of."""
+        return [self.classes[label] for label in self.test.labels.unique().tolist()]
 
 
 class Stream:
@@ -75,8 +97,11 @@ class Stream:
     tasks: how many (of sizes as equal as possible), or the number of classes per task, or the class names per task.
     seed: 0 keeps the natural class order, others shuffle it. It also decides the validation split.
     validation: fraction of the training images per class that replaces the test images, to tune settings on.
-    train_per_class, test_per_class: use only this many images per class. train_choice: which training images these
-    are, the "first" ones, or some drawn by "seed". The first files of a folder are often alike: one day, one place.
+    train_per_class, test_per_class: use only this many images per class (and domain). train_choice: which training
+    images these are, the "first" ones, or some drawn by "seed". The first files of a folder are often alike: one day,
+    one place.
+    kind: see stream_kind.py. Domains, few shots and files decide on the tasks themselves.
+    joint: all of it as one task, for an upper bound.
     """
 
     def __init__(
@@ -88,15 +113,26 @@ class Stream:
         train_per_class: int | None = None,
         test_per_class: int | None = None,
         train_choice: Literal["first", "seed"] = "first",
+        kind: str = "disjoint",
+        joint: bool = False,
     ) -> None:
-        self.dataset, self.seed, self.train_choice = dataset, seed, train_choice
-        self._position = {name: i for i, name in enumerate(dataset.classes)}
+        if not 0 <= validation < 1:
+            raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
+        self.dataset, self.seed, self.train_choice, self.kind = dataset, seed, train_choice, StreamKind.parse(kind)
+        self._limits = validation, train_per_class, test_per_class
+        self._by_class = rows_by_class(dataset.labels, len(dataset.classes))
         self._open: int | None = None
-        train_rows, test_rows = self._rows(validation, train_per_class, test_per_class)
-        self.tasks = [
-            self._task(number, classes, train_rows, test_rows)
-            for number, classes in enumerate(_divide(dataset, tasks, seed))
-        ]
+        self.tasks: list[Task] = []
+        plan = self._plan(tasks)
+        known = set[str]()
+        for stage, (train, test) in enumerate(
+            [(_joined(t for t, _ in plan), _joined(t for _, t in plan))] if joint else plan
+        ):
+            pieces = [train] if joint or not self.kind.piece else self._pieces(train, stage)
+            for n, piece in enumerate(pieces, start=1):
+                known |= piece.keys()
+                tested = {name: rows for name, rows in test.items() if name in known}
+                self.tasks.append(self._task(len(self.tasks), piece, tested, stage, n == len(pieces)))
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -111,11 +147,22 @@ class Stream:
             yield task
         self._open = None
 
-    def seen(self, number: int) -> list[Task]:
-        """The tasks up to and including `number`, to test on after it was learned."""
-        return self.tasks[: number + 1]
+    @property
+    def stages(self) -> list[Task]:
+        """The tasks; of an online stream, the last piece of each stage."""
+        return [task for task in self.tasks if task.ends]
 
-    def _task(self, number: int, names: list[str], train_rows: list[np.ndarray], test_rows: list[np.ndarray]) -> Task:
+    def seen(self, number: int) -> list[Task]:
+        """What to test on after the task `number` was learned: it, and the stages before."""
+        return [*(task for task in self.stages if task.stage < self.tasks[number].stage), self.tasks[number]]
+
+    @property
+    def returning(self) -> str | None:
+        """A class that is learned in more than one task, if there is one."""
+        counts = Counter(task.classes[label] for task in self.tasks for label in task.train.labels.unique().tolist())
+        return next((name for name, count in counts.items() if count > 1), None)
+
+    def _task(self, number: int, train: Rows, test: Rows, stage: int, ends: bool) -> Task:
         def guard() -> None:
             if self._open != number:
                 now = "no task" if self._open is None else f"task {self._open + 1}"
@@ -124,34 +171,118 @@ class Stream:
                     "a rehearsal-free learner sees each task's images once"
                 )
 
-        ids = [self._position[name] for name in names]
+        names = list(dict.fromkeys([*train, *test]))
 
-        def images(rows: list[np.ndarray], guard=None) -> Images:  # type: ignore[no-untyped-def]
-            labels = np.concatenate([np.full(len(rows[c]), i) for i, c in enumerate(ids)])
-            places = np.concatenate([rows[c] for c in ids])
+        def images(rows: Rows, guard: Callable[[], None] | None = None) -> Images:
+            own = [(rows[name], label) for label, name in enumerate(names) if name in rows]
+            labels = np.concatenate([np.zeros(0, int), *(np.full(len(places), label) for places, label in own)])
+            places = np.concatenate([np.zeros(0, int), *(places for places, _ in own)])
             if self.dataset.store.groups is not None:  # as they lie in their files, not class by class
                 order = np.argsort(places, kind="stable")
                 places, labels = places[order], labels[order]
             return Images(self.dataset.store, places, labels, guard)
 
-        return Task(number, names, images(train_rows, guard), images(test_rows))
+        return Task(number, names, images(train, guard), images(test), stage, ends)
 
-    def _rows(
-        self, validation: float, train_per_class: int | None, test_per_class: int | None
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Per class, the rows of its training images and of its test images."""
-        if not 0 <= validation < 1:
-            raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
-        train, test = [], []
-        by_class = rows_by_class(self.dataset.labels, len(self.dataset.classes))
-        for name, rows in zip(self.dataset.classes, by_class, strict=True):
+    # ------------------------------------------------------------------ which images are in which task
+
+    def _plan(self, tasks: int | Sequence[int] | Sequence[Sequence[str]]) -> list[tuple[Rows, Rows]]:
+        """The training rows and the test rows of each task."""
+        name, numbers, dataset = self.kind.name, self.kind.numbers, self.dataset
+        if name == "domains":
+            if dataset.domains is None:
+                raise UserError(
+                    f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
+                )
+            domains = list(dict.fromkeys(dataset.domains.tolist()))
+            return [self._rows(domain) for domain in _shuffled(domains, self.seed)]
+        train, test = self._rows()
+        if name == FILE:
+            return self._listed(train, test)
+        if name == "few-shot":
+            base, ways, _ = numbers
+            tasks = [base, *[ways] * ((len(dataset.classes) - base) // ways)]
+            if len(tasks) < 2:
+                raise UserError(
+                    f"--stream few-shot: {base} + {ways} classes are more than the {len(dataset.classes)} of {dataset.name}"
+                )
+        groups = _divide(dataset, tasks, self.seed)
+        plan = [({name: train[name] for name in group}, {name: test[name] for name in group}) for group in groups]
+        if name == "few-shot":
+            for shots, _ in plan[1:]:
+                shots |= {name: self._chosen(rows, name, numbers[2]) for name, rows in shots.items()}
+        elif numbers and numbers[-1]:
+            self._scatter([task for task, _ in plan])
+        return plan
+
+    def _scatter(self, plan: list[Rows]) -> None:
+        """Move images of classes from their own task to others: to any (blurry), or to later ones (repeated)."""
+        kind, (*stay, share), names = self.kind.name, self.kind.numbers, [name for task in plan for name in task]
+        staying = set[str]()
+        if stay:
+            staying = {*random.Random(f"{self.seed}:{kind}").sample(names, round(len(names) * stay[0] / 100))}
+        guests: list[dict[str, list[int]]] = [{} for _ in plan]
+        for home, task in enumerate(plan):
+            others = [t for t in range(len(plan)) if (t != home if kind == "blurry" else t > home)]
+            for name in [name for name in task if name not in staying and others]:
+                task[name], moved = split_rows(task[name], share / 100, f"{self.seed}:{kind}:{name}")
+                drawn = random.Random(f"{self.seed}:{kind}:{name}:to")
+                for row in moved.tolist():
+                    guests[drawn.choice(others)].setdefault(name, []).append(row)
+        for task, moved_here in zip(plan, guests, strict=True):
+            task |= {name: np.array(rows) for name, rows in moved_here.items()}
+
+    def _listed(self, train: Rows, test: Rows) -> list[tuple[Rows, Rows]]:
+        """The tasks of a file. A task that lists no test images is tested with all of its classes."""
+        dataset, file, listed = self.dataset, self.kind.file, read_json(self.kind.file)
+        if dataset.where is None:
+            raise UserError(f"--stream {file}: the images of {dataset.name} have no paths that a file could list")
+        if not (isinstance(listed, list) and listed and all(isinstance(task, list) and task for task in listed)):
+            raise UserError(f'--stream {file}: expected a list of tasks, as in [["crow/1.jpg"], ["owl/2.jpg"]]')
+        row_of = {dataset.where(row): row for row in range(len(dataset.labels))}
+        plan = []
+        for number, images in enumerate(listed, start=1):
+            if wrong := [image for image in images if not isinstance(image, str) or image not in row_of]:
+                raise UserError(
+                    f"--stream {file}, task {number}: {shown(wrong[0])} is not in {dataset.name}; "
+                    f"its images have names such as {next(iter(row_of))!r}"
+                )
+            chosen = np.array(sorted({row_of[image] for image in images}))
+            own, tests = (
+                {name: kept for name, rows in part.items() if len(kept := np.intersect1d(rows, chosen))}
+                for part in (train, test)
+            )
+            if not own:
+                raise UserError(f"--stream {file}, task {number}: lists no training image")
+            plan.append((own, tests or {name: test[name] for name in own}))
+        return plan
+
+    def _pieces(self, task: Rows, number: int) -> list[Rows]:
+        """Parts of a task's images of about the same size, drawn at random."""
+        rows = np.concatenate(list(task.values())).tolist()
+        random.Random(f"{self.seed}:online:{number}").shuffle(rows)
+        parts = np.array_split(np.array(rows), max(1, round(len(rows) / self.kind.piece)))
+        kept = ({name: np.intersect1d(own, part) for name, own in task.items()} for part in parts)
+        return [{name: rows for name, rows in piece.items() if len(rows)} for piece in kept]
+
+    def _rows(self, domain: str | None = None) -> tuple[Rows, Rows]:
+        """The rows of the training images of each class, and those of its test images; of one domain, or all."""
+        train, test, (validation, train_per_class, test_per_class) = Rows(), Rows(), self._limits
+        for name, rows in zip(self.dataset.classes, self._by_class, strict=True):
+            place = name
+            if domain is not None and self.dataset.domains is not None:
+                place, rows = f"{domain}/{name}", rows[self.dataset.domains[rows] == domain]
+                if not len(rows):
+                    continue
             own, other = rows[~self.dataset.is_test[rows]], rows[self.dataset.is_test[rows]]
             if validation:
-                own, other = split_rows(own, validation, f"{self.seed}:{name}")
+                own, other = split_rows(own, validation, f"{self.seed}:{place}")
                 if not len(other):
-                    raise ImageError(f"class {name!r} has {len(own)} training image(s), too few to hold some out")
-            train.append(self._chosen(own, name, train_per_class))
-            test.append(other[:test_per_class])
+                    raise ImageError(f"class {place!r} has {len(own)} training image(s), too few to hold some out")
+            if not len(own) or not len(other):
+                raise ImageError(f"{place}: {len(own)} training and {len(other)} test images; it needs some of both")
+            train[name] = self._chosen(own, place, train_per_class)
+            test[name] = other[:test_per_class]
         return train, test
 
     def _chosen(self, rows: np.ndarray, name: str, count: int | None) -> np.ndarray:
@@ -159,6 +290,23 @@ class Stream:
         if self.train_choice == "first" or count is None or count >= len(rows):
             return rows[:count]
         return rows[sorted(random.Random(f"{self.seed}:train:{name}").sample(range(len(rows)), count))]
+
+
+def _joined(parts: Iterable[Rows]) -> Rows:
+    """All rows of each class."""
+    joined: dict[str, list[np.ndarray]] = {}
+    for part in parts:
+        for name, rows in part.items():
+            joined.setdefault(name, []).append(rows)
+    return {name: np.concatenate(rows) for name, rows in joined.items()}
+
+
+def _shuffled(names: Sequence[str], seed: int) -> list[str]:
+    """In the order of a seed; 0 keeps the natural one."""
+    order = list(names)
+    if seed:
+        random.Random(seed).shuffle(order)
+    return order
 
 
 def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
@@ -180,10 +328,7 @@ def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray
 
 def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str]], seed: int) -> list[list[str]]:
     """The class names of each task, in order."""
-    order = list(range(len(dataset.classes)))
-    if seed:
-        random.Random(seed).shuffle(order)
-    names = [dataset.classes[c] for c in order]
+    names = _shuffled(dataset.classes, seed)
     if isinstance(tasks, bool) or not isinstance(tasks, int | Sequence) or isinstance(tasks, str):
         raise UserError(f"tasks={tasks!r}: give a number of tasks, the number of classes of each, or their names")
     if isinstance(tasks, int):
