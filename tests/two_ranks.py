@@ -78,7 +78,7 @@ def class_sums() -> dict[str, Tensor]:
     found = {}
     for kind in KINDS:
         features = TaskFeatures(learner.evaluator.features(images), labels)
-        sums = features.add_up(make_statistics(learner.vit.config.width, kind).new_sums(4))
+        sums = features.add_up(make_statistics(learner.vit.config.width, kind).new_sums(torch.arange(4)))
         found |= {f"{kind} {name}": getattr(sums, name) for name in ("counts", "totals", "squares")}
         found[f"{kind} turns"] = torch.tensor(sum(1 for _ in features.computed.own()))
     return found

@@ -123,11 +123,10 @@ class Stream:
         self._by_class = rows_by_class(dataset.labels, len(dataset.classes))
         self._open: int | None = None
         self.tasks: list[Task] = []
-        plan = self._plan(tasks)
-        known = set[str]()
-        for stage, (train, test) in enumerate(
-            [(_joined(t for t, _ in plan), _joined(t for _, t in plan))] if joint else plan
-        ):
+        plan, known = self._plan(tasks), set[str]()
+        if joint:
+            plan = [(_joined(train for train, _ in plan), _joined(test for _, test in plan))]
+        for stage, (train, test) in enumerate(plan):
             pieces = [train] if joint or not self.kind.piece else self._pieces(train, stage)
             for n, piece in enumerate(pieces, start=1):
                 known |= piece.keys()
@@ -203,8 +202,9 @@ class Stream:
             base, ways, _ = numbers
             tasks = [base, *[ways] * ((len(dataset.classes) - base) // ways)]
             if len(tasks) < 2:
+                many = len(dataset.classes)
                 raise UserError(
-                    f"--stream few-shot: {base} + {ways} classes are more than the {len(dataset.classes)} of {dataset.name}"
+                    f"--stream few-shot: {base} + {ways} classes are more than the {many} of {dataset.name}"
                 )
         groups = _divide(dataset, tasks, self.seed)
         plan = [({name: train[name] for name in group}, {name: test[name] for name in group}) for group in groups]
@@ -293,12 +293,12 @@ class Stream:
 
 
 def _joined(parts: Iterable[Rows]) -> Rows:
-    """All rows of each class."""
-    joined: dict[str, list[np.ndarray]] = {}
+    """All rows of each class, once."""
+    joined: dict[str, dict[int, None]] = {}
     for part in parts:
         for name, rows in part.items():
-            joined.setdefault(name, []).append(rows)
-    return {name: np.concatenate(rows) for name, rows in joined.items()}
+            joined.setdefault(name, {}).update(dict.fromkeys(rows.tolist()))
+    return {name: np.array(list(rows)) for name, rows in joined.items()}
 
 
 def _shuffled(names: Sequence[str], seed: int) -> list[str]:

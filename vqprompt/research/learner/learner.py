@@ -131,9 +131,13 @@ class Learner:
         """Refuse what cannot be learned, before anything changes."""
         self._refuse_if_interrupted()
         task.train.check()
-        known = sorted(set(task.classes) & set(self.classes))
-        if known:
-            raise UserError(f"the class {known[0]!r} was learned before; a task must bring new classes")
+        position = {name: place for place, name in enumerate(self.classes)}
+        present = [task.classes[label] for label in task.train.labels.unique().tolist()]
+        returning = sorted(position[name] for name in present if name in position)
+        if returning and not self.method.classes_return:
+            raise UserError(
+                f"the class {self.classes[returning[0]]!r} was learned before; {self.method_name} cannot learn it again"
+            )
         if self.method.joint and self.history:
             raise UserError(
                 f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "
@@ -143,7 +147,8 @@ class Learner:
             raise CheckpointError(
                 f"the checkpoint was learning {self.open_task.classes}, not {task.classes}; resume with the same data"
             )
-        info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
+        new = sum(name not in position for name in task.classes)
+        info = TaskInfo(len(self.history), len(self.classes), new, tuple(returning))
         self.method.check_task(info)
         return info
 
@@ -156,7 +161,7 @@ class Learner:
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
             self.method.to(self.device)
-        labels = (task.train.labels + info.old_classes).to(self.device)
+        labels = self._positions(task)[task.train.labels].to(self.device)
         finish_seed = derive_seed(seed, "finish")
         data = TaskData(info, task.train, labels, self.evaluator, self.settings.batch_size, finish_seed)
         data.features_before = None if before is None else before.to(self.device)
@@ -190,8 +195,17 @@ class Learner:
         self.method.end_task()
         self._agree()
         self.history.append(data.task)
-        self.classes += task.classes
+        self.classes = self._with(task)
         self.open_task = None
+
+    def _with(self, task: Task) -> list[str]:
+        """The classes learned so far, then those that are new in a task."""
+        return list(dict.fromkeys([*self.classes, *task.classes]))
+
+    def _positions(self, task: Task) -> Tensor:
+        """Where the classes of a task are in the head [c]."""
+        position = {name: place for place, name in enumerate(self._with(task))}
+        return torch.tensor([position[name] for name in task.classes])
 
     def _refuse_if_interrupted(self) -> None:
         if self.open_task is not None and self.open_task.loop is None:
@@ -213,8 +227,7 @@ class Learner:
 
     def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Predictions:
         """Predictions for each task's test images, among all classes learned so far."""
-        position = {name: i for i, name in enumerate(self.classes)}
-        truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
+        truth = torch.cat([self._positions(t)[t.test.labels] for t in tasks])
         sizes, queries = [len(t.test) for t in tasks], None
         if self.method.uses_query:  # they are kept per task, so they are joined here
             queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)

@@ -24,6 +24,7 @@ from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.loop import LoopState
 from vqprompt.research.training.settings import Training
 
+NEWER = {"images"}  # tensors that checkpoints of earlier versions lack
 METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"  # how names of tensors begin
 
 
@@ -65,9 +66,10 @@ class LearnerRecord(BaseModel, strict=True):
         tasks, classes, half = self.tasks, self.classes, self.unfinished
         learned = len(tasks)
         if half is not None:
-            tasks, classes = [*tasks, half.task], [*classes, *half.classes]
+            tasks, classes = [*tasks, half.task], list(dict.fromkeys([*classes, *half.classes]))
         starts = [0, *accumulate(task.new_classes for task in tasks)]
         numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
+        numbered = numbered and all(place < t.old_classes for t in tasks for place in t.returning)
         return numbered and len(self.classes) == starts[learned] and starts[-1] == len(classes) == len(set(classes))
 
 
@@ -198,7 +200,7 @@ def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
     """Copy saved tensors into a module. Statistics grow with the images and follow the checkpoint; the shapes of
     parameters follow from the classes and the options."""
-    missing, unexpected = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
+    missing, unexpected = sorted(names - tensors.keys() - NEWER), sorted(tensors.keys() - names)
     if missing or unexpected:
         raise CheckpointError(
             f"{where}: the checkpoint does not fit this method: missing {missing[:3]}, unexpected {unexpected[:3]}"

@@ -48,6 +48,7 @@ class CodaPrompt(Method):
     Options = CodaOptions
     training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
+    classes_return = True
 
     def __init__(self, vit: ViT, options: CodaOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -40,6 +40,7 @@ class DualPrompt(Method):
     Options = DualPromptOptions
     training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
+    classes_return = True
 
     def __init__(self, vit: ViT, options: DualPromptOptions, tasks: int) -> None:
         super().__init__(vit, options.model_copy(update={"pool": options.pool or tasks}), tasks)

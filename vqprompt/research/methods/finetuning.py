@@ -21,6 +21,7 @@ class LinearProbe(Method):
     summary = "a linear classifier on frozen features, old logits masked"
     Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
     presets = PRESETS["linear"]
+    classes_return = True
     uses_query = True
 
     def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:
@@ -52,6 +53,7 @@ class FT(Method):
     Options: ClassVar[Any] = FineTuningOptions
     training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True
+    classes_return = True
     masks_old_logits = False
 
 

@@ -45,6 +45,7 @@ class L2P(Method):
     Options = L2POptions
     training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
+    classes_return = True
 
     def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -38,6 +38,7 @@ class SLCA(Method):
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
     presets = PRESETS["slca"]
     tunes_backbone = True
+    classes_return = True
     rows_per_class = ("unaligned",)
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 

@@ -49,6 +49,7 @@ class VQPrompt(Method):
     year = 2024
     summary = "soft selection, quantized to one of 10 prompts; class statistics"
     Options = VQOptions
+    classes_return = True
     uses_query = True
     presets = PRESETS["vq-prompt"]
 
