@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,31 @@ def forgetting(accuracy: Matrix) -> float:
     """Mean of `forgetting_per_task`; 0 for a single task, because nothing came after it."""
     drops = forgetting_per_task(accuracy)
     return sum(drops) / len(drops) if drops else 0.0
+
+
+def backward_transfer(accuracy: Matrix) -> float:
+    """How later tasks changed earlier ones: mean over all but the last of A_iT − A_ii (Lopez-Paz & Ranzato 2017)."""
+    right_after, final = plasticity(accuracy[:-1]), _column(accuracy, len(accuracy) - 1)[:-1]
+    return sum(final) / len(final) - right_after
+
+
+def plasticity(accuracy: Matrix) -> float:
+    """Accuracy on each task right after it was learned: mean of A_ii."""
+    return sum(_column(accuracy, j)[j] for j in range(len(accuracy))) / len(accuracy)
+
+
+def new_and_old(accuracy: Matrix) -> tuple[float, float]:
+    """Accuracy on the newest task, and on those before it, after each task but the first: the mean of each. The
+    classifier favours the newest task if the first is much higher."""
+    columns = [_column(accuracy, j) for j in range(1, len(accuracy))]
+    new, old = (sum(values) / len(columns) for values in zip(*((c[-1], fmean(c[:-1])) for c in columns), strict=True))
+    return new, old
+
+
+def area_under_curve(curve: Sequence[tuple[int, float]]) -> float:
+    """Accuracy of an online stream, as a mean over the images shown. curve: images shown so far, accuracy then."""
+    shown = [0, *(images for images, _ in curve)]
+    return sum((now - before) * a for before, (now, a) in zip(shown, curve, strict=False)) / shown[-1]
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

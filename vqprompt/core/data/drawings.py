@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 
 import numpy as np
@@ -12,3 +13,21 @@ def embedded_drawings() -> tuple[np.ndarray, list[str]]:
     with (files("vqprompt.assets") / "quickdraw50.npz").open("rb") as file:
         packed = np.load(file, allow_pickle=False)
         return packed["images"], [str(name) for name in packed["classes"]]
+
+
+def _neighbours(drawings: np.ndarray) -> np.ndarray:
+    """Each pixel and its eight neighbours, beside each other: [9, …, 28, 28]."""
+    padded = np.pad(drawings, [*[(0, 0)] * (drawings.ndim - 2), (1, 1), (1, 1)], mode="edge")
+    rows, columns = drawings.shape[-2:]
+    return np.stack([padded[..., y : y + rows, x : x + columns] for y in range(3) for x in range(3)])
+
+
+# drawings uint8 [N, 28, 28] to [N, 28, 28], or to [N, 3, 28, 28] in colour
+STYLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "pencil": lambda drawings: drawings,
+    "brush": lambda drawings: _neighbours(drawings).min(0),
+    "chalk": lambda drawings: 255 - drawings,
+    "rotated": lambda drawings: np.rot90(drawings, axes=(1, 2)),
+    "blurred": lambda drawings: _neighbours(_neighbours(drawings).mean(0)).mean(0),
+    "coloured": lambda drawings: np.stack([64 + drawings * 0.7, 255 - drawings * 0.5, 32 + drawings * 0.4], axis=1),
+}

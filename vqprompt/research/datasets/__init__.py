@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import STORED_MARGIN, stored_side
-from vqprompt.core.data.drawings import embedded_drawings
+from vqprompt.core.data.drawings import STYLES, embedded_drawings
 from vqprompt.core.data.shards import Shards, find_shards, open_shards
 from vqprompt.core.data.store import Store, StreamedStore
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
@@ -20,7 +20,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import exists
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.cifar100 import open_cifar100
-from vqprompt.research.datasets.common import hold_out, list_images, make_dataset, no_split_note
+from vqprompt.research.datasets.common import by_domain, hold_out, list_images, make_dataset, no_split_note
 from vqprompt.research.datasets.published import PUBLISHED, open_published
 from vqprompt.research.plugins import Registry
 
@@ -45,12 +45,31 @@ def open_quickdraw(source: str | None, side: int, seed: int, progress: Report = 
     if source is not None:
         raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; give --data quickdraw50")
     drawings, classes = embedded_drawings()
-    count = drawings.shape[1]
-    pixels = drawings.reshape(-1, 1, *drawings.shape[2:])
-    labels = np.repeat(np.arange(len(classes)), count)
-    is_test = np.tile(np.arange(count) >= DRAWINGS_TO_LEARN, len(classes))
+    return _drawn(drawings.reshape(-1, 1, *drawings.shape[2:]), classes)
+
+
+def open_styles() -> Dataset:
+    """The same drawings in six styles of ours, which are its domains."""
+    drawings, classes = embedded_drawings()
+    plain = drawings.reshape(-1, *drawings.shape[2:])
+    pixels = np.empty((len(STYLES), len(plain), 3, *plain.shape[1:]), np.uint8)
+    for n, draw in enumerate(STYLES.values()):
+        styled = draw(plain)
+        pixels[n] = styled if styled.ndim == 4 else styled[:, None]
+    return _drawn(pixels.reshape(-1, *pixels.shape[2:]), classes, list(STYLES))
+
+
+def _drawn(pixels: np.ndarray, classes: list[str], styles: Sequence[str] = ()) -> Dataset:
+    """Drawings by style, in each by class."""
+    count = len(pixels) // len(classes) // max(len(styles), 1)
+    number, order = np.arange(len(pixels)) % count, np.arange(len(pixels)) // count
+    labels, domains = order % len(classes), np.array(styles)[order // len(classes)] if styles else None
     store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.tobytes()).hexdigest()[:24])
-    return Dataset("quickdraw50", classes, store, labels, is_test)
+
+    def where(row: int) -> str:
+        return f"{'' if domains is None else domains[row] + '/'}{classes[labels[row]]}/{number[row]}"
+
+    return Dataset("quickdraw50", classes, store, labels, number >= DRAWINGS_TO_LEARN, domains=domains, where=where)
 
 
 OPENERS: dict[str, Opener] = {"quickdraw50": open_quickdraw, "cifar100": open_cifar100}
@@ -70,27 +89,30 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
 
 
 def open_dataset(
-    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = STORED_MARGIN
+    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = STORED_MARGIN, domains: bool = False
 ) -> Dataset:
     """A data set by name, by NAME=PATH, or any folder or archive of images.
 
     size: side in px of the images that the ViT takes. stored: they are stored larger by this factor, to leave something
-    to crop.
+    to crop. domains: with the domain of each image: folders are DOMAIN/CLASS, and drawings are in several styles.
     """
     side = stored_side(size, stored)
     name, path = parse_data(data)
+    if domains and (name, path) == ("quickdraw50", None):
+        return open_styles()
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)
     check_data(data)
-    return open_folder(data, side, seed, progress)
+    return open_folder(data, side, seed, progress, domains)
 
 
-def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:
+def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore, domains: bool = False) -> Dataset:
     """seed: decides which images of each class are held out, if the source has no split."""
     shards = open_shards(path)
     if shards is not None:
         return of_shards(str(path), shards, side, seed, progress)
-    return make_dataset(str(path), list_images(Path(path).expanduser()), side, seed, progress)
+    listing = list_images(Path(path).expanduser())
+    return make_dataset(str(path), by_domain(listing) if domains else listing, side, seed, progress)
 
 
 def of_shards(name: str, shards: Shards, side: int, seed: int, progress: Report) -> Dataset:

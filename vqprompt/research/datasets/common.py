@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,8 @@ class Listing(RowsOfEntries):
     key: str
     notes: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several domains
+    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several kinds of images
+    domains: list[str] | None = None  # of each image, where the source has domains
 
 
 # ---------------------------------------------------------------------------------------------- where it is
@@ -161,6 +162,18 @@ def list_images(path: Path) -> Listing:
     return Listing(source.path, source.entries, classes, source.read_path, source.key, ignored=source.ignored)
 
 
+def by_domain(listing: Listing) -> Listing:
+    """Images of DOMAIN/CLASS/image, of which each was listed as one of a class called DOMAIN."""
+    folders = [entry.path.split("/")[-3:-1] for entry in listing.entries]
+    for entry, inside in zip(listing.entries, folders, strict=True):
+        if inside[0] != entry.label or len(inside) < 2:
+            raise ImageError(f"{listing.path}: {entry.path!r} is not DOMAIN/CLASS/image, as --stream domains needs it")
+    listing.domains = [entry.label for entry in listing.entries]
+    listing.entries = [replace(e, label=inside[1]) for e, inside in zip(listing.entries, folders, strict=True)]
+    listing.classes = sorted({entry.label for entry in listing.entries})
+    return listing
+
+
 def make_dataset(
     name: str,
     listing: Listing,
@@ -183,7 +196,11 @@ def make_dataset(
         notes.append(no_split_note(seed))
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
         by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
-        is_test = hold_out(listing.path, listing.classes, labels, by_name, seed)
+        places = [e.label for e in listing.entries]
+        if listing.domains is not None:
+            places = [f"{domain}/{label}" for domain, label in zip(listing.domains, places, strict=True)]
+        cells, cell_of = np.unique(places, return_inverse=True)
+        is_test = hold_out(listing.path, cells.tolist(), cell_of, by_name, seed)
     elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
         notes.append(
             f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "
@@ -191,7 +208,8 @@ def make_dataset(
         )
     check_classes(str(listing.path), listing.classes, labels, is_test)
     store = build_store(listing, side, progress)
-    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), listing.groups)
+    domains = None if listing.domains is None else np.array(listing.domains)
+    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), listing.groups, domains, listing.where)
 
 
 def hold_out(path: Path, classes: Sequence[str], labels: np.ndarray, order: np.ndarray, seed: int) -> np.ndarray:

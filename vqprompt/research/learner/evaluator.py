@@ -31,13 +31,14 @@ Views = Iterator[View]
 class Predictions:
     """Predictions for the test images of several tasks, one after the other.
 
-    truth, guesses: [n], positions of classes among all that were learned. probability: [n], of the guess. sizes: the
-    number of images per task.
+    truth, guesses: [n], positions of classes among all that were learned. probability: [n], of the guess. within: [n],
+    guesses among the classes of an image's task. sizes: the number of images per task.
     """
 
     truth: Tensor
     guesses: Tensor
     probability: Tensor
+    within: Tensor
     sizes: list[int]
 
     @property
@@ -46,7 +47,14 @@ class Predictions:
 
     def accuracies(self) -> list[float]:
         """Percent right on each task."""
-        return [100 * int(part.sum()) / len(part) for part in torch.split(self.right, self.sizes)]
+        return self._percent(self.right)
+
+    def accuracies_within(self) -> list[float]:
+        """The same if the task of each image were known."""
+        return self._percent(self.within == self.truth)
+
+    def _percent(self, right: Tensor) -> list[float]:
+        return [100 * int(part.sum()) / len(part) for part in torch.split(right, self.sizes)]
 
     def worst(self, most: int) -> Tensor:
         """Positions of wrong predictions, the most confident first."""
@@ -94,16 +102,23 @@ class Evaluator:
         views = partial(self._views, images, queries)
         return self._compute(images, views, lambda view: self.method.logits(view).float(), Stage.TESTING).whole()
 
-    def guesses(self, images: Images, queries: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
-        """The best class of each image [n] and its probability [n]; only the scores of one batch are in memory."""
+    def guesses(
+        self, images: Images, queries: Rows | JoinedRows | None, candidates: Tensor, task_of: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best class of each image [n], its probability [n], and the best among the candidates of its task [n].
+        Only the scores of one batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of:
+        [n]."""
+        own = iter(self._own(self._batches(images)))
 
         def best(view: View) -> Tensor:
             logits = self.method.logits(view)
             probability = logits.float().softmax(1).max(1).values
-            return torch.stack([logits.argmax(1).double(), probability.double()], dim=1)
+            others = ~candidates[task_of[next(own)]].to(logits.device)
+            within = logits.masked_fill(others, -torch.inf).argmax(1)
+            return torch.stack([logits.argmax(1).double(), probability.double(), within.double()], dim=1)
 
         answers = self._compute(images, partial(self._views, images, queries), best, Stage.TESTING).whole()
-        return answers[:, 0].long(), answers[:, 1].float()
+        return answers[:, 0].long(), answers[:, 1].float(), answers[:, 2].long()
 
     def queries(self, images: Images) -> ShardedRows:
         """Features without prompts [n, D]: from the cache, or computed now."""

@@ -231,9 +231,14 @@ class Learner:
         sizes, queries = [len(t.test) for t in tasks], None
         if self.method.uses_query:  # they are kept per task, so they are joined here
             queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
+        task_of = torch.arange(len(tasks)).repeat_interleave(torch.tensor(sizes))
+        candidates = torch.zeros(len(tasks), self.method.head.out_features, dtype=torch.bool)
+        candidates[task_of, truth] = True
         with self.evaluator.reporting(progress):
-            guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        return Predictions(truth, guesses.cpu(), probability.cpu(), sizes)
+            images = Images.concatenate([t.test for t in tasks])
+            answers = self.evaluator.guesses(images, queries, candidates, task_of)
+        guesses, probability, within = (answer.cpu() for answer in answers)
+        return Predictions(truth, guesses, probability, within, sizes)
 
     def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""

@@ -12,8 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from vqprompt.core.data.stream_kind import StreamKind
 from vqprompt.core.errors import UserError, explain, shown
 from vqprompt.core.files import read_json, read_text
 from vqprompt.core.words import did_you_mean
@@ -38,6 +39,10 @@ class RunConfig(Training, extra="forbid"):
     data: str = Field("quickdraw50", description="a data set: NAME, NAME=PATH, or a folder or zip of images")
     tasks: int | list[int] | list[list[str]] = Field(
         10, description="number of tasks, or the classes of each task, by count or by name"
+    )
+    stream: str = Field(
+        "disjoint",
+        description="disjoint, domains, blurry:50,10, repeated:30, few-shot:30,5,5, FILE.json; after any, +online:100",
     )
     method: str = "vq-prompt"
     backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
@@ -68,6 +73,22 @@ class RunConfig(Training, extra="forbid"):
             raise ValueError("expected auto, cpu, cuda, cuda:N, mps or xpu")
         return device
 
+    @field_validator("stream")
+    @classmethod
+    def _known_stream(cls, stream: str) -> str:
+        StreamKind.parse(stream)
+        return stream
+
+    @model_validator(mode="after")
+    def _one_pass(self) -> RunConfig:
+        if self.kind.piece and self.epochs > 1:
+            raise ValueError(f"epochs={self.epochs}: an online stream shows every image once; leave epochs out")
+        return self
+
+    @property
+    def kind(self) -> StreamKind:
+        return StreamKind.parse(self.stream)
+
     @property
     def training(self) -> Training:
         return Training(**{name: getattr(self, name) for name in Training.model_fields})
@@ -95,6 +116,8 @@ def resolve(
     published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
     if preset == "released":  # settings for the data set win over the preset, which knows no data set
         layers.insert(1, published)
+    if "online" in str({**file, **given}.get("stream")):  # one pass, whatever suits the method otherwise
+        layers.insert(1, {"epochs": 1})
     layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
         layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
+from vqprompt.core import metrics as m
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.files import read_json, write_atomically
 
@@ -129,6 +130,15 @@ class RunResult(Record):
     parameters: ParameterCounts = ParameterCounts()
     bytes_per_class: int | None = None
     exemplars: int = 0
+    stream: str = "disjoint"
+    within_task: list[float] = Field([], description="after each task: accuracy if the task of an image were known")
+    curve: list[tuple[int, float]] = Field(
+        [], description="online: images shown so far, accuracy on all classes so far"
+    )
+    peak_memory: int | None = Field(None, description="bytes; of the GPU if there is one")
+    kept_bytes: int | None = Field(None, description="carried from task to task, a frozen backbone not counted")
+    training_flops: int | None = Field(None, description="per image and step, in the first two tasks at most")
+    test_flops: int | None = Field(None, description="per image")
     prompt_use: PromptUse | None = None
     losses: list[EpochLosses] = []
     validation: float = 0.0
@@ -136,6 +146,43 @@ class RunResult(Record):
     hardware: str = ""
     processes: int = Field(1, description="how many computed it together, last")
     rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
+
+    # ------------------------------------------------------------------ what follows from the accuracies
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def backward_transfer(self) -> float | None:
+        return m.backward_transfer(self.accuracy) if self._several else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def plasticity(self) -> float | None:
+        return m.plasticity(self.accuracy) if self._several else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def new_accuracy(self) -> float | None:
+        return m.new_and_old(self.accuracy)[0] if self._several else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def old_accuracy(self) -> float | None:
+        return m.new_and_old(self.accuracy)[1] if self._several else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def within_task_accuracy(self) -> float | None:
+        return self.within_task[-1] if self.done and self.within_task else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def auc(self) -> float | None:
+        return m.area_under_curve(self.curve) if self.done and self.curve else None
+
+    @property
+    def _several(self) -> bool:
+        """Whether several tasks were learned, all of them."""
+        return self.done and len(self.accuracy) > 1
 
     @property
     def trainable(self) -> int:

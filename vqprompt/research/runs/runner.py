@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -26,7 +27,8 @@ from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
-from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
+from vqprompt.research.runs.costs import flops_to_test, flops_to_train, kept_bytes, peak_memory
+from vqprompt.research.runs.refusals import refuse_conflicts, refuse_returning_classes, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
 
@@ -41,6 +43,7 @@ def _checkpoint_seconds() -> float:
 
 
 CHECKPOINT_SECONDS = _checkpoint_seconds()
+OWN = {"accuracy", "prompt_use"}  # fields of the result that have another form in the state
 TRAINING_PASSES = 2.0  # work of one training image, in test images; for the remaining time
 
 
@@ -86,6 +89,10 @@ class RunState(BaseModel):
     losses: list[EpochLosses] = []
     prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
     test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
+    within_task: list[float] = []  # after each task, average over the tasks so far
+    curve: list[tuple[int, float]] = []  # of an online stream: images shown, and accuracy on all classes so far
+    peak_memory: int = 0
+    training_flops: int = 0
     task_seconds: list[float] = []
     steps: int = 0
     seconds: float = 0.0  # up to the last save
@@ -122,22 +129,25 @@ class Run:
         c, saved = self.config, self.ranks.from_first(lambda: self._read_saved(resume))
         with self.ranks.one_per_machine_first():  # it downloads and decodes what the others then find
             begun = self._create() if saved is None else self._restore(saved)
-            dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored)
-        self.learner.shared_queries = self.shared_queries
+            dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored, c.kind.name == "domains")
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
-        self.stream = Stream(dataset, c.tasks, *images)
-        if self.learner.method.joint:  # the same classes, in one task
-            self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
+        self.stream = Stream(dataset, c.tasks, *images, c.stream, joint=self.learner.method.joint)
+        if self.stream.returning is not None:
+            refuse_returning_classes(c)
+        if saved is None and c.kind.own_tasks:
+            self._create(len(self.stream))
+        self.learner.shared_queries = self.shared_queries
         self._refuse_other_images(begun)
         self._refuse_ranks_that_cannot_share()
         if self.ranks.first:
             write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
         self.seconds_before = self.state.seconds
 
-    def _create(self) -> int:
+    def _create(self, tasks: int | None = None) -> int:
+        """tasks: how many, if the settings do not tell."""
         c = self.config
         where = {key: getattr(c, key) for key in RESUMABLE_SETTINGS}
-        tasks = c.tasks if isinstance(c.tasks, int) else len(c.tasks)
+        tasks = tasks or (c.tasks if isinstance(c.tasks, int) else len(c.tasks))
         self.learner = Learner(
             c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
         )
@@ -164,8 +174,8 @@ class Run:
 
     def _refuse_other_images(self, begun: int) -> None:
         """A resumed run must have the classes and images that it began with. begun: number of tasks that were begun."""
-        learned = [name for task in self.stream.tasks[: len(self.learner.history)] for name in task.classes]
-        if self.learner.classes != learned:
+        tasks = self.stream.tasks[: len(self.learner.history)]
+        if self.learner.classes != list(dict.fromkeys(name for task in tasks for name in task.classes)):
             raise UserError(
                 f"--resume {self.out}: {self.config.data} has other classes now than when the run began; put them back"
             )
@@ -222,7 +232,11 @@ class Run:
         self.task_started = time.perf_counter() - self.state.seconds_in_task
         self.run_progress.begin(task)
         for epoch in self.learner.epochs(task, self.run_progress.report):
-            self._log(epoch)
+            self._log(task, epoch)
+            if (
+                task.number < 2 and epoch.number == 0
+            ):  # what the first task lacks, a teacher for example, the second has
+                self.state.training_flops = max(self.state.training_flops, flops_to_train(self.learner))
             if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
                 self.state.seconds_in_task = time.perf_counter() - self.task_started
                 self._save()
@@ -230,8 +244,14 @@ class Run:
     def test(self, task: Task) -> None:
         seen = self.stream.seen(task.number)
         predictions = self.learner.test(seen, self.run_progress.report)
+        if self.stream.kind.piece:
+            shown = sum(len(earlier.train) for earlier in self.stream.tasks[: task.number + 1])
+            self.state.curve.append((shown, 100 * int(predictions.right.sum()) / max(len(predictions.right), 1)))
+        if not task.ends:
+            return
         self.state.accuracy.append(predictions.accuracies())
-        self.classes = class_results(seen, predictions)
+        self.state.within_task.append(fmean(predictions.accuracies_within()))
+        self.classes = class_results(seen, self.learner.classes, predictions)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
         tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
         self.state.test_prompt_use.append(
@@ -240,12 +260,15 @@ class Run:
 
     def save_task(self, task: Task) -> None:
         state = self.state
-        state.task_seconds.append(time.perf_counter() - self.task_started)
-        state.seconds_in_task = 0.0
+        state.seconds_in_task = time.perf_counter() - self.task_started
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
-        self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
-        if self.ranks.first:
-            self.classes.write(self.out)
+        state.peak_memory = max(state.peak_memory, peak_memory(self.learner.device))
+        if task.ends:
+            state.task_seconds.append(state.seconds_in_task)
+            state.seconds_in_task = 0.0
+            self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
+            if self.ranks.first:
+                self.classes.write(self.out)
         self._save()
         self.write_result()
 
@@ -255,10 +278,10 @@ class Run:
             result.write(self.out)
         return result
 
-    def _log(self, epoch: Epoch) -> None:
+    def _log(self, task: Task, epoch: Epoch) -> None:
         state = self.state
         means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
-        state.losses.append(EpochLosses(task=len(self.learner.history), epoch=epoch.number, losses=means))
+        state.losses.append(EpochLosses(task=task.stage, epoch=epoch.number, losses=means))
         self.tracking.losses(state.steps, epoch.losses)
         state.steps += max(map(len, epoch.losses.values()))
 
@@ -272,7 +295,8 @@ class Run:
 
     def result(self) -> RunResult:
         config, state, method = self.config, self.state, self.learner.method
-        total, learned = len(self.stream), len(state.accuracy)
+        stages = self.stream.stages
+        total, learned = len(stages), len(state.accuracy)
         # the state has one list per column (after task j, on tasks 0..j); the matrix has one row per task
         accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
         square = [row[:learned] for row in accuracy[:learned]]
@@ -281,10 +305,13 @@ class Run:
         speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
         return RunResult(
             schema_version=SCHEMA_VERSION,
-            **{name: getattr(config, name) for name in ("method", "data", "backbone", "seed", "validation")},
-            **{name: getattr(state, name) for name in ("seconds", "task_seconds", "losses", "rounding")},
+            **{name: getattr(config, name) for name in ("method", "data", "stream", "backbone", "seed", "validation")},
+            **{
+                name: getattr(state, name)
+                for name in RunState.model_fields.keys() & RunResult.model_fields.keys() - OWN
+            },
             title=method.title,
-            tasks=[task.classes for task in self.stream.tasks],
+            tasks=[task.tested for task in stages],
             done=done,
             faa=m.final_average_accuracy(square) if done else None,
             caa=m.cumulative_average_accuracy(square) if done else None,
@@ -296,6 +323,8 @@ class Run:
             parameters=counts,
             bytes_per_class=method.bytes_per_class(),
             exemplars=method.exemplar_count(),
+            kept_bytes=kept_bytes(method),
+            test_flops=flops_to_test(self.learner) if learned else None,
             prompt_use=self._prompt_use(),
             notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),
@@ -315,7 +344,10 @@ class Run:
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
-        total, used = len(self.stream.dataset.classes), sum(len(task.classes) for task in self.stream.tasks)
+        total, used = (
+            len(self.stream.dataset.classes),
+            len({name for task in self.stream.tasks for name in task.classes}),
+        )
         return [f"{total - used} of {total} classes are in no task"] if used < total else []
 
     def _rounding_note(self) -> list[str]:
@@ -334,7 +366,7 @@ class RunProgress:
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
         self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
-        tested = accumulate(len(task.test) for task in stream.tasks)  # after each task, all tasks so far
+        tested = (sum(len(seen.test) for seen in stream.seen(task.number)) for task in stream.tasks)
         per_task = [
             cost + len(task.train) + tests
             for cost, task, tests in zip(self.learning, stream.tasks, tested, strict=True)
