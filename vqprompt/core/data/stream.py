@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
-from vqprompt.core.data.stream_kind import FILE, StreamKind
+from vqprompt.core.data.stream_kind import StreamKind
 from vqprompt.core.errors import ImageError, PastImagesError, UserError, shown
 from vqprompt.core.files import read_json
 from vqprompt.core.words import shorten
 
-Rows = dict[str, np.ndarray]
-"""Rows of a store, by class."""
+Division = int | Sequence[int] | Sequence[Sequence[str]]
+"""How many tasks, or the number of classes of each, or their names."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Stream:
     def __init__(
         self,
         dataset: Dataset,
-        tasks: int | Sequence[int] | Sequence[Sequence[str]] = 10,
+        tasks: Division = 10,
         seed: int = 0,
         validation: float = 0.0,
         train_per_class: int | None = None,
@@ -119,19 +120,22 @@ class Stream:
         if not 0 <= validation < 1:
             raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
         self.dataset, self.seed, self.train_choice, self.kind = dataset, seed, train_choice, StreamKind.parse(kind)
-        self._limits = validation, train_per_class, test_per_class
-        self._by_class = rows_by_class(dataset.labels, len(dataset.classes))
         self._open: int | None = None
-        self.tasks: list[Task] = []
-        plan, known = self._plan(tasks), set[str]()
+        self._rank = np.zeros(len(dataset.classes), int)  # the order of classes in all tasks
+        train, test = self._assign(tasks, validation, train_per_class, test_per_class)
+        if self.kind.from_file:
+            train, test = self._listed(train, test)
         if joint:
-            plan = [(_joined(train for train, _ in plan), _joined(test for _, test in plan))]
-        for stage, (train, test) in enumerate(plan):
-            pieces = [train] if joint or not self.kind.piece else self._pieces(train, stage)
+            train, test = np.minimum(train, 0), np.minimum(test, 0)
+        self.tasks: list[Task] = []
+        known = np.zeros(len(dataset.classes), bool)
+        for stage in range(train.max() + 1):
+            rows, tested = np.flatnonzero(train == stage), np.flatnonzero(test == stage)
+            pieces = [rows] if joint or not self.kind.piece else self._pieces(rows, stage)
             for n, piece in enumerate(pieces, start=1):
-                known |= piece.keys()
-                tested = {name: rows for name, rows in test.items() if name in known}
-                self.tasks.append(self._task(len(self.tasks), piece, tested, stage, n == len(pieces)))
+                known[dataset.labels[piece]] = True
+                now = tested[known[dataset.labels[tested]]]
+                self.tasks.append(self._task(len(self.tasks), piece, now, stage, n == len(pieces)))
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -161,7 +165,9 @@ class Stream:
         counts = Counter(task.classes[label] for task in self.tasks for label in task.train.labels.unique().tolist())
         return next((name for name, count in counts.items() if count > 1), None)
 
-    def _task(self, number: int, train: Rows, test: Rows, stage: int, ends: bool) -> Task:
+    def _task(self, number: int, train: np.ndarray, test: np.ndarray, stage: int, ends: bool) -> Task:
+        """train, test: rows."""
+
         def guard() -> None:
             if self._open != number:
                 now = "no task" if self._open is None else f"task {self._open + 1}"
@@ -170,135 +176,107 @@ class Stream:
                     "a rehearsal-free learner sees each task's images once"
                 )
 
-        names = list(dict.fromkeys([*train, *test]))
+        store, labels = self.dataset.store, self.dataset.labels
+        present = np.union1d(labels[train], labels[test])
+        classes = present[self._rank[present].argsort()]
+        position = np.zeros(len(self._rank), int)
+        position[classes] = np.arange(len(classes))
 
-        def images(rows: Rows, guard: Callable[[], None] | None = None) -> Images:
-            own = [(rows[name], label) for label, name in enumerate(names) if name in rows]
-            labels = np.concatenate([np.zeros(0, int), *(np.full(len(places), label) for places, label in own)])
-            places = np.concatenate([np.zeros(0, int), *(places for places, _ in own)])
-            if self.dataset.store.groups is not None:  # as they lie in their files, not class by class
-                order = np.argsort(places, kind="stable")
-                places, labels = places[order], labels[order]
-            return Images(self.dataset.store, places, labels, guard)
+        def images(rows: np.ndarray, guard: Callable[[], None] | None = None) -> Images:
+            rows = np.sort(rows)
+            if store.groups is None:  # class by class, not as they lie in their files
+                rows = rows[position[labels[rows]].argsort(kind="stable")]
+            return Images(store, rows, position[labels[rows]], guard)
 
+        names = [self.dataset.classes[c] for c in classes]
         return Task(number, names, images(train, guard), images(test), stage, ends)
 
     # ------------------------------------------------------------------ which images are in which task
 
-    def _plan(self, tasks: int | Sequence[int] | Sequence[Sequence[str]]) -> list[tuple[Rows, Rows]]:
-        """The training rows and the test rows of each task."""
-        name, numbers, dataset = self.kind.name, self.kind.numbers, self.dataset
-        if name == "domains":
-            if dataset.domains is None:
-                raise UserError(
-                    f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
-                )
-            domains = list(dict.fromkeys(dataset.domains.tolist()))
-            return [self._rows(domain) for domain in _shuffled(domains, self.seed)]
-        train, test = self._rows()
-        if name == FILE:
-            return self._listed(train, test)
+    def _assign(
+        self, tasks: Division, validation: float, train_per_class: int | None, test_per_class: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The task in which each image is learned [N], and the one with which it is tested [N]; -1: in none."""
+        dataset, name, numbers = self.dataset, self.kind.name, self.kind.numbers
+        train, test = np.full((2, len(dataset.labels)), -1)
         if name == "few-shot":
-            base, ways, _ = numbers
-            tasks = [base, *[ways] * ((len(dataset.classes) - base) // ways)]
-            if len(tasks) < 2:
-                many = len(dataset.classes)
-                raise UserError(
-                    f"--stream few-shot: {base} + {ways} classes are more than the {many} of {dataset.name}"
-                )
-        groups = _divide(dataset, tasks, self.seed)
-        plan = [({name: train[name] for name in group}, {name: test[name] for name in group}) for group in groups]
-        if name == "few-shot":
-            for shots, _ in plan[1:]:
-                shots |= {name: self._chosen(rows, name, numbers[2]) for name, rows in shots.items()}
-        elif numbers and numbers[-1]:
-            self._scatter([task for task, _ in plan])
-        return plan
-
-    def _scatter(self, plan: list[Rows]) -> None:
-        """Move images of classes from their own task to others: to any (blurry), or to later ones (repeated)."""
-        kind, (*stay, share), names = self.kind.name, self.kind.numbers, [name for task in plan for name in task]
+            tasks = [numbers[0], *[numbers[1]] * max(1, (len(dataset.classes) - numbers[0]) // numbers[1])]
+        whole = name == "domains" or self.kind.from_file
+        groups = [_shuffled(dataset.classes, self.seed)] if whole else _divide(dataset, tasks, self.seed)
         staying = set[str]()
-        if stay:
-            staying = {*random.Random(f"{self.seed}:{kind}").sample(names, round(len(names) * stay[0] / 100))}
-        guests: list[dict[str, list[int]]] = [{} for _ in plan]
-        for home, task in enumerate(plan):
-            others = [t for t in range(len(plan)) if (t != home if kind == "blurry" else t > home)]
-            for name in [name for name in task if name not in staying and others]:
-                task[name], moved = split_rows(task[name], share / 100, f"{self.seed}:{kind}:{name}")
-                drawn = random.Random(f"{self.seed}:{kind}:{name}:to")
-                for row in moved.tolist():
-                    guests[drawn.choice(others)].setdefault(name, []).append(row)
-        for task, moved_here in zip(plan, guests, strict=True):
-            task |= {name: np.array(rows) for name, rows in moved_here.items()}
-
-    def _listed(self, train: Rows, test: Rows) -> list[tuple[Rows, Rows]]:
-        """The tasks of a file. A task that lists no test images is tested with all of its classes."""
-        dataset, file, listed = self.dataset, self.kind.file, read_json(self.kind.file)
-        if dataset.where is None:
-            raise UserError(f"--stream {file}: the images of {dataset.name} have no paths that a file could list")
-        if not (isinstance(listed, list) and listed and all(isinstance(task, list) and task for task in listed)):
-            raise UserError(f'--stream {file}: expected a list of tasks, as in [["crow/1.jpg"], ["owl/2.jpg"]]')
-        row_of = {dataset.where(row): row for row in range(len(dataset.labels))}
-        plan = []
-        for number, images in enumerate(listed, start=1):
-            if wrong := [image for image in images if not isinstance(image, str) or image not in row_of]:
-                raise UserError(
-                    f"--stream {file}, task {number}: {shown(wrong[0])} is not in {dataset.name}; "
-                    f"its images have names such as {next(iter(row_of))!r}"
-                )
-            chosen = np.array(sorted({row_of[image] for image in images}))
-            own, tests = (
-                {name: kept for name, rows in part.items() if len(kept := np.intersect1d(rows, chosen))}
-                for part in (train, test)
-            )
-            if not own:
-                raise UserError(f"--stream {file}, task {number}: lists no training image")
-            plan.append((own, tests or {name: test[name] for name in own}))
-        return plan
-
-    def _pieces(self, task: Rows, number: int) -> list[Rows]:
-        """Parts of a task's images of about the same size, drawn at random."""
-        rows = np.concatenate(list(task.values())).tolist()
-        random.Random(f"{self.seed}:online:{number}").shuffle(rows)
-        parts = np.array_split(np.array(rows), max(1, round(len(rows) / self.kind.piece)))
-        kept = ({name: np.intersect1d(own, part) for name, own in task.items()} for part in parts)
-        return [{name: rows for name, rows in piece.items() if len(rows)} for piece in kept]
-
-    def _rows(self, domain: str | None = None) -> tuple[Rows, Rows]:
-        """The rows of the training images of each class, and those of its test images; of one domain, or all."""
-        train, test, (validation, train_per_class, test_per_class) = Rows(), Rows(), self._limits
-        for name, rows in zip(self.dataset.classes, self._by_class, strict=True):
-            place = name
-            if domain is not None and self.dataset.domains is not None:
-                place, rows = f"{domain}/{name}", rows[self.dataset.domains[rows] == domain]
-                if not len(rows):
-                    continue
-            own, other = rows[~self.dataset.is_test[rows]], rows[self.dataset.is_test[rows]]
-            if validation:
-                own, other = split_rows(own, validation, f"{self.seed}:{place}")
-                if not len(other):
-                    raise ImageError(f"class {place!r} has {len(own)} training image(s), too few to hold some out")
-            if not len(own) or not len(other):
-                raise ImageError(f"{place}: {len(own)} training and {len(other)} test images; it needs some of both")
-            train[name] = self._chosen(own, place, train_per_class)
-            test[name] = other[:test_per_class]
+        if name == "blurry":
+            names = [name for group in groups for name in group]
+            staying = {*random.Random(f"{self.seed}:blurry").sample(names, round(len(names) * numbers[0] / 100))}
+        by_class = dict(zip(dataset.classes, rows_by_class(dataset.labels, len(dataset.classes)), strict=True))
+        for rank, (task, label) in enumerate((task, label) for task, group in enumerate(groups) for label in group):
+            self._rank[dataset.labels[by_class[label][0]]] = rank
+            for place, home, rows in self._places(label, task, by_class[label]):
+                own, other = rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
+                if validation:
+                    own, other = split_rows(own, validation, f"{self.seed}:{place}")
+                if not len(own) or not len(other):
+                    few = (
+                        ", too few to hold some out" if validation else f" and {len(other)} test images; it needs both"
+                    )
+                    raise ImageError(f"class {place!r} has {len(own)} training image(s){few}")
+                own = self._chosen(own, place, numbers[2] if name == "few-shot" and home else train_per_class)
+                train[own], test[other[:test_per_class]] = home, home
+                others = [t for t in range(len(groups)) if (t != home if name == "blurry" else t > home)]
+                if name in ("blurry", "repeated") and numbers[-1] and others and place not in staying:
+                    moved = split_rows(own, numbers[-1] / 100, f"{self.seed}:{name}:{place}")[1]
+                    train[moved] = random.Random(f"{self.seed}:{name}:to:{place}").choices(others, k=len(moved))
         return train, test
+
+    def _places(self, label: str, task: int, rows: np.ndarray) -> list[tuple[str, int, np.ndarray]]:
+        """The rows of a class, with its name and its task; of domains, one entry for each that has the class."""
+        if self.kind.name != "domains":
+            return [(label, task, rows)]
+        domains = self.dataset.domains
+        if domains is None:
+            raise UserError(
+                f"--stream domains: {self.dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
+            )
+        order = {d: t for t, d in enumerate(_shuffled(list(dict.fromkeys(domains.tolist())), self.seed))}
+        return [(f"{d}/{label}", order[d], rows[domains[rows] == d]) for d in dict.fromkeys(domains[rows].tolist())]
+
+    def _listed(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `_assign`, by a file. If it lists no test images, a class is tested with the first task that has it.
+        train, test: of the images that may be used."""
+        dataset, where, file, listed = self.dataset, self.dataset.where, self.kind.name, read_json(Path(self.kind.name))
+        if not (isinstance(listed, list) and listed and all(isinstance(task, list) for task in listed)) or not where:
+            raise UserError(f'--stream {file}: expected tasks of {dataset.name}, as in [["crow/1.jpg"], ["owl/2.jpg"]]')
+        row_of, task_of = {where(row): row for row in range(len(train))}, np.full(len(train), -1)
+        for number, images in enumerate(listed):
+            for image in images:
+                row = row_of.get(image) if isinstance(image, str) else None
+                if row is None or task_of[row] >= 0:
+                    wrong = (
+                        f"is not in {dataset.name}, as {next(iter(row_of))!r} is" if row is None else "is listed twice"
+                    )
+                    raise UserError(f"--stream {file}, task {number + 1}: {shown(image)} {wrong}")
+                task_of[row] = number
+        train, tested = (np.where(may == 0, task_of, -1) for may in (train, test))
+        if tested.max() < 0:
+            first = {c: int(t) for t, c in sorted(zip(train, dataset.labels, strict=True), reverse=True) if t >= 0}
+            tested = np.array(
+                [first.get(c, -1) if may == 0 else -1 for c, may in zip(dataset.labels, test, strict=True)]
+            )
+        for number in range(len(listed)):
+            if number not in train or number not in tested:
+                what = "test" if number in train else "training"
+                raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some")
+        return train, tested
+
+    def _pieces(self, rows: np.ndarray, stage: int) -> list[np.ndarray]:
+        """Rows in parts of about the same size, drawn at random."""
+        order = random.Random(f"{self.seed}:online:{stage}").sample(rows.tolist(), len(rows))
+        return np.array_split(np.array(order), max(1, round(len(rows) / self.kind.piece)))
 
     def _chosen(self, rows: np.ndarray, name: str, count: int | None) -> np.ndarray:
         """As many of a class's training images as are wanted; in order, whatever was drawn."""
         if self.train_choice == "first" or count is None or count >= len(rows):
             return rows[:count]
         return rows[sorted(random.Random(f"{self.seed}:train:{name}").sample(range(len(rows)), count))]
-
-
-def _joined(parts: Iterable[Rows]) -> Rows:
-    """All rows of each class, once."""
-    joined: dict[str, dict[int, None]] = {}
-    for part in parts:
-        for name, rows in part.items():
-            joined.setdefault(name, {}).update(dict.fromkeys(rows.tolist()))
-    return {name: np.array(list(rows)) for name, rows in joined.items()}
 
 
 def _shuffled(names: Sequence[str], seed: int) -> list[str]:
@@ -326,7 +304,7 @@ def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray
     return rows[~chosen], rows[chosen]
 
 
-def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str]], seed: int) -> list[list[str]]:
+def _divide(dataset: Dataset, tasks: Division, seed: int) -> list[list[str]]:
     """The class names of each task, in order."""
     names = _shuffled(dataset.classes, seed)
     if isinstance(tasks, bool) or not isinstance(tasks, int | Sequence) or isinstance(tasks, str):
