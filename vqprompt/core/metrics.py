@@ -59,23 +59,19 @@ def forgetting(accuracy: Matrix) -> float:
     return sum(drops) / len(drops) if drops else 0.0
 
 
-def backward_transfer(accuracy: Matrix) -> float:
-    """How later tasks changed earlier ones: mean over all but the last of A_iT − A_ii (Lopez-Paz & Ranzato 2017)."""
-    right_after, final = plasticity(accuracy[:-1]), _column(accuracy, len(accuracy) - 1)[:-1]
-    return sum(final) / len(final) - right_after
-
-
-def plasticity(accuracy: Matrix) -> float:
-    """Accuracy on each task right after it was learned: mean of A_ii."""
-    return sum(_column(accuracy, j)[j] for j in range(len(accuracy))) / len(accuracy)
-
-
-def new_and_old(accuracy: Matrix) -> tuple[float, float]:
-    """Accuracy on the newest task, and on those before it, after each task but the first: the mean of each. The
-    classifier favours the newest task if the first is much higher."""
-    columns = [_column(accuracy, j) for j in range(1, len(accuracy))]
-    new, old = (sum(values) / len(columns) for values in zip(*((c[-1], fmean(c[:-1])) for c in columns), strict=True))
-    return new, old
+def transfer(accuracy: Matrix) -> dict[str, float]:
+    """What tasks do to each other, of two or more. backward_transfer: how later tasks changed earlier ones, mean of
+    A_iT − A_ii (Lopez-Paz & Ranzato 2017). plasticity: accuracy on a task right after it was learned, mean of A_ii.
+    new_accuracy, old_accuracy: after each task but the first, on it and on those before, mean of each; the classifier
+    favours the newest task if they are far apart."""
+    columns = [_column(accuracy, j) for j in range(len(accuracy))]
+    learned = [column[-1] for column in columns]
+    return {
+        "backward_transfer": fmean(columns[-1][:-1]) - fmean(learned[:-1]),
+        "plasticity": fmean(learned),
+        "new_accuracy": fmean(learned[1:]),
+        "old_accuracy": fmean(fmean(column[:-1]) for column in columns[1:]),
+    }
 
 
 def area_under_curve(curve: Sequence[tuple[int, float]]) -> float:

@@ -16,18 +16,17 @@ def embedded_drawings() -> tuple[np.ndarray, list[str]]:
 
 
 def _neighbours(drawings: np.ndarray) -> np.ndarray:
-    """Each pixel and its eight neighbours, beside each other: [9, …, 28, 28]."""
-    padded = np.pad(drawings, [*[(0, 0)] * (drawings.ndim - 2), (1, 1), (1, 1)], mode="edge")
-    rows, columns = drawings.shape[-2:]
-    return np.stack([padded[..., y : y + rows, x : x + columns] for y in range(3) for x in range(3)])
+    """Each pixel and its eight neighbours: [9, …, 28, 28]."""
+    padded = np.pad(drawings, [(0, 0), (0, 0), (1, 1), (1, 1)], mode="edge")
+    return np.stack([padded[..., y : y + 28, x : x + 28] for y in range(3) for x in range(3)])
 
 
-# drawings uint8 [N, 28, 28] to [N, 28, 28], or to [N, 3, 28, 28] in colour
+# uint8 [N, 1, 28, 28] to [N, 1 or 3, 28, 28]
 STYLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "pencil": lambda drawings: drawings,
     "brush": lambda drawings: _neighbours(drawings).min(0),
     "chalk": lambda drawings: 255 - drawings,
-    "rotated": lambda drawings: np.rot90(drawings, axes=(1, 2)),
+    "rotated": lambda drawings: np.rot90(drawings, axes=(2, 3)),
     "blurred": lambda drawings: _neighbours(_neighbours(drawings).mean(0)).mean(0),
-    "coloured": lambda drawings: np.stack([64 + drawings * 0.7, 255 - drawings * 0.5, 32 + drawings * 0.4], axis=1),
+    "coloured": lambda drawings: np.concatenate([64 + drawings * 0.7, 255 - drawings * 0.5, 32 + drawings * 0.4], 1),
 }

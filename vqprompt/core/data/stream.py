@@ -73,23 +73,19 @@ def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np
             raise ImageError(f"{name}: no {split} images for the class {shorten(empty)}; every class needs some")
 
 
+@dataclass(eq=False)
 class Task:
     """One task of a stream: class names, and images labelled by position among these names.
 
-    Of an online stream, it is one piece of a stage, and `ends` says whether that is the stage's last. Otherwise a stage
-    is one task.
+    Of an online stream, it is one piece of a stage; `ends` says whether the last. Otherwise every task is a stage.
     """
 
-    def __init__(
-        self, number: int, classes: list[str], train: Images, test: Images, stage: int | None = None, ends: bool = True
-    ) -> None:
-        self.number, self.classes, self.train, self.test = number, classes, train, test
-        self.stage, self.ends = number if stage is None else stage, ends
-
-    @property
-    def tested(self) -> list[str]:
-        """The classes that its test images are of."""
-        return [self.classes[label] for label in self.test.labels.unique().tolist()]
+    number: int
+    classes: list[str]
+    train: Images
+    test: Images
+    stage: int = 0
+    ends: bool = True
 
 
 class Stream:
@@ -197,47 +193,44 @@ class Stream:
         self, tasks: Division, validation: float, train_per_class: int | None, test_per_class: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """The task in which each image is learned [N], and the one with which it is tested [N]; -1: in none."""
-        dataset, name, numbers = self.dataset, self.kind.name, self.kind.numbers
-        train, test = np.full((2, len(dataset.labels)), -1)
-        if name == "few-shot":
+        dataset, kind, numbers = self.dataset, self.kind.name, self.kind.numbers
+        if kind == "few-shot":
             tasks = [numbers[0], *[numbers[1]] * max(1, (len(dataset.classes) - numbers[0]) // numbers[1])]
-        whole = name == "domains" or self.kind.from_file
+        if kind == "domains" and dataset.domains is None:
+            raise UserError(
+                f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
+            )
+        domains = _shuffled(list(dict.fromkeys(() if dataset.domains is None else dataset.domains.tolist())), self.seed)
+        whole = kind == "domains" or self.kind.from_file
         groups = [_shuffled(dataset.classes, self.seed)] if whole else _divide(dataset, tasks, self.seed)
         staying = set[str]()
-        if name == "blurry":
+        if kind == "blurry":
             names = [name for group in groups for name in group]
             staying = {*random.Random(f"{self.seed}:blurry").sample(names, round(len(names) * numbers[0] / 100))}
+        train, test = np.full((2, len(dataset.labels)), -1)
         by_class = dict(zip(dataset.classes, rows_by_class(dataset.labels, len(dataset.classes)), strict=True))
         for rank, (task, label) in enumerate((task, label) for task, group in enumerate(groups) for label in group):
-            self._rank[dataset.labels[by_class[label][0]]] = rank
-            for place, home, rows in self._places(label, task, by_class[label]):
+            rows = by_class[label]
+            self._rank[dataset.labels[rows[0]]], cells = rank, {label: (task, rows)}
+            if dataset.domains is not None and kind == "domains":
+                inside = dataset.domains[rows]
+                cells = {f"{d}/{label}": (t, rows[inside == d]) for t, d in enumerate(domains) if d in inside}
+            for name, (home, rows) in cells.items():
                 own, other = rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
                 if validation:
-                    own, other = split_rows(own, validation, f"{self.seed}:{place}")
+                    own, other = split_rows(own, validation, f"{self.seed}:{name}")
                 if not len(own) or not len(other):
                     few = (
                         ", too few to hold some out" if validation else f" and {len(other)} test images; it needs both"
                     )
-                    raise ImageError(f"class {place!r} has {len(own)} training image(s){few}")
-                own = self._chosen(own, place, numbers[2] if name == "few-shot" and home else train_per_class)
+                    raise ImageError(f"class {name!r} has {len(own)} training image(s){few}")
+                own = self._chosen(own, name, numbers[2] if kind == "few-shot" and home else train_per_class)
                 train[own], test[other[:test_per_class]] = home, home
-                others = [t for t in range(len(groups)) if (t != home if name == "blurry" else t > home)]
-                if name in ("blurry", "repeated") and numbers[-1] and others and place not in staying:
-                    moved = split_rows(own, numbers[-1] / 100, f"{self.seed}:{name}:{place}")[1]
-                    train[moved] = random.Random(f"{self.seed}:{name}:to:{place}").choices(others, k=len(moved))
+                others = [t for t in range(len(groups)) if (t != home if kind == "blurry" else t > home)]
+                if kind in ("blurry", "repeated") and numbers[-1] and others and name not in staying:
+                    moved = split_rows(own, numbers[-1] / 100, f"{self.seed}:{kind}:{name}")[1]
+                    train[moved] = random.Random(f"{self.seed}:{kind}:to:{name}").choices(others, k=len(moved))
         return train, test
-
-    def _places(self, label: str, task: int, rows: np.ndarray) -> list[tuple[str, int, np.ndarray]]:
-        """The rows of a class, with its name and its task; of domains, one entry for each that has the class."""
-        if self.kind.name != "domains":
-            return [(label, task, rows)]
-        domains = self.dataset.domains
-        if domains is None:
-            raise UserError(
-                f"--stream domains: {self.dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
-            )
-        order = {d: t for t, d in enumerate(_shuffled(list(dict.fromkeys(domains.tolist())), self.seed))}
-        return [(f"{d}/{label}", order[d], rows[domains[rows] == d]) for d in dict.fromkeys(domains[rows].tolist())]
 
     def _listed(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `_assign`, by a file. If it lists no test images, a class is tested with the first task that has it.
@@ -323,16 +316,13 @@ def _divide(dataset: Dataset, tasks: Division, seed: int) -> list[list[str]]:
             raise UserError(f"task sizes {sizes} do not fit {len(names)} classes; each must be at least 1")
         return [names[start : start + size] for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)]
     groups = [list(t) for t in tasks]  # type: ignore[arg-type]
-    seen: dict[str, int] = {}
+    first: dict[str, int] = {}
     for number, group in enumerate(groups, start=1):
         for name in group:
             if name not in dataset.classes:
                 raise UserError(f"task {number} wants the class {name!r}, which {dataset.name} does not have")
-            if name in seen:
-                raise UserError(
-                    f"the class {name!r} is in task {seen[name]} and in task {number}; tasks must be disjoint"
-                )
-            seen[name] = number
+            if (before := first.setdefault(name, number)) != number or group.count(name) > 1:
+                raise UserError(f"the class {name!r} is in task {before} and in task {number}; tasks must be disjoint")
         if not group:
             raise UserError(f"task {number} has no classes")
     return groups

@@ -39,8 +39,8 @@ class StreamKind:
         found = FORMS.fullmatch(text)
         if not text or found is None:
             raise UserError(
-                f"--stream {shown(text)}: no such kind; there are disjoint, domains, blurry:50,10 and repeated:30 (percent), "
-                "few-shot:30,5,5 (first classes, then ways, shots), FILE.json and, alone or after a kind and +, online:100"
+                f"--stream {shown(text)}: no such kind; there are disjoint, domains, blurry:50,10 and repeated:30 (in "
+                "percent), few-shot:30,5,5 (classes, then ways and shots), FILE.json and, alone or after +, online:100"
             )
         kind, piece = found[1] or "disjoint", int(found[2] or 0)
         if kind.endswith(".json"):

@@ -40,36 +40,27 @@ class DatasetEntry:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def open_quickdraw(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
-    """Quick, Draw!: 50 classes × 100 drawings of 28×28, inside the package (see assets/README.md)."""
+def open_quickdraw(
+    source: str | None, side: int, seed: int, progress: Report = ignore, styles: Sequence[str] = ()
+) -> Dataset:
+    """Quick, Draw!: 50 classes × 100 drawings of 28×28, inside the package (see assets/README.md). styles: several of
+    STYLES, which are its domains then."""
     if source is not None:
         raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; give --data quickdraw50")
     drawings, classes = embedded_drawings()
-    return _drawn(drawings.reshape(-1, 1, *drawings.shape[2:]), classes)
-
-
-def open_styles() -> Dataset:
-    """The same drawings in six styles of ours, which are its domains."""
-    drawings, classes = embedded_drawings()
-    plain = drawings.reshape(-1, *drawings.shape[2:])
-    pixels = np.empty((len(STYLES), len(plain), 3, *plain.shape[1:]), np.uint8)
-    for n, draw in enumerate(STYLES.values()):
-        styled = draw(plain)
-        pixels[n] = styled if styled.ndim == 4 else styled[:, None]
-    return _drawn(pixels.reshape(-1, *pixels.shape[2:]), classes, list(STYLES))
-
-
-def _drawn(pixels: np.ndarray, classes: list[str], styles: Sequence[str] = ()) -> Dataset:
-    """Drawings by style, in each by class."""
-    count = len(pixels) // len(classes) // max(len(styles), 1)
-    number, order = np.arange(len(pixels)) % count, np.arange(len(pixels)) // count
-    labels, domains = order % len(classes), np.array(styles)[order // len(classes)] if styles else None
+    (total, count), pixels = drawings.shape[:2], drawings.reshape(-1, 1, *drawings.shape[2:])
+    domains = np.repeat(styles, len(pixels)) if styles else None
+    if styles:
+        shape = len(pixels), 3, *pixels.shape[2:]
+        pixels = np.concatenate([np.broadcast_to(STYLES[s](pixels), shape).astype(np.uint8) for s in styles])
+    labels = np.arange(len(pixels)) // count % total
+    is_test = np.arange(len(pixels)) % count >= DRAWINGS_TO_LEARN
     store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.tobytes()).hexdigest()[:24])
 
     def where(row: int) -> str:
-        return f"{'' if domains is None else domains[row] + '/'}{classes[labels[row]]}/{number[row]}"
+        return "/".join([*([] if domains is None else [domains[row]]), classes[labels[row]], str(row % count)])
 
-    return Dataset("quickdraw50", classes, store, labels, number >= DRAWINGS_TO_LEARN, domains=domains, where=where)
+    return Dataset("quickdraw50", classes, store, labels, is_test, domains=domains, where=where)
 
 
 OPENERS: dict[str, Opener] = {"quickdraw50": open_quickdraw, "cifar100": open_cifar100}
@@ -99,7 +90,7 @@ def open_dataset(
     side = stored_side(size, stored)
     name, path = parse_data(data)
     if domains and (name, path) == ("quickdraw50", None):
-        return open_styles()
+        return open_quickdraw(None, side, seed, progress, list(STYLES))
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)
     check_data(data)

@@ -45,15 +45,9 @@ class Predictions:
     def right(self) -> Tensor:
         return self.guesses == self.truth
 
-    def accuracies(self) -> list[float]:
-        """Percent right on each task."""
-        return self._percent(self.right)
-
-    def accuracies_within(self) -> list[float]:
-        """The same if the task of each image were known."""
-        return self._percent(self.within == self.truth)
-
-    def _percent(self, right: Tensor) -> list[float]:
+    def accuracies(self, within: bool = False) -> list[float]:
+        """Percent right on each task. within: if the task of each image were known."""
+        right = self.within == self.truth if within else self.right
         return [100 * int(part.sum()) / len(part) for part in torch.split(right, self.sizes)]
 
     def worst(self, most: int) -> Tensor:

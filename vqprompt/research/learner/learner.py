@@ -131,9 +131,8 @@ class Learner:
         """Refuse what cannot be learned, before anything changes."""
         self._refuse_if_interrupted()
         task.train.check()
-        position = {name: place for place, name in enumerate(self.classes)}
-        present = [task.classes[label] for label in task.train.labels.unique().tolist()]
-        returning = sorted(position[name] for name in present if name in position)
+        present = self._positions(task)[task.train.labels.unique()].sort().values.tolist()
+        returning = tuple(place for place in present if place < len(self.classes))
         if returning and not self.method.classes_return:
             raise UserError(
                 f"the class {self.classes[returning[0]]!r} was learned before; {self.method_name} cannot learn it again"
@@ -147,8 +146,8 @@ class Learner:
             raise CheckpointError(
                 f"the checkpoint was learning {self.open_task.classes}, not {task.classes}; resume with the same data"
             )
-        new = sum(name not in position for name in task.classes)
-        info = TaskInfo(len(self.history), len(self.classes), new, tuple(returning))
+        new = len({*task.classes} - {*self.classes})
+        info = TaskInfo(len(self.history), len(self.classes), new, returning)
         self.method.check_task(info)
         return info
 

@@ -43,6 +43,7 @@ class Grid:
     sweeps: tuple[Sweep, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     backbones: tuple[str, ...] = ("vit-b16-in1k",)
+    measures: tuple[str, ...] = ()
 
     def axes(self, sweep: Sweep) -> dict[str, tuple[Any, ...]]:
         several = len(self.backbones) > 1 and "backbone" not in self.settings
@@ -59,7 +60,7 @@ class Grid:
     @property
     def ablation(self) -> bool:
         """Whether an axis is a setting of the method. Then the figure is drawn over that axis, else over the tasks."""
-        return any(key not in ("tasks", "backbone") for sweep in self.sweeps for key in sweep.axes)
+        return any(key not in ("tasks", "backbone", "stream") for sweep in self.sweeps for key in sweep.axes)
 
 
 class Quoted(NamedTuple):

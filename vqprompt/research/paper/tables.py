@@ -23,7 +23,13 @@ from vqprompt.research.report.render import render
 
 Cell = Callable[[Row], str]
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
-CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second")
+MEASURES: dict[Measure, tuple[str, float]] = {  # headings of the columns that a grid may ask for, and units
+    "backward_transfer": ("BWT", 1), "plasticity": ("learned", 1), "new_accuracy": ("new", 1),
+    "old_accuracy": ("old", 1), "within_task": ("within task", 1), "area_under_curve": ("AUC", 1),
+    "peak_memory": ("GB at most", 1e9), "kept_bytes": ("MB kept", 1e6), "training_flops": ("training GFLOPs", 1e9),
+    "test_flops": ("test GFLOPs", 1e9),
+}  # fmt: skip
+CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second", *MEASURES)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Table:
             )
 
         def ours(key: Measure) -> Cell:
-            return lambda row: _spread(*row.ours(key), _mark(row))
+            unit = MEASURES.get(key, ("", 1))[1]
+            return lambda row: _spread(*row.ours(key), _mark(row), unit)
 
         def paper(key: Accuracy) -> Cell:
             return lambda row: _spread(*row.paper(key), PAPER_NOTE if row.quoted and row.quoted.mark else "")
@@ -65,6 +72,7 @@ class Table:
             "FAA": ours("faa"),
             "CAA": ours("caa"),
             "forgetting": ours("forgetting"),
+            **{MEASURES[key][0]: ours(key) for key in self.grid.measures},
             "trainable": lambda row: _count(row.mean("trainable")),
             "images/s": lambda row: _count(row.mean("images_per_second")),
             "paper FAA": paper("faa"),
@@ -176,10 +184,10 @@ def _mark(row: Row) -> str:
     return OTHER_BACKBONE if row.other_backbone else ""
 
 
-def _spread(value: float | None, std: float | None, mark: str = "") -> str:
+def _spread(value: float | None, std: float | None, mark: str = "", unit: float = 1) -> str:
     if value is None:
         return NONE
-    return (f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}") + mark
+    return (f"{value / unit:.2f}" if std is None else f"{value / unit:.2f} ± {std / unit:.2f}") + mark
 
 
 def _count(value: float | None) -> str:
@@ -234,7 +242,7 @@ def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
             if len(line.values) == 1:  # joint training: a horizontal line to compare with
                 line = replace(line, values=[line.values[0]] * longest, style=":")
             lines.append(line)
-        name = "-".join([grid.name, *parts])
+        name = "-".join([grid.name, *parts]).replace(":", "_")
         caption = ", ".join(["Average accuracy over the tasks seen so far, after each task", *parts])
         svg = figures.accuracy_chart(
             lines, f"chart{len(charts)}", f"{caption}: " + "; ".join(map(line_in_words, lines))

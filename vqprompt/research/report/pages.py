@@ -89,14 +89,27 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
     average = figures.distinct_line(0, "average over the tasks seen so far", result.average_accuracy)
     diagonal = [result.accuracy[j][j] for j in range(result.learned)]
     latest = figures.Line("the task just learned", diagonal, figures.COLORS[3], "D", ":")
-    lines, drops = [average, latest], result.forgetting_per_task
+    columns = [[row[j] for row in result.accuracy[:j] if row[j] is not None] for j in range(result.learned)]
+    earlier = figures.Line(
+        "the tasks before it", [sum(c) / len(c) if c else None for c in columns], figures.COLORS[1], "s"
+    )
+    lines, drops = [average, latest, earlier], result.forgetting_per_task
     after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
     forgetting = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
     return {
         "lines": lines,
         "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
         "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
+        "online": Markup(_online_chart(result.curve)) if result.curve else None,
     }
+
+
+def _online_chart(curve: Sequence[tuple[int, float]]) -> str:
+    line = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in curve])
+    every = -(-len(curve) // 8)  # with more numbers, those on the axis would touch
+    ticks = ["" if n % every else str(images) for n, (images, _) in enumerate(curve)]
+    title = "Accuracy after so many images: " + line_in_words(line)
+    return figures.sweep_chart([line], ticks, "online", title, "images shown", "accuracy (%)")
 
 
 def _loss_charts(epochs: Sequence[EpochLosses]) -> list[tuple[str, Markup]]:

@@ -147,42 +147,18 @@ class RunResult(Record):
     processes: int = Field(1, description="how many computed it together, last")
     rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
 
-    # ------------------------------------------------------------------ what follows from the accuracies
-
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def backward_transfer(self) -> float | None:
-        return m.backward_transfer(self.accuracy) if self._several else None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def plasticity(self) -> float | None:
-        return m.plasticity(self.accuracy) if self._several else None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def new_accuracy(self) -> float | None:
-        return m.new_and_old(self.accuracy)[0] if self._several else None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def old_accuracy(self) -> float | None:
-        return m.new_and_old(self.accuracy)[1] if self._several else None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def within_task_accuracy(self) -> float | None:
-        return self.within_task[-1] if self.done and self.within_task else None
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def auc(self) -> float | None:
-        return m.area_under_curve(self.curve) if self.done and self.curve else None
-
-    @property
-    def _several(self) -> bool:
-        """Whether several tasks were learned, all of them."""
-        return self.done and len(self.accuracy) > 1
+    def measures(self) -> dict[str, float]:
+        """More numbers of a finished run, as far as they are known (core/metrics.py). within_task: FAA if the task of
+        each image were known."""
+        if not self.done:
+            return {}
+        return {
+            **(m.transfer(self.accuracy) if len(self.accuracy) > 1 else {}),
+            **({"within_task": self.within_task[-1]} if self.within_task else {}),
+            **({"area_under_curve": m.area_under_curve(self.curve)} if self.curve else {}),
+        }
 
     @property
     def trainable(self) -> int:

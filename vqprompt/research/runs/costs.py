@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import psutil
@@ -34,37 +33,23 @@ def kept_bytes(method: Method) -> int:
     return sum(tensor.nbytes for name, tensor in method.state_dict().items() if method.saved(name))
 
 
-def flops_to_test(learner: Learner) -> int:
-    """Floating-point operations per test image; a multiplication and its addition are two."""
-    with torch.no_grad():
-        return _count(learner, lambda: learner.method.logits(_view(learner)))
-
-
-def flops_to_train(learner: Learner) -> int:
-    """The same per image of a training step, forwards and backwards. Call it between two epochs. What a run computes
-    once and keeps, such as queries, is counted as if it were computed in every step."""
-    method = learner.method
-    label = torch.nonzero(~method.absent)[:1, 0]  # any class of the task
-    parameters = [p for group in method.parameter_groups() for p in group["params"] if p.requires_grad]
-
-    def step() -> None:
-        losses = method.losses(_view(learner, label))
-        torch.autograd.grad(torch.stack(list(losses.values())).sum(), parameters, allow_unused=True)
-
-    return _count(learner, step)
-
-
-def _view(learner: Learner, labels: torch.Tensor | None = None) -> View:
-    """One black image."""
-    side, vit = learner.vit.config.image_size, learner.vit
+def count_flops(learner: Learner, training: bool = False) -> int:
+    """Floating-point operations per test image, or per image of a training step, forwards and backwards. A product and
+    its sum are two. What a run computes once and keeps, such as queries, is counted as if it were computed each time.
+    training: call it between two epochs."""
+    method, vit, side = learner.method, learner.vit, learner.vit.config.image_size
     image = torch.zeros(1, 3, side, side, dtype=vit.dtype, device=learner.device)
-    return View(vit, lambda: image, labels=labels, task=None if labels is None else learner.method.task.number)
-
-
-def _count(learner: Learner, work: Callable[[], object]) -> int:
+    view = View(vit, lambda: image)
     # the counter sees neither into compiled code nor into fused attention
-    eager = torch.compiler.set_stance("force_eager") if learner.vit.compiled else nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if vit.compiled else nullcontext()
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._addmm_activation: addmm_flop})
-    with eager, sdpa_kernel(SDPBackend.MATH), seeded(0), learner.runtime.autocast(learner.vit), counter:
-        work()
+    with eager, sdpa_kernel(SDPBackend.MATH), seeded(0), learner.runtime.autocast(vit), counter:
+        if training:
+            view.labels, view.task = torch.nonzero(~method.absent)[:1, 0], method.task.number  # any class of the task
+            parameters = [p for group in method.parameter_groups() for p in group["params"] if p.requires_grad]
+            loss = torch.stack(list(method.losses(view).values())).sum()
+            torch.autograd.grad(loss, parameters, allow_unused=True)
+        else:
+            with torch.no_grad():
+                method.logits(view)
     return int(counter.get_total_flops())

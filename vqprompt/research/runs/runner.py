@@ -27,7 +27,7 @@ from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
-from vqprompt.research.runs.costs import flops_to_test, flops_to_train, kept_bytes, peak_memory
+from vqprompt.research.runs.costs import count_flops, kept_bytes, peak_memory
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_returning_classes, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
@@ -236,7 +236,7 @@ class Run:
             if (
                 task.number < 2 and epoch.number == 0
             ):  # what the first task lacks, a teacher for example, the second has
-                self.state.training_flops = max(self.state.training_flops, flops_to_train(self.learner))
+                self.state.training_flops = max(self.state.training_flops, count_flops(self.learner, training=True))
             if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
                 self.state.seconds_in_task = time.perf_counter() - self.task_started
                 self._save()
@@ -250,7 +250,7 @@ class Run:
         if not task.ends:
             return
         self.state.accuracy.append(predictions.accuracies())
-        self.state.within_task.append(fmean(predictions.accuracies_within()))
+        self.state.within_task.append(fmean(predictions.accuracies(within=True)))
         self.classes = class_results(seen, self.learner.classes, predictions)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
         tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
@@ -311,7 +311,7 @@ class Run:
                 for name in RunState.model_fields.keys() & RunResult.model_fields.keys() - OWN
             },
             title=method.title,
-            tasks=[task.tested for task in stages],
+            tasks=[[task.classes[label] for label in task.test.labels.unique()] for task in stages],
             done=done,
             faa=m.final_average_accuracy(square) if done else None,
             caa=m.cumulative_average_accuracy(square) if done else None,
@@ -324,7 +324,7 @@ class Run:
             bytes_per_class=method.bytes_per_class(),
             exemplars=method.exemplar_count(),
             kept_bytes=kept_bytes(method),
-            test_flops=flops_to_test(self.learner) if learned else None,
+            test_flops=count_flops(self.learner) if learned else None,
             prompt_use=self._prompt_use(),
             notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),
@@ -344,11 +344,9 @@ class Run:
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
-        total, used = (
-            len(self.stream.dataset.classes),
-            len({name for task in self.stream.tasks for name in task.classes}),
-        )
-        return [f"{total - used} of {total} classes are in no task"] if used < total else []
+        classes = self.stream.dataset.classes
+        unused = len(classes) - len({name for task in self.stream.tasks for name in task.classes})
+        return [f"{unused} of {len(classes)} classes are in no task"] if unused else []
 
     def _rounding_note(self) -> list[str]:
         if len(self.state.rounding) < 2:
@@ -379,13 +377,10 @@ class RunProgress:
 
     def report(self, event: Progress) -> None:
         """A stage's own progress, as progress of the whole run."""
-        number, share = self.task.number, event.done / event.total if event.total else 0.0
-        start, learned = self.starts[number], self.starts[number] + self.learning[number]
-        if event.stage is Stage.LEARNING:
-            done = start + share * self.learning[number]
-        elif event.stage is Stage.STATISTICS:
-            done = learned + share * len(self.task.train)
-        else:
-            done = learned + len(self.task.train) + event.done
-        self.done = min(max(done, self.done), self.starts[number + 1])
+        number, learning, images = self.task.number, self.learning[self.task.number], len(self.task.train)
+        done = event.done
+        if event.stage in (Stage.LEARNING, Stage.STATISTICS):
+            done *= (learning if event.stage is Stage.LEARNING else images) / max(event.total, 1)
+        before = {Stage.LEARNING: 0.0, Stage.STATISTICS: learning}.get(event.stage, learning + images)
+        self.done = min(max(self.starts[number] + before + done, self.done), self.starts[number + 1])
         self.progress(Progress(event.stage, self.done, self.starts[-1], number, len(self.stream)))
