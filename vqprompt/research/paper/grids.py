@@ -55,7 +55,9 @@ class Grid:
 
     def declared(self, method: str, variant: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         """The settings of a run as the grid declares them, without a user's changes."""
-        return {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}
+        settings = {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}
+        online = "online" in str(settings.get("stream"))  # one pass, whatever the others have
+        return {key: value for key, value in settings.items() if not (online and key == "epochs")}
 
     @property
     def ablation(self) -> bool:
@@ -116,7 +118,7 @@ def smaller(grid: Grid) -> Grid:
         both = values if len(values) == 1 else (values[0], values[-1])
         return tuple(few(value) if key == "tasks" else value for value in both)
 
-    tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults["tasks"])
+    tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults.get("tasks", 10))
     settings = {**SMALL, "tasks": few(tasks)} | {k: v for k, v in grid.settings.items() if k == "validation"}
     sweeps = (Sweep(s.methods[-2:], {key: ends(key, values) for key, values in s.axes.items()}) for s in grid.sweeps)
     title = f"Stand-in for: {grid.title}; the embedded drawings, 28 px"

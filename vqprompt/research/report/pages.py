@@ -89,7 +89,7 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
     average = figures.distinct_line(0, "average over the tasks seen so far", result.average_accuracy)
     diagonal = [result.accuracy[j][j] for j in range(result.learned)]
     latest = figures.Line("the task just learned", diagonal, figures.COLORS[3], "D", ":")
-    columns = [[row[j] for row in result.accuracy[:j] if row[j] is not None] for j in range(result.learned)]
+    columns = [[a for row in result.accuracy[:j] if (a := row[j]) is not None] for j in range(result.learned)]
     earlier = figures.Line(
         "the tasks before it", [sum(c) / len(c) if c else None for c in columns], figures.COLORS[1], "s"
     )
