@@ -146,7 +146,7 @@ class TestKinds:
         learned = [row for task in stream.tasks for row in task.train.rows.tolist()]
         tested = [row for task in stream.stages for row in task.test.rows.tolist()]
         everything = np.flatnonzero(~dataset.is_test) if validation else np.arange(len(dataset.labels))
-        assert sorted([*learned, *tested]) == everything.tolist() and stream.returning is not None
+        assert sorted([*learned, *tested]) == everything.tolist()
         for task in stream.tasks:
             for images in (task.train, task.test):
                 names = [dataset.classes[c] for c in dataset.labels[images.rows]]
@@ -174,7 +174,6 @@ class TestKinds:
     def test_few_shots_follow_a_base_task(self):
         stream = Stream(make_dataset(classes=7, train=9, test=2), seed=1, kind="few-shot:3,2,4")
         assert [(len(t.classes), len(t.train), len(t.test)) for t in stream.tasks] == [(3, 27, 6), (2, 8, 4), (2, 8, 4)]
-        assert stream.returning is None
         with pytest.raises(UserError, match="do not fit 7 classes"):
             Stream(stream.dataset, kind="few-shot:6,2,4")
 
@@ -205,7 +204,7 @@ class TestKinds:
             return Stream(dataset, kind=str(file))
 
         stream = made([train[0] + train[1][:2], train[1][2:] + train[2]])
-        assert names(stream) == [["class 0", "class 1"], ["class 1", "class 2"]] and stream.returning == "class 1"
+        assert names(stream) == [["class 0", "class 1"], ["class 1", "class 2"]]
         assert [len(t.test) for t in stream.tasks] == [4, 2], "class 1 is tested with its first task"
         whole = made([images[0], images[2]])
         assert [(len(t.train), len(t.test)) for t in whole.tasks] == [(4, 2), (4, 2)]

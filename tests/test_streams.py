@@ -199,12 +199,9 @@ def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, source
             runner.run(resolve({"data": str(sources / "folder"), "tasks": 2, **settings}), tmp_path / "out")
         assert not (tmp_path / "out" / "config.json").exists()
 
-    refused(
-        "ease cannot learn --stream repeated:30, in which classes come back; these can: .*vq-prompt", method="ease",
-        stream="repeated:30",
-    )  # fmt: skip
-    refused("have one centroid per class; add --set rebalancing.centroids=1", stream="repeated:30",
-            rebalancing={"centroids": 2})  # fmt: skip
+    message = "{} cannot learn --stream repeated:30, in which classes come back; these can, with .*: .*vq-prompt"
+    refused(message.format("ease"), method="ease", stream="repeated:30")
+    refused(message.format("vq-prompt"), stream="repeated:30", rebalancing={"centroids": 2})
     refused("an online stream shows every image once; leave epochs out", stream="online:8", epochs=2)
     refused("'kind 0/000.png' is not DOMAIN/CLASS/image, as --stream domains needs it", stream="domains")
     assert resolve({"stream": "domains+online:50", "method": "slca"}).epochs == 1

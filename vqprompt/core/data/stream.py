@@ -119,7 +119,7 @@ class Stream:
         self._open: int | None = None
         self._rank = np.zeros(len(dataset.classes), int)  # the order of classes in all tasks
         train, test = self._assign(tasks, validation, train_per_class, test_per_class)
-        if self.kind.from_file:
+        if self.kind.name == "file":
             train, test = self._listed(train, test)
         if joint:
             train, test = np.minimum(train, 0), np.minimum(test, 0)
@@ -154,12 +154,6 @@ class Stream:
     def seen(self, number: int) -> list[Task]:
         """What to test on after the task `number` was learned: it, and the stages before."""
         return [*(task for task in self.stages if task.stage < self.tasks[number].stage), self.tasks[number]]
-
-    @property
-    def returning(self) -> str | None:
-        """A class that is learned in more than one task, if there is one."""
-        counts = Counter(task.classes[label] for task in self.tasks for label in task.train.labels.unique().tolist())
-        return next((name for name, count in counts.items() if count > 1), None)
 
     def _task(self, number: int, train: np.ndarray, test: np.ndarray, stage: int, ends: bool) -> Task:
         """train, test: rows."""
@@ -201,7 +195,7 @@ class Stream:
                 f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
             )
         domains = _shuffled(list(dict.fromkeys(() if dataset.domains is None else dataset.domains.tolist())), self.seed)
-        whole = kind == "domains" or self.kind.from_file
+        whole = kind in ("domains", "file")
         groups = [_shuffled(dataset.classes, self.seed)] if whole else _divide(dataset, tasks, self.seed)
         staying = set[str]()
         if kind == "blurry":
@@ -220,9 +214,7 @@ class Stream:
                 if validation:
                     own, other = split_rows(own, validation, f"{self.seed}:{name}")
                 if not len(own) or not len(other):
-                    few = (
-                        ", too few to hold some out" if validation else f" and {len(other)} test images; it needs both"
-                    )
+                    few = ", too few to hold some out" if validation else f" and {len(other)} test images; give both"
                     raise ImageError(f"class {name!r} has {len(own)} training image(s){few}")
                 own = self._chosen(own, name, numbers[2] if kind == "few-shot" and home else train_per_class)
                 train[own], test[other[:test_per_class]] = home, home
@@ -235,7 +227,7 @@ class Stream:
     def _listed(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `_assign`, by a file. If it lists no test images, a class is tested with the first task that has it.
         train, test: of the images that may be used."""
-        dataset, where, file, listed = self.dataset, self.dataset.where, self.kind.name, read_json(Path(self.kind.name))
+        dataset, where, file, listed = self.dataset, self.dataset.where, self.kind.file, read_json(Path(self.kind.file))
         if not (isinstance(listed, list) and listed and all(isinstance(task, list) for task in listed)) or not where:
             raise UserError(f'--stream {file}: expected tasks of {dataset.name}, as in [["crow/1.jpg"], ["owl/2.jpg"]]')
         row_of, task_of = {where(row): row for row in range(len(train))}, np.full(len(train), -1)
@@ -244,20 +236,21 @@ class Stream:
                 row = row_of.get(image) if isinstance(image, str) else None
                 if row is None or task_of[row] >= 0:
                     wrong = (
-                        f"is not in {dataset.name}, as {next(iter(row_of))!r} is" if row is None else "is listed twice"
+                        "is listed twice"
+                        if row is not None
+                        else f"is not in {dataset.name}, as {next(iter(row_of))!r} is"
                     )
                     raise UserError(f"--stream {file}, task {number + 1}: {shown(image)} {wrong}")
                 task_of[row] = number
         train, tested = (np.where(may == 0, task_of, -1) for may in (train, test))
         if tested.max() < 0:
-            first = {c: int(t) for t, c in sorted(zip(train, dataset.labels, strict=True), reverse=True) if t >= 0}
-            tested = np.array(
-                [first.get(c, -1) if may == 0 else -1 for c, may in zip(dataset.labels, test, strict=True)]
-            )
+            first = np.full(len(dataset.classes), len(listed))  # the first task of each class
+            np.minimum.at(first, dataset.labels[train >= 0], train[train >= 0])
+            tested = np.where((test == 0) & (first[dataset.labels] < len(listed)), first[dataset.labels], -1)
         for number in range(len(listed)):
-            if number not in train or number not in tested:
-                what = "test" if number in train else "training"
-                raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some")
+            for what, tasks in (("training", train), ("test", tested)):
+                if number not in tasks:
+                    raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some")
         return train, tested
 
     def _pieces(self, rows: np.ndarray, stage: int) -> list[np.ndarray]:

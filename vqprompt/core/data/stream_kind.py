@@ -1,4 +1,4 @@
-"""The kind of a stream, as one short text: `blurry:50,10`, `few-shot:30,5,5`, `domains+online:200`.
+"""The kind of a stream, as one short text, such as `blurry:50,10` or `domains+online:200` (docs/research.md).
 
 disjoint          every class in one task
 domains           one task per domain: the same classes again, in another style
@@ -26,38 +26,27 @@ FORMS = re.compile(
 
 @dataclass(frozen=True)
 class StreamKind:
-    """name: disjoint, domains, blurry, repeated, few-shot, or the path of a file. piece: images between two tests of an
-    online stream; 0: it is not online."""
+    """name: disjoint, domains, blurry, repeated, few-shot or file. piece: images between two tests of an online stream;
+    0: it is not online."""
 
-    name: str = "disjoint"
-    numbers: tuple[int, ...] = ()
-    piece: int = 0
+    name: str
+    numbers: tuple[int, ...]
+    file: str
+    piece: int
 
     @classmethod
     def parse(cls, text: str) -> StreamKind:
         """Raises UserError for what is no kind of stream."""
-        found = FORMS.fullmatch(text)
-        if not text or found is None:
+        if not text or not (found := FORMS.fullmatch(text)):
             raise UserError(
                 f"--stream {shown(text)}: no such kind; there are disjoint, domains, blurry:50,10 and repeated:30 (in "
                 "percent), few-shot:30,5,5 (classes, then ways and shots), FILE.json and, alone or after +, online:100"
             )
-        kind, piece = found[1] or "disjoint", int(found[2] or 0)
-        if kind.endswith(".json"):
-            return cls(kind, (), piece)
+        kind = "file" if (found[1] or "").endswith(".json") else found[1] or "disjoint"
         name, _, numbers = kind.partition(":")
-        return cls(name, tuple(map(int, numbers.split(","))) if numbers else (), piece)
-
-    @property
-    def from_file(self) -> bool:
-        return self.name.endswith(".json")
+        return cls(name, tuple(map(int, re.findall(r"\d+", numbers))), found[1] or "", int(found[2] or 0))
 
     @property
     def returns(self) -> bool:
-        """Whether classes come back in later tasks. Of a file, only its content tells."""
-        return self.name in ("domains", "blurry", "repeated") or self.piece > 0
-
-    @property
-    def own_tasks(self) -> bool:
-        """Whether it decides how many tasks there are for a learner, not the setting `tasks`."""
-        return self.name in ("domains", "few-shot") or self.from_file or self.piece > 0
+        """Whether classes come back in later tasks, or may (a file)."""
+        return self.name in ("domains", "blurry", "repeated", "file") or self.piece > 0

@@ -20,7 +20,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import exists
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.cifar100 import open_cifar100
-from vqprompt.research.datasets.common import by_domain, hold_out, list_images, make_dataset, no_split_note
+from vqprompt.research.datasets.common import hold_out, list_images, make_dataset, no_split_note
 from vqprompt.research.datasets.published import PUBLISHED, open_published
 from vqprompt.research.plugins import Registry
 
@@ -102,8 +102,7 @@ def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignor
     shards = open_shards(path)
     if shards is not None:
         return of_shards(str(path), shards, side, seed, progress)
-    listing = list_images(Path(path).expanduser())
-    return make_dataset(str(path), by_domain(listing) if domains else listing, side, seed, progress)
+    return make_dataset(str(path), list_images(Path(path).expanduser(), domains), side, seed, progress)
 
 
 def of_shards(name: str, shards: Shards, side: int, seed: int, progress: Report) -> Dataset:

@@ -155,23 +155,16 @@ def read_file(files: Files, name: str) -> bytes:
 # ---------------------------------------------------------------------------------------------- what is in it
 
 
-def list_images(path: Path) -> Listing:
-    """Class folders, with or without train/ and test/ above them."""
+def list_images(path: Path, by_domain: bool = False) -> Listing:
+    """Class folders, with or without train/ and test/ above them. by_domain: they are inside folders of domains."""
     source = Source(path)
-    classes = sorted({e.label for e in source.entries})
-    return Listing(source.path, source.entries, classes, source.read_path, source.key, ignored=source.ignored)
-
-
-def by_domain(listing: Listing) -> Listing:
-    """Images of DOMAIN/CLASS/image, of which each was listed as one of a class called DOMAIN."""
-    folders = [entry.path.split("/")[-3:-1] for entry in listing.entries]
-    for entry, inside in zip(listing.entries, folders, strict=True):
-        if inside[0] != entry.label or len(inside) < 2:
-            raise ImageError(f"{listing.path}: {entry.path!r} is not DOMAIN/CLASS/image, as --stream domains needs it")
-    listing.domains = [entry.label for entry in listing.entries]
-    listing.entries = [replace(e, label=inside[1]) for e, inside in zip(listing.entries, folders, strict=True)]
-    listing.classes = sorted({entry.label for entry in listing.entries})
-    return listing
+    entries, domains = source.entries, None
+    if by_domain:  # then the outer folder, which was taken for the class, is the domain
+        if wrong := [e.path for e in entries if e.path.split("/")[-3:-2] != [e.label]]:
+            raise ImageError(f"{path}: {wrong[0]!r} is not DOMAIN/CLASS/image, as --stream domains needs it")
+        domains, entries = [e.label for e in entries], [replace(e, label=e.path.split("/")[-2]) for e in entries]
+    classes, read = sorted({e.label for e in entries}), source.read_path
+    return Listing(source.path, entries, classes, read, source.key, ignored=source.ignored, domains=domains)
 
 
 def make_dataset(
@@ -196,11 +189,11 @@ def make_dataset(
         notes.append(no_split_note(seed))
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
         by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
-        places = [e.label for e in listing.entries]
+        cells, of_cell = listing.classes, labels
         if listing.domains is not None:
-            places = [f"{domain}/{label}" for domain, label in zip(listing.domains, places, strict=True)]
-        cells, cell_of = np.unique(places, return_inverse=True)
-        is_test = hold_out(listing.path, cells.tolist(), cell_of, by_name, seed)
+            pairs = zip(listing.domains, listing.entries, strict=True)
+            cells, of_cell = np.unique([f"{domain}/{e.label}" for domain, e in pairs], return_inverse=True)
+        is_test = hold_out(listing.path, list(map(str, cells)), of_cell, by_name, seed)
     elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
         notes.append(
             f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "

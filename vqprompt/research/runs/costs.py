@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,16 +16,9 @@ from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.base import Method, View
 
 
-def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has held at once: on the GPU if it uses one, else in memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    info = psutil.Process().memory_info()
-    if sys.platform == "win32":
-        return int(info.peak_wset)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+def memory_used(device: torch.device) -> int:
+    """Bytes: the most that this process has held on the GPU at once; without one, what it holds in memory now."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else int(psutil.Process().memory_info().rss)
 
 
 def kept_bytes(method: Method) -> int:
@@ -43,8 +35,8 @@ class FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in self.formulas:
-            self.flops += self.formulas[func.overloadpacket](*args, **(kwargs or {}), out_val=result)
+        if formula := self.formulas.get(func.overloadpacket):
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
         return result
 
 
@@ -53,8 +45,7 @@ def count_flops(learner: Learner, training: bool = False) -> int:
     its sum are two. What a run computes once and keeps, such as queries, is counted as if it were computed each time.
     training: call it between two epochs."""
     method, vit, side = learner.method, learner.vit, learner.vit.config.image_size
-    image = torch.zeros(1, 3, side, side, dtype=vit.dtype, device=learner.device)
-    view = View(vit, lambda: image)
+    view = View(vit, lambda: torch.zeros(1, 3, side, side, dtype=vit.dtype, device=learner.device))
     # the counter sees neither into compiled code nor into fused attention
     eager = torch.compiler.set_stance("force_eager") if vit.compiled else nullcontext()
     counter = FlopCounter()  # type: ignore[no-untyped-call]
@@ -62,8 +53,7 @@ def count_flops(learner: Learner, training: bool = False) -> int:
         if training:
             view.labels, view.task = torch.nonzero(~method.absent)[:1, 0], method.task.number  # any class of the task
             parameters = [p for group in method.parameter_groups() for p in group["params"] if p.requires_grad]
-            loss = torch.stack(list(method.losses(view).values())).sum()
-            torch.autograd.grad(loss, parameters, allow_unused=True)
+            torch.autograd.grad(sum(method.losses(view).values()), parameters, allow_unused=True)
         else:
             with torch.no_grad():
                 method.logits(view)

@@ -30,8 +30,13 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
     tasks = config.tasks if isinstance(config.tasks, int) else len(config.tasks)
     _check_counts({"tasks": tasks, "epochs": config.epochs, "batch_size": config.batch_size, **config.options})
     method = find_method(config.method)
-    if config.kind.returns:
-        refuse_returning_classes(config)
+    centroids = (config.options.get("rebalancing") or {}).get("centroids", 1)
+    if config.kind.returns and not (method.classes_return and centroids == 1):
+        able = ", ".join(name for name, method in METHODS.items() if method.classes_return)
+        raise UserError(
+            f"{config.method} cannot learn --stream {config.stream}, in which classes come back; these can, with "
+            f"rebalancing.centroids=1: {able}"
+        )
     known = BACKBONES.get(config.backbone)
     try:
         with torch.device("meta"):
@@ -49,21 +54,6 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         raise UserError(
             f"{config.method} would have {parameters:,} prompting parameters and need {needed / 2**30:,.0f} GiB to "
             f"train them; {available / 2**30:,.0f} GiB are available. Choose a smaller pool or length ({large})"
-        )
-
-
-def refuse_returning_classes(config: RunConfig) -> None:
-    """For a stream in which classes come back: raise UserError if the method cannot learn a class again."""
-    if not find_method(config.method).classes_return:
-        able = ", ".join(name for name, method in METHODS.items() if method.classes_return)
-        raise UserError(
-            f"{config.method} cannot learn --stream {config.stream}, in which classes come back; these can: {able}"
-        )
-    options = config.options
-    if options.get("statistics", True) and (options.get("rebalancing") or {}).get("centroids", 1) > 1:
-        raise UserError(
-            f"--stream {config.stream}: statistics of classes that come back have one centroid per class; "
-            "add --set rebalancing.centroids=1"
         )
 
 

@@ -27,8 +27,8 @@ from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
-from vqprompt.research.runs.costs import count_flops, kept_bytes, peak_memory
-from vqprompt.research.runs.refusals import refuse_conflicts, refuse_returning_classes, refuse_what_cannot_fit
+from vqprompt.research.runs.costs import count_flops, kept_bytes, memory_used
+from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
 
@@ -132,9 +132,7 @@ class Run:
             dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored, c.kind.name == "domains")
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
         self.stream = Stream(dataset, c.tasks, *images, c.stream, joint=self.learner.method.joint)
-        if self.stream.returning is not None:
-            refuse_returning_classes(c)
-        if saved is None and c.kind.own_tasks:
+        if saved is None and c.stream != "disjoint":  # it may decide on the number of tasks itself
             self._create(len(self.stream))
         self.learner.shared_queries = self.shared_queries
         self._refuse_other_images(begun)
@@ -262,7 +260,7 @@ class Run:
         state = self.state
         state.seconds_in_task = time.perf_counter() - self.task_started
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
-        state.peak_memory = max(state.peak_memory, peak_memory(self.learner.device))
+        state.peak_memory = max(state.peak_memory, memory_used(self.learner.device))
         if task.ends:
             state.task_seconds.append(state.seconds_in_task)
             state.seconds_in_task = 0.0
