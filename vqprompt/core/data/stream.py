@@ -1,13 +1,23 @@
 """A stream of tasks, and which images may be read when (paper, section 3).
 
-Classes are disjoint, or come back in other tasks (stream_kind.py). Only the task being learned can be read: opening the
-next task closes the one before, and every later read of its training images raises `PastImagesError`. Test images of
-the tasks seen so far can be read for evaluation.
+Only the task being learned can be read: opening the next task closes the one before, and every later read of its
+training images raises `PastImagesError`. Test images of the tasks seen so far can be read for evaluation.
+
+A stream has a kind, written as one short text (docs/research.md):
+
+disjoint          every class in one task
+domains           one task per domain: the same classes again, in another style
+blurry:D,B        D % of the classes stay in one task; of the others, B % of the images come in other tasks (Si-Blurry)
+repeated:R        R % of the images of each class come in later tasks
+few-shot:N,W,S    a first task of N classes, then tasks of W classes with S images each
+FILE.json         a list of tasks, each a list of images: [["crow/1.jpg", "owl/7.jpg"], ["crow/2.jpg"]]
+KIND+online:N     any of these, shown once in pieces of N images, each followed by a test; `online:N`: disjoint ones
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +28,18 @@ import numpy as np
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
-from vqprompt.core.data.stream_kind import StreamKind
 from vqprompt.core.errors import ImageError, PastImagesError, UserError, shown
 from vqprompt.core.files import read_json
 from vqprompt.core.words import shorten
 
 Division = int | Sequence[int] | Sequence[Sequence[str]]
 """How many tasks, or the number of classes of each, or their names."""
+PERCENT, COUNT = r"(?:100|[1-9]?\d)", r"[1-9]\d{0,8}"
+FORMS = re.compile(
+    rf"(disjoint|domains|(?:blurry:{PERCENT},|repeated:){PERCENT}|few-shot:{COUNT},{COUNT},{COUNT}|.+\.json)?"
+    rf"(?:(?:^|\+)online:({COUNT}))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,34 @@ class Task:
     ends: bool = True
 
 
+@dataclass(frozen=True)
+class StreamKind:
+    """name: disjoint, domains, blurry, repeated, few-shot or file. piece: images between two tests of an online stream;
+    0: it is not online."""
+
+    name: str
+    numbers: tuple[int, ...]
+    file: str
+    piece: int
+
+    @classmethod
+    def parse(cls, text: str) -> StreamKind:
+        """Raises UserError for what is no kind of stream."""
+        if not text or not (found := FORMS.fullmatch(text)):
+            raise UserError(
+                f"--stream {shown(text)}: no such kind; there are disjoint, domains, blurry:50,10 and repeated:30 (in "
+                "percent), few-shot:30,5,5 (classes, then ways and shots), FILE.json and, alone or after +, online:100"
+            )
+        kind = "file" if (found[1] or "").endswith(".json") else found[1] or "disjoint"
+        name, _, numbers = kind.partition(":")
+        return cls(name, tuple(map(int, re.findall(r"\d+", numbers))), found[1] or "", int(found[2] or 0))
+
+    @property
+    def returns(self) -> bool:
+        """Whether classes come back in later tasks, or may (a file)."""
+        return self.name in ("domains", "blurry", "repeated", "file") or self.piece > 0
+
+
 class Stream:
     """Tasks in order: `for task in stream: learner.learn(task)`.
 
@@ -97,7 +140,7 @@ class Stream:
     train_per_class, test_per_class: use only this many images per class (and domain). train_choice: which training
     images these are, the "first" ones, or some drawn by "seed". The first files of a folder are often alike: one day,
     one place.
-    kind: see stream_kind.py. Domains, few shots and files decide on the tasks themselves.
+    kind: see above. Domains, few shots and files decide on the tasks themselves.
     joint: all of it as one task, for an upper bound.
     """
 

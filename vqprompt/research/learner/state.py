@@ -24,7 +24,6 @@ from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.loop import LoopState
 from vqprompt.research.training.settings import Training
 
-NEWER = {"images"}  # tensors that checkpoints of earlier versions lack
 METHOD, OPTIMIZER, FEATURES_BEFORE = "method.", "optimizer.", "task.features_before"  # how names of tensors begin
 
 
@@ -200,7 +199,7 @@ def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
 def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str], where: str) -> None:
     """Copy saved tensors into a module. Statistics grow with the images and follow the checkpoint; the shapes of
     parameters follow from the classes and the options."""
-    missing, unexpected = sorted(names - tensors.keys() - NEWER), sorted(tensors.keys() - names)
+    missing, unexpected = sorted(names - tensors.keys()), sorted(tensors.keys() - names)
     if missing or unexpected:
         raise CheckpointError(
             f"{where}: the checkpoint does not fit this method: missing {missing[:3]}, unexpected {unexpected[:3]}"

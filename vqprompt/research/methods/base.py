@@ -112,7 +112,7 @@ class Method(nn.Module):
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
-    classes_return: ClassVar[bool] = False  # learns streams in which a class comes back (core/data/stream_kind.py)
+    classes_return: ClassVar[bool] = False  # learns streams in which a class comes back (core/data/stream.py)
     rows_per_class: ClassVar[tuple[str, ...]] = ("prototypes",)  # buffers that have one row per class
     only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
 

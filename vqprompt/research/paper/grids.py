@@ -43,7 +43,7 @@ class Grid:
     sweeps: tuple[Sweep, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     backbones: tuple[str, ...] = ("vit-b16-in1k",)
-    measures: tuple[str, ...] = ()
+    measures: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def axes(self, sweep: Sweep) -> dict[str, tuple[Any, ...]]:
         several = len(self.backbones) > 1 and "backbone" not in self.settings

@@ -23,13 +23,7 @@ from vqprompt.research.report.render import render
 
 Cell = Callable[[Row], str]
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
-MEASURES: dict[Measure, tuple[str, float]] = {  # headings of the columns that a grid may ask for, and units
-    "backward_transfer": ("BWT", 1), "plasticity": ("learned", 1), "new_accuracy": ("new", 1),
-    "old_accuracy": ("old", 1), "within_task": ("within task", 1), "area_under_curve": ("AUC", 1),
-    "peak_memory": ("GB at most", 1e9), "kept_bytes": ("MB kept", 1e6), "training_flops": ("training GFLOPs", 1e9),
-    "test_flops": ("test GFLOPs", 1e9),
-}  # fmt: skip
-CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second", *MEASURES)
+CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second")
 
 
 @dataclass(frozen=True)
@@ -53,8 +47,7 @@ class Table:
                 OTHER_SETTINGS if changed else ""
             )
 
-        def ours(key: Measure) -> Cell:
-            unit = MEASURES.get(key, ("", 1))[1]
+        def ours(key: Measure, unit: float = 1) -> Cell:
             return lambda row: _spread(*row.ours(key), _mark(row), unit)
 
         def paper(key: Accuracy) -> Cell:
@@ -72,7 +65,7 @@ class Table:
             "FAA": ours("faa"),
             "CAA": ours("caa"),
             "forgetting": ours("forgetting"),
-            **{MEASURES[key][0]: ours(key) for key in self.grid.measures},
+            **{heading: ours(*measure) for heading, measure in self.grid.measures.items()},
             "trainable": lambda row: _count(row.mean("trainable")),
             "images/s": lambda row: _count(row.mean("images_per_second")),
             "paper FAA": paper("faa"),

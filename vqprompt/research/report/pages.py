@@ -94,22 +94,16 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
         "the tasks before it", [sum(c) / len(c) if c else None for c in columns], figures.COLORS[1], "s"
     )
     lines, drops = [average, latest, earlier], result.forgetting_per_task
+    online = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in result.curve])
+    images_shown = "Accuracy after every piece: " + line_in_words(online)
     after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
     forgetting = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
     return {
         "lines": lines,
         "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
         "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
-        "online": Markup(_online_chart(result.curve)) if result.curve else None,
+        "online": Markup(figures.accuracy_chart([online], "online", images_shown, "test")) if result.curve else None,
     }
-
-
-def _online_chart(curve: Sequence[tuple[int, float]]) -> str:
-    line = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in curve])
-    every = -(-len(curve) // 8)  # with more numbers, those on the axis would touch
-    ticks = ["" if n % every else str(images) for n, (images, _) in enumerate(curve)]
-    title = "Accuracy after so many images: " + line_in_words(line)
-    return figures.sweep_chart([line], ticks, "online", title, "images shown", "accuracy (%)")
 
 
 def _loss_charts(epochs: Sequence[EpochLosses]) -> list[tuple[str, Markup]]:

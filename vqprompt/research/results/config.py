@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from vqprompt.core.data.stream_kind import StreamKind
+from vqprompt.core.data.stream import StreamKind
 from vqprompt.core.errors import UserError, explain, shown
 from vqprompt.core.files import read_json, read_text
 from vqprompt.core.words import did_you_mean
@@ -105,7 +105,10 @@ def resolve(
     method = find_method(method_name)
     layers = [given]
     if preset is not None:
-        layers.append(_find_preset(method_name, method, preset))
+        if preset not in method.presets:
+            available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
+            raise UserError(f"{method_name} has no preset {preset!r}; {available}")
+        layers.append(method.presets[preset])
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
     published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
     if preset == "released":  # settings for the data set win over the preset, which knows no data set
@@ -165,13 +168,6 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
                 raise UserError(f"{key[:200]}: nested more than {DEEPEST} deep; give a simpler value")
             below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
             inner += [(value, depth + 1) for value in below]
-
-
-def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:
-    if preset not in method.presets:
-        available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
-        raise UserError(f"{name} has no preset {preset!r}; {available}")
-    return method.presets[preset]
 
 
 def _applies(key: str, method: type[Method]) -> bool:
