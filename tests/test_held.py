@@ -14,6 +14,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Stage
 from vqprompt.core.runtime.distributed import Ranks, ShardedRows
 from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.learner import queries as queries_module
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.rows import JoinedRows, RowsInFile, open_rows, save_rows
@@ -143,7 +144,7 @@ def test_sums_give_the_statistics_of_all_features_also_of_classes_that_come_back
     first = (labels < 2) & (torch.arange(90) < 40)
     summed.add(features[first], labels[first])
     rest = ~first
-    sums = summed.new_sums(labels[rest].unique())
+    sums = ClassSums(kind, labels[rest].unique(), 12)
     for batch in torch.nonzero(rest)[:, 0].split(4):
         sums.add(features[batch], labels[batch])
     summed.add_sums(sums)
@@ -156,7 +157,7 @@ def test_sums_give_the_statistics_of_all_features_also_of_classes_that_come_back
 
 def test_sums_are_exact():
     features, labels = torch.randn(700, 16, dtype=torch.float64), torch.arange(700) % 5
-    sums = make_statistics(16, "full").new_sums(torch.arange(5))
+    sums = ClassSums("full", torch.arange(5), 16)
     for part in torch.randperm(700).split(64):
         sums.add(features[part], labels[part])
     for label in range(5):
@@ -167,7 +168,7 @@ def test_sums_are_exact():
 
 
 def test_sums_refuse_a_class_without_features_and_several_centroids():
-    sums = make_statistics(4).new_sums(torch.arange(3))
+    sums = ClassSums("diagonal", torch.arange(3), 4)
     sums.add(torch.randn(4, 4), torch.tensor([0, 0, 2, 2]))
     with pytest.raises(ValueError, match="class 1 has no features"):
         make_statistics(4).add_sums(sums)

@@ -190,7 +190,7 @@ class TestKinds:
     def test_a_task_is_a_domain(self):
         stream = Stream(with_domains(), seed=0, kind="domains", train_per_class=2)
         assert [(len(t.classes), len(t.train)) for t in stream.tasks] == [(4, 8), (3, 6)], "of 2 per class and domain"
-        with pytest.raises(UserError, match="toy has none; give a folder of DOMAIN/CLASS/image"):
+        with pytest.raises(UserError, match="toy has none; give a folder of DOMAIN/CLASS/…"):
             make_stream(kind="domains")
 
     def test_a_file_lists_the_images_of_each_task(self, tmp_path):

@@ -77,7 +77,9 @@ def kept(learner: Learner) -> str:
     if learner.method.exemplar_count():
         return f"{learner.method.options.exemplars:,} images in total"
     few, all_features = (getattr(o, "projection", 1) for o in (learner.method.options, type(learner.method).Options()))
-    return f"{learner.method.bytes_per_class() * all_features // few:,} B"
+    own = {name: t for name, t in learner.method.state_dict().items() if learner.method.saved(name)}
+    rows = [t for name, t in own.items() if len(t.shape) and len(t) == len(learner.classes) and "head." not in name]
+    return f"{sum(t[0].nbytes for t in rows) * all_features // few:,} B"
 
 
 def row(name: str) -> tuple[str, ...]:

@@ -160,20 +160,29 @@ class Stream:
             raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
         self.dataset, self.seed, self.train_choice, self.kind = dataset, seed, train_choice, StreamKind.parse(kind)
         self._open: int | None = None
-        self._rank = np.zeros(len(dataset.classes), int)  # the order of classes in all tasks
-        train, test = self._assign(tasks, validation, train_per_class, test_per_class)
+        if self.kind.name == "few-shot":
+            base, ways, _ = self.kind.numbers
+            tasks = [base, *[ways] * max(1, (len(dataset.classes) - base) // ways)]
+        together = self.kind.name in ("domains", "file")  # then classes are not what tasks differ in
+        groups = [_shuffled(dataset.classes, seed)] if together else _divide(dataset, tasks, seed)
+        train, test = self._assign(groups, validation, train_per_class, test_per_class)
         if self.kind.name == "file":
             train, test = self._listed(train, test)
         if joint:
             train, test = np.minimum(train, 0), np.minimum(test, 0)
+        self._names = [name for group in groups for name in group]  # in the order in which tasks have them
+        place = {name: n for n, name in enumerate(self._names)}
+        self._labels = np.array([place.get(name, -1) for name in dataset.classes])[dataset.labels]  # [N], among these
         self.tasks: list[Task] = []
-        known = np.zeros(len(dataset.classes), bool)
         for stage in range(train.max() + 1):
             rows, tested = np.flatnonzero(train == stage), np.flatnonzero(test == stage)
-            pieces = [rows] if joint or not self.kind.piece else self._pieces(rows, stage)
+            pieces = [rows]
+            if self.kind.piece and not joint:  # of about the same size, drawn at random
+                order = random.Random(f"{seed}:online:{stage}").sample(rows.tolist(), len(rows))
+                pieces = np.array_split(np.array(order), max(1, round(len(rows) / self.kind.piece)))
             for n, piece in enumerate(pieces, start=1):
-                known[dataset.labels[piece]] = True
-                now = tested[known[dataset.labels[tested]]]
+                train[piece] = -2  # learned
+                now = tested[np.isin(self._labels[tested], self._labels[train == -2])]
                 self.tasks.append(self._task(len(self.tasks), piece, now, stage, n == len(pieces)))
 
     def __len__(self) -> int:
@@ -209,49 +218,42 @@ class Stream:
                     "a rehearsal-free learner sees each task's images once"
                 )
 
-        store, labels = self.dataset.store, self.dataset.labels
+        store, labels = self.dataset.store, self._labels
         present = np.union1d(labels[train], labels[test])
-        classes = present[self._rank[present].argsort()]
-        position = np.zeros(len(self._rank), int)
-        position[classes] = np.arange(len(classes))
 
         def images(rows: np.ndarray, guard: Callable[[], None] | None = None) -> Images:
             rows = np.sort(rows)
             if store.groups is None:  # class by class, not as they lie in their files
-                rows = rows[position[labels[rows]].argsort(kind="stable")]
-            return Images(store, rows, position[labels[rows]], guard)
+                rows = rows[labels[rows].argsort(kind="stable")]
+            return Images(store, rows, np.searchsorted(present, labels[rows]), guard)
 
-        names = [self.dataset.classes[c] for c in classes]
+        names = [self._names[label] for label in present]
         return Task(number, names, images(train, guard), images(test), stage, ends)
 
     # ------------------------------------------------------------------ which images are in which task
 
     def _assign(
-        self, tasks: Division, validation: float, train_per_class: int | None, test_per_class: int | None
+        self, groups: list[list[str]], validation: float, train_per_class: int | None, test_per_class: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The task in which each image is learned [N], and the one with which it is tested [N]; -1: in none."""
-        dataset, kind, numbers = self.dataset, self.kind.name, self.kind.numbers
-        if kind == "few-shot":
-            tasks = [numbers[0], *[numbers[1]] * max(1, (len(dataset.classes) - numbers[0]) // numbers[1])]
-        if kind == "domains" and dataset.domains is None:
+        """The task in which each image is learned [N], and the one with which it is tested [N]; -1: in none. groups:
+        the classes of each task."""
+        dataset, kind, numbers, staying = self.dataset, self.kind.name, self.kind.numbers, set[str]()
+        inside = np.zeros(0, str) if dataset.domains is None else dataset.domains
+        domains = _shuffled(list(dict.fromkeys(inside.tolist())), self.seed)
+        if kind == "domains" and not domains:
             raise UserError(
-                f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/image, or quickdraw50"
+                f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/…, or quickdraw50"
             )
-        domains = _shuffled(list(dict.fromkeys(() if dataset.domains is None else dataset.domains.tolist())), self.seed)
-        whole = kind in ("domains", "file")
-        groups = [_shuffled(dataset.classes, self.seed)] if whole else _divide(dataset, tasks, self.seed)
-        staying = set[str]()
         if kind == "blurry":
             names = [name for group in groups for name in group]
             staying = {*random.Random(f"{self.seed}:blurry").sample(names, round(len(names) * numbers[0] / 100))}
         train, test = np.full((2, len(dataset.labels)), -1)
         by_class = dict(zip(dataset.classes, rows_by_class(dataset.labels, len(dataset.classes)), strict=True))
-        for rank, (task, label) in enumerate((task, label) for task, group in enumerate(groups) for label in group):
-            rows = by_class[label]
-            self._rank[dataset.labels[rows[0]]], cells = rank, {label: (task, rows)}
-            if dataset.domains is not None and kind == "domains":
-                inside = dataset.domains[rows]
-                cells = {f"{d}/{label}": (t, rows[inside == d]) for t, d in enumerate(domains) if d in inside}
+        for task, label in ((task, label) for task, group in enumerate(groups) for label in group):
+            cells = {label: (task, by_class[label])}
+            if kind == "domains":
+                each = ((t, d, by_class[label][inside[by_class[label]] == d]) for t, d in enumerate(domains))
+                cells = {f"{domain}/{label}": (t, rows) for t, domain, rows in each if len(rows)}
             for name, (home, rows) in cells.items():
                 own, other = rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
                 if validation:
@@ -295,11 +297,6 @@ class Stream:
                 if number not in tasks:
                     raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some")
         return train, tested
-
-    def _pieces(self, rows: np.ndarray, stage: int) -> list[np.ndarray]:
-        """Rows in parts of about the same size, drawn at random."""
-        order = random.Random(f"{self.seed}:online:{stage}").sample(rows.tolist(), len(rows))
-        return np.array_split(np.array(order), max(1, round(len(rows) / self.kind.piece)))
 
     def _chosen(self, rows: np.ndarray, name: str, count: int | None) -> np.ndarray:
         """As many of a class's training images as are wanted; in order, whatever was drawn."""

@@ -93,11 +93,6 @@ class ClassStatistics(nn.Module, ABC):
     def width(self) -> int:
         return self.means.shape[-1]
 
-    @property
-    def bytes_per_class(self) -> int:
-        """Bytes kept per class. A matrix that all classes share is not counted."""
-        return sum(t[0].nbytes for t in (self.means, self.shares, self.spread)) if len(self.means) else 0
-
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add new classes by their features [n, D]; their labels continue those of the classes already here."""
@@ -120,15 +115,11 @@ class ClassStatistics(nn.Module, ABC):
         if rows:
             self.spread = torch.cat([self.spread, *rows])
 
-    def new_sums(self, labels: Tensor) -> ClassSums:
-        """Empty sums. Fill them batch by batch with the features of these classes [c], then give them to `add_sums`.
-        Labels of new classes continue those of the classes already here."""
-        return ClassSums(self.kind, labels, self.width)
-
     @torch.no_grad()
     def add_sums(self, sums: ClassSums) -> None:
-        """Add classes by their sums, or more images of classes already here. The result is that of `add` with all
-        images at once, up to rounding. Not for several centroids per class: k-means needs the features themselves."""
+        """Add classes by their sums, whose labels continue those here, or more images of classes already here. The
+        result is that of `add` with all images at once, up to rounding. Not for several centroids per class: k-means
+        needs the features themselves."""
         if self.centroids > 1:
             raise ValueError("several centroids per class cannot be computed from sums")
         known = sums.labels[sums.labels < len(self.means)]
@@ -300,10 +291,6 @@ class SharedGaussians(ClassStatistics):
 
     def roots(self) -> Tensor:
         return _root(self.shared_covariance()[None])
-
-    @property
-    def bytes_per_class(self) -> int:
-        return sum(t[0].nbytes for t in (self.means, self.shares)) if len(self.means) else 0
 
 
 def _written(rows: Tensor, places: Tensor, new: Tensor) -> Tensor:

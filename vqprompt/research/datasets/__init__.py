@@ -13,7 +13,7 @@ import numpy as np
 
 from vqprompt.core.data.decode import STORED_MARGIN, stored_side
 from vqprompt.core.data.drawings import STYLES, embedded_drawings
-from vqprompt.core.data.shards import Shards, find_shards, open_shards
+from vqprompt.core.data.shards import find_shards, open_shards
 from vqprompt.core.data.store import Store, StreamedStore
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
 from vqprompt.core.errors import UserError
@@ -85,7 +85,8 @@ def open_dataset(
     """A data set by name, by NAME=PATH, or any folder or archive of images.
 
     size: side in px of the images that the ViT takes. stored: they are stored larger by this factor, to leave something
-    to crop. domains: with the domain of each image: folders are DOMAIN/CLASS, and drawings are in several styles.
+    to crop. seed: decides which images are held out, if the source has no split. domains: with the domain of each
+    image: folders are DOMAIN/CLASS, and drawings are in several styles.
     """
     side = stored_side(size, stored)
     name, path = parse_data(data)
@@ -94,27 +95,17 @@ def open_dataset(
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)
     check_data(data)
-    return open_folder(data, side, seed, progress, domains)
-
-
-def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore, domains: bool = False) -> Dataset:
-    """seed: decides which images of each class are held out, if the source has no split."""
-    shards = open_shards(path)
-    if shards is not None:
-        return of_shards(str(path), shards, side, seed, progress)
-    return make_dataset(str(path), list_images(Path(path).expanduser(), domains), side, seed, progress)
-
-
-def of_shards(name: str, shards: Shards, side: int, seed: int, progress: Report) -> Dataset:
-    """Images that are decoded when they are needed. A few arrays are all that is in memory."""
-    check_names(name, shards.classes)
+    shards = open_shards(data)
+    if shards is None:
+        return make_dataset(data, list_images(Path(data).expanduser(), domains), side, seed, progress)
+    check_names(data, shards.classes)  # images of shards are decoded when they are needed
     labels, is_test, notes = shards.labels.astype(np.int64), shards.splits, tuple[str, ...]()
     if is_test is None:
         is_test = hold_out(shards.path, shards.classes, labels, np.arange(len(labels)), seed)
         notes = (no_split_note(seed),)
-    check_classes(name, shards.classes, labels, is_test)
+    check_classes(data, shards.classes, labels, is_test)
     store = StreamedStore(shards, side, progress, None if shards.scattered else shards.groups)
-    return Dataset(name, shards.classes, store, labels, is_test, notes)
+    return Dataset(data, shards.classes, store, labels, is_test, notes)
 
 
 def check_data(data: str) -> None:

@@ -189,11 +189,11 @@ def make_dataset(
         notes.append(no_split_note(seed))
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
         by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
-        cells, of_cell = listing.classes, labels
+        cells, of_cell = np.array(listing.classes), labels
         if listing.domains is not None:
             pairs = zip(listing.domains, listing.entries, strict=True)
             cells, of_cell = np.unique([f"{domain}/{e.label}" for domain, e in pairs], return_inverse=True)
-        is_test = hold_out(listing.path, list(map(str, cells)), of_cell, by_name, seed)
+        is_test = hold_out(listing.path, cells.tolist(), of_cell, by_name, seed)
     elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
         notes.append(
             f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "

@@ -194,16 +194,12 @@ class Learner:
         self.method.end_task()
         self._agree()
         self.history.append(data.task)
-        self.classes = self._with(task)
+        self.classes += [name for name in task.classes if name not in self.classes]
         self.open_task = None
 
-    def _with(self, task: Task) -> list[str]:
-        """The classes learned so far, then those that are new in a task."""
-        return list(dict.fromkeys([*self.classes, *task.classes]))
-
     def _positions(self, task: Task) -> Tensor:
-        """Where the classes of a task are in the head [c]."""
-        position = {name: place for place, name in enumerate(self._with(task))}
+        """Where the classes of a task are in the head [c]: new ones come after those learned so far."""
+        position = {name: place for place, name in enumerate(dict.fromkeys([*self.classes, *task.classes]))}
         return torch.tensor([position[name] for name in task.classes])
 
     def _refuse_if_interrupted(self) -> None:

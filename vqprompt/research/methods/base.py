@@ -22,6 +22,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance
@@ -113,7 +114,6 @@ class Method(nn.Module):
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
     classes_return: ClassVar[bool] = False  # learns streams in which a class comes back (core/data/stream.py)
-    rows_per_class: ClassVar[tuple[str, ...]] = ("prototypes",)  # buffers that have one row per class
     only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
@@ -274,11 +274,10 @@ class Method(nn.Module):
         """Number of prompts per block to choose from; 0 if the method chooses none."""
         return 0
 
-    def bytes_per_class(self) -> int:
-        """Bytes kept per class, besides its row in a classifier."""
-        rows = [getattr(self, name, None) for name in self.rows_per_class]
-        tables = sum(table.nbytes // max(len(table), 1) for table in rows if table is not None)
-        return tables + sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
+    def kept_bytes(self) -> int:
+        """Bytes carried from task to task: prompts, classifiers, statistics with the matrices that classes share,
+        exemplars, a backbone if it is tuned. A frozen backbone does not count."""
+        return sum(tensor.nbytes for name, tensor in self.state_dict().items() if self.saved(name))
 
     def notes(self) -> list[str]:
         """What the result of a run should mention."""
@@ -328,7 +327,7 @@ class Method(nn.Module):
         if not data.task.returning and (statistics.centroids > 1 or features.few(statistics.width)):
             statistics.add(features.whole, data.labels)
         else:
-            statistics.add_sums(features.add_up(statistics.new_sums(data.classes)))
+            statistics.add_sums(features.add_up(ClassSums(statistics.kind, data.classes, statistics.width)))
         old_classes = data.task.old_classes
         if old_classes or settings.how == "closed-form":
             rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)

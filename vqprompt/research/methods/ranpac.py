@@ -33,7 +33,6 @@ class RanPAC(FirstTaskAdapters):
     summary = "random ReLU features, ridge regression; first task adapts"
     year = 2023
     Options: ClassVar[Any] = RanPACOptions
-    rows_per_class = ("weight",)
     classes_return = True  # as large as the products
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh

@@ -39,7 +39,6 @@ class SLCA(Method):
     presets = PRESETS["slca"]
     tunes_backbone = True
     classes_return = True
-    rows_per_class = ("unaligned",)
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
     def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.runtime.distributed import ShardedRows
-from vqprompt.core.statistics.gaussians import means_by_class
 from vqprompt.core.statistics.sums import ClassSums
 
 MOST_IN_MEMORY = 16 << 20  # bytes; where a task's features are larger, only sums per class are held
@@ -120,13 +119,6 @@ class TaskData:
         if self.augmented is None:
             return self.trained_features
         return TaskFeatures(self.augmented(self.task.number), self.labels)
-
-    def class_means(self, width: int) -> Tensor:
-        """Mean features of the task's new classes [new classes, D]."""
-        first, last = self.task.old_classes, self.task.all_classes
-        if self.trained_features.few(width):
-            return means_by_class(self.features, self.labels, first, last)
-        return self.class_sums(width).means[len(self.task.returning) :].float()
 
     def class_sums(self, width: int) -> ClassSums:
         """Sums of the features of the task's classes."""

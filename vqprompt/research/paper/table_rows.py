@@ -128,7 +128,7 @@ def _is_saved_run(entry: Any) -> bool:
 
 SAVED_FIELDS = {
     "done", "faa", "caa", "forgetting", "average_accuracy", "accuracy", "seconds", "images_per_second", "parameters",
-    "bytes_per_class", "exemplars", "prompt_use", "hardware", "within_task", "curve", "peak_memory", "kept_bytes",
+    "exemplars", "prompt_use", "hardware", "within_task", "curve", "peak_memory", "kept_bytes",
     "training_flops", "test_flops",
 }  # fmt: skip
 

@@ -40,10 +40,7 @@ class RunConfig(Training, extra="forbid"):
     tasks: int | list[int] | list[list[str]] = Field(
         10, description="number of tasks, or the classes of each task, by count or by name"
     )
-    stream: str = Field(
-        "disjoint",
-        description="disjoint, domains, blurry:50,10, repeated:30, few-shot:30,5,5, FILE.json; after any, +online:100",
-    )
+    stream: str = Field("disjoint", description="its kind, such as domains or blurry:50,10 (core/data/stream.py)")
     method: str = "vq-prompt"
     backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
     seed: int = Field(1, ge=0, le=2**63 - 1, description="0 keeps the natural class order")
@@ -110,7 +107,10 @@ def resolve(
             raise UserError(f"{method_name} has no preset {preset!r}; {available}")
         layers.append(method.presets[preset])
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
-    published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
+    known = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **file, **given}
+    count = len(known["tasks"]) if isinstance(known["tasks"], list) else known["tasks"]
+    name, backbone = parse_data(str(known.get("data", "quickdraw50")))[0], str(known["backbone"])
+    published = recipe_settings(find_recipe(method_name, name, backbone, count, preset == "released"))
     if preset == "released":  # settings for the data set win over the preset, which knows no data set
         layers.insert(1, published)
     if "online" in str({**file, **given}.get("stream")):  # one pass, whatever suits the method otherwise
@@ -145,14 +145,6 @@ def resolve(
         return RunConfig(**run, options=checked.model_dump())
     except ValidationError as error:
         raise UserError(explain(error, "run settings")) from None
-
-
-def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
-    """The recipe for a run's data, backbone and tasks."""
-    data, backbone = (str(known.get(key, RunConfig.model_fields[key].default)) for key in ("data", "backbone"))
-    tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
-    count = len(tasks) if isinstance(tasks, list) else tasks
-    return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
 
 
 def _refuse_absurd(settings: dict[str, Any]) -> None:

@@ -106,7 +106,22 @@ class ClassResults(Record):
         return cls.parse(read_json(path), str(path)) if path.exists() else None
 
 
-class RunResult(Record):
+class Progressed(Record):
+    """What a run adds to with every task. Its checkpoint has it, too."""
+
+    seconds: float | None = None
+    task_seconds: list[float] = []
+    losses: list[EpochLosses] = []
+    within_task: list[float] = Field([], description="after each task: accuracy if the task of an image were known")
+    curve: list[tuple[int, float]] = Field(
+        [], description="online: images shown so far, accuracy on all classes so far"
+    )
+    peak_memory: int = Field(0, description="bytes, of the GPU if there is one; 0: not measured")
+    training_flops: int = Field(0, description="per image and step, the most of the first two tasks")
+    rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
+
+
+class RunResult(Progressed):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
 
     what, file = "result", FILE
@@ -124,28 +139,17 @@ class RunResult(Record):
     average_accuracy: list[float] = []
     forgetting_per_task: list[float] = []
     accuracy: list[list[float | None]] = []
-    seconds: float | None = None
-    task_seconds: list[float] = []
     images_per_second: float | None = None
     parameters: ParameterCounts = ParameterCounts()
-    bytes_per_class: int | None = None
     exemplars: int = 0
     stream: str = "disjoint"
-    within_task: list[float] = Field([], description="after each task: accuracy if the task of an image were known")
-    curve: list[tuple[int, float]] = Field(
-        [], description="online: images shown so far, accuracy on all classes so far"
-    )
-    peak_memory: int | None = Field(None, description="bytes; of the GPU if there is one")
     kept_bytes: int | None = Field(None, description="carried from task to task, a frozen backbone not counted")
-    training_flops: int | None = Field(None, description="per image and step, in the first two tasks at most")
-    test_flops: int | None = Field(None, description="per image")
+    test_flops: int | None = None
     prompt_use: PromptUse | None = None
-    losses: list[EpochLosses] = []
     validation: float = 0.0
     notes: list[str] = []
     hardware: str = ""
     processes: int = Field(1, description="how many computed it together, last")
-    rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
 
     @computed_field  # type: ignore[prop-decorator]
     @property

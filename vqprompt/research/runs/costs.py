@@ -11,18 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vqprompt.core.runtime.device import seeded
 from vqprompt.research.learner.learner import Learner
-from vqprompt.research.methods.base import Method, View
+from vqprompt.research.methods.base import View
 
 
 def memory_used(device: torch.device) -> int:
     """Bytes: the most that this process has held on the GPU at once; without one, what it holds in memory now."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else int(psutil.Process().memory_info().rss)
-
-
-def kept_bytes(method: Method) -> int:
-    """Bytes that a method carries from task to task: prompts, classifiers, statistics with the matrices that classes
-    share, exemplars, a backbone if it is tuned. A frozen backbone does not count."""
-    return sum(tensor.nbytes for name, tensor in method.state_dict().items() if method.saved(name))
 
 
 def count_flops(learner: Learner, training: bool = False) -> int | None:
@@ -42,11 +36,11 @@ def count_flops(learner: Learner, training: bool = False) -> int | None:
         learner.runtime.autocast(vit),
         counter,
     ):
-        if not training:
+        if training:
+            view.labels, view.task = torch.nonzero(~method.absent)[:1, 0], method.task.number  # any class of the task
+            parameters = [p for group in method.parameter_groups() for p in group["params"] if p.requires_grad]
+            torch.autograd.grad(torch.stack(list(method.losses(view).values())).sum(), parameters, allow_unused=True)
+        else:
             method.logits(view)
-            return int(counter.get_total_flops())
-        view.labels, view.task = torch.nonzero(~method.absent)[:1, 0], method.task.number  # any class of the task
-        parameters = [p for group in method.parameter_groups() for p in group["params"] if p.requires_grad]
-        torch.autograd.grad(torch.stack(list(method.losses(view).values())).sum(), parameters, allow_unused=True)
         return int(counter.get_total_flops())
     return None

@@ -40,7 +40,9 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
     known = BACKBONES.get(config.backbone)
     try:
         with torch.device("meta"):
-            vit = ViT(known.config if known else ViTConfig(depth=_depth_for(config.options.get("blocks"))))
+            # a weights file may have more blocks than ViT-S: as many as the options name
+            depth = min(max([ViTConfig().depth, *(block + 1 for block in config.options.get("blocks") or [])]), 1000)
+            vit = ViT(known.config if known else ViTConfig(depth=depth))
             made = method(vit, method.Options(**config.options), tasks)
             parameters = sum(p.numel() for p in made.prompting_parameters())
     except (RuntimeError, OverflowError, MemoryError) as error:
@@ -48,25 +50,15 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         raise UserError(
             f"{config.method} cannot be built with these settings ({reason}); choose smaller ones"
         ) from None
-    needed, available = parameters * BYTES_PER_PARAMETER, available_memory(config.device)
+    needed, available = parameters * BYTES_PER_PARAMETER, psutil.virtual_memory().total
+    if config.device.startswith(("auto", "cuda")) and torch.cuda.is_available():
+        available = torch.cuda.mem_get_info(config.device if ":" in config.device else None)[1]
     if needed > available:
         large = ", ".join(f"{k}={v}" for k, v in config.options.items() if k in ("pool", "length") and v is not None)
         raise UserError(
             f"{config.method} would have {parameters:,} prompting parameters and need {needed / 2**30:,.0f} GiB to "
             f"train them; {available / 2**30:,.0f} GiB are available. Choose a smaller pool or length ({large})"
         )
-
-
-def _depth_for(blocks: list[int] | None) -> int:
-    """How many blocks a ViT needs so that all of `blocks` exist; the weights file may have more than ViT-S."""
-    return min(max([ViTConfig().depth, *(block + 1 for block in blocks or [])]), 1000)
-
-
-def available_memory(device: str) -> int:
-    """Bytes: of the GPU if the run uses one, else of the machine."""
-    if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info(device if ":" in device else None)[1])
-    return int(psutil.virtual_memory().total)
 
 
 def _check_counts(settings: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from vqprompt.core import metrics as m
 from vqprompt.core.data.stream import Stream, Task
@@ -25,9 +25,9 @@ from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
-from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
+from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
-from vqprompt.research.runs.costs import count_flops, kept_bytes, memory_used
+from vqprompt.research.runs.costs import count_flops, memory_used
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
@@ -43,7 +43,6 @@ def _checkpoint_seconds() -> float:
 
 
 CHECKPOINT_SECONDS = _checkpoint_seconds()
-OWN = {"accuracy", "prompt_use"}  # fields of the result that have another form in the state
 TRAINING_PASSES = 2.0  # work of one training image, in test images; for the remaining time
 
 
@@ -82,24 +81,16 @@ def run(
         return result
 
 
-class RunState(BaseModel):
+class RunState(Progressed):
     """What a run remembers in its checkpoint besides the learner."""
 
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
-    losses: list[EpochLosses] = []
     prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
     test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
-    within_task: list[float] = []  # after each task, average over the tasks so far
-    curve: list[tuple[int, float]] = []  # of an online stream: images shown, and accuracy on all classes so far
-    peak_memory: int = 0
-    training_flops: int = 0
-    task_seconds: list[float] = []
     steps: int = 0
-    seconds: float = 0.0  # up to the last save
     seconds_in_task: float = 0.0  # of the open task, up to the last save
     trainable: int = 0  # the most parameters that any task trained
     images: list[str] = Field([], description="digests of each task's images")
-    rounding: list[dict[str, str | int]] = Field([], description="the machines that worked on it (runtime.rounding)")
 
 
 class Run:
@@ -139,7 +130,7 @@ class Run:
         self._refuse_ranks_that_cannot_share()
         if self.ranks.first:
             write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
-        self.seconds_before = self.state.seconds
+        self.seconds_before = self.state.seconds or 0.0
 
     def _create(self, tasks: int | None = None) -> int:
         """tasks: how many, if the settings do not tell."""
@@ -231,10 +222,9 @@ class Run:
         self.run_progress.begin(task)
         for epoch in self.learner.epochs(task, self.run_progress.report):
             self._log(task, epoch)
-            if (
-                task.number < 2 and epoch.number == 0
-            ):  # what the first task lacks, a teacher for example, the second has
-                self.state.training_flops = max(self.state.training_flops, count_flops(self.learner, training=True))
+            if task.number < 2 and epoch.number == 0:  # the first task has no teacher, for example; the second has
+                flops = count_flops(self.learner, training=True)
+                self.state.training_flops = max(self.state.training_flops, flops or 0)
             if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
                 self.state.seconds_in_task = time.perf_counter() - self.task_started
                 self._save()
@@ -304,10 +294,7 @@ class Run:
         return RunResult(
             schema_version=SCHEMA_VERSION,
             **{name: getattr(config, name) for name in ("method", "data", "stream", "backbone", "seed", "validation")},
-            **{
-                name: getattr(state, name)
-                for name in RunState.model_fields.keys() & RunResult.model_fields.keys() - OWN
-            },
+            **{name: getattr(state, name) for name in Progressed.model_fields},
             title=method.title,
             tasks=[[task.classes[label] for label in task.test.labels.unique()] for task in stages],
             done=done,
@@ -319,9 +306,8 @@ class Run:
             accuracy=accuracy,
             images_per_second=speed,
             parameters=counts,
-            bytes_per_class=method.bytes_per_class(),
             exemplars=method.exemplar_count(),
-            kept_bytes=kept_bytes(method),
+            kept_bytes=method.kept_bytes(),
             test_flops=count_flops(self.learner) if learned else None,
             prompt_use=self._prompt_use(),
             notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
@@ -362,12 +348,9 @@ class RunProgress:
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
         self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
-        tested = (sum(len(seen.test) for seen in stream.seen(task.number)) for task in stream.tasks)
-        per_task = [
-            cost + len(task.train) + tests
-            for cost, task, tests in zip(self.learning, stream.tasks, tested, strict=True)
-        ]
-        self.starts = [0.0, *accumulate(per_task)]
+        tests = [sum(len(seen.test) for seen in stream.seen(task.number)) for task in stream.tasks]
+        costs = zip(self.learning, stream.tasks, tests, strict=True)
+        self.starts = [0.0, *accumulate(learning + len(task.train) + tested for learning, task, tested in costs)]
         self.done, self.task = self.starts[len(learner.history)], stream.tasks[0]
 
     def begin(self, task: Task) -> None:
@@ -376,9 +359,9 @@ class RunProgress:
     def report(self, event: Progress) -> None:
         """A stage's own progress, as progress of the whole run."""
         number, learning, images = self.task.number, self.learning[self.task.number], len(self.task.train)
-        done = event.done
-        if event.stage in (Stage.LEARNING, Stage.STATISTICS):
-            done *= (learning if event.stage is Stage.LEARNING else images) / max(event.total, 1)
-        before = {Stage.LEARNING: 0.0, Stage.STATISTICS: learning}.get(event.stage, learning + images)
-        self.done = min(max(self.starts[number] + before + done, self.done), self.starts[number + 1])
+        before, cost = {Stage.LEARNING: (0.0, learning), Stage.STATISTICS: (learning, images)}.get(
+            event.stage, (learning + images, event.total)
+        )
+        done = self.starts[number] + before + cost * event.done / max(event.total, 1)
+        self.done = min(max(done, self.done), self.starts[number + 1])
         self.progress(Progress(event.stage, self.done, self.starts[-1], number, len(self.stream)))
