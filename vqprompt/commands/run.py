@@ -64,10 +64,10 @@ def run(
     ),
     tasks: str | None = option("Number of tasks, or number of classes per task: 10, or 20,10,10."),
     stream: str | None = option(
-        "What comes in a task: disjoint classes; domains, the same classes in other styles; blurry:50,10, half of the "
-        "classes in one task only, and a tenth of the other images elsewhere; repeated:30, that much comes later; "
-        "few-shot:30,5,5, 30 classes, then 5 at a time with 5 images; FILE.json, lists of images. Add +online:100 to "
-        "show each image once, with a test after every 100."
+        "What tasks have: disjoint classes; domains, the same classes in other styles; blurry:50,10, half of the "
+        "classes in one task, a tenth of the others' images in other tasks; repeated:30, 30 % of the images come later; "
+        "few-shot:30,5,5, 30 classes, then 5 at a time with 5 images; a FILE.json of images per task. +online:100 "
+        "shows each image once and tests after every 100."
     ),
     method: str | None = option("How to learn; `vqprompt methods` lists the names."),
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),

@@ -26,7 +26,7 @@ def _column(accuracy: Matrix, j: int) -> list[float]:
 
 def average_accuracies(accuracy: Matrix) -> list[float]:
     """Mean accuracy over the tasks seen so far, after each task: the curve that papers plot."""
-    return [sum(column) / len(column) for column in (_column(accuracy, j) for j in range(len(accuracy)))]
+    return [fmean(_column(accuracy, j)) for j in range(len(accuracy))]
 
 
 def final_average_accuracy(accuracy: Matrix) -> float:
@@ -36,8 +36,7 @@ def final_average_accuracy(accuracy: Matrix) -> float:
 
 def cumulative_average_accuracy(accuracy: Matrix) -> float:
     """CAA: mean over j of the average accuracy after task j."""
-    averages = average_accuracies(accuracy)
-    return sum(averages) / len(averages)
+    return fmean(average_accuracies(accuracy))
 
 
 def forgetting_per_task(accuracy: Matrix) -> list[float]:
@@ -56,7 +55,7 @@ def forgetting_per_task(accuracy: Matrix) -> list[float]:
 def forgetting(accuracy: Matrix) -> float:
     """Mean of `forgetting_per_task`; 0 for a single task, because nothing came after it."""
     drops = forgetting_per_task(accuracy)
-    return sum(drops) / len(drops) if drops else 0.0
+    return fmean(drops) if drops else 0.0
 
 
 def transfer(accuracy: Matrix) -> dict[str, float]:

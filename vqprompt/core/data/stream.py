@@ -32,8 +32,7 @@ from vqprompt.core.errors import ImageError, PastImagesError, UserError, shown
 from vqprompt.core.files import read_json
 from vqprompt.core.words import shorten
 
-Division = int | Sequence[int] | Sequence[Sequence[str]]
-"""How many tasks, or the number of classes of each, or their names."""
+Division = int | Sequence[int] | Sequence[Sequence[str]]  # how many tasks, or the number of classes of each, or names
 PERCENT, COUNT = r"(?:100|[1-9]?\d)", r"[1-9]\d{0,8}"
 FORMS = re.compile(
     rf"(disjoint|domains|(?:blurry:{PERCENT},|repeated:){PERCENT}|few-shot:{COUNT},{COUNT},{COUNT}|.+\.json)?"

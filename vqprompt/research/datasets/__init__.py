@@ -56,11 +56,8 @@ def open_quickdraw(
     labels = np.arange(len(pixels)) // count % total
     is_test = np.arange(len(pixels)) % count >= DRAWINGS_TO_LEARN
     store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.tobytes()).hexdigest()[:24])
-
-    def where(row: int) -> str:
-        return "/".join([*([] if domains is None else [domains[row]]), classes[labels[row]], str(row % count)])
-
-    return Dataset("quickdraw50", classes, store, labels, is_test, domains=domains, where=where)
+    names = [f"{classes[label]}/{row % count}" for row, label in enumerate(labels)]
+    return Dataset("quickdraw50", classes, store, labels, is_test, domains=domains, where=names.__getitem__)
 
 
 OPENERS: dict[str, Opener] = {"quickdraw50": open_quickdraw, "cifar100": open_cifar100}

@@ -99,9 +99,8 @@ class Evaluator:
     def guesses(
         self, images: Images, queries: Rows | JoinedRows | None, candidates: Tensor, task_of: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best class of each image [n], its probability [n], and the best among the candidates of its task [n].
-        Only the scores of one batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of:
-        [n]."""
+        """The best class of each image [n], its probability [n], and the best of its task [n]. Only the scores of one
+        batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of: the task of each [n]."""
         own = iter(self._own(self._batches(images)))
 
         def best(view: View) -> Tensor:

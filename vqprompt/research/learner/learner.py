@@ -134,9 +134,8 @@ class Learner:
         present = self._positions(task)[task.train.labels.unique()].sort().values.tolist()
         returning = tuple(place for place in present if place < len(self.classes))
         if returning and not self.method.classes_return:
-            raise UserError(
-                f"the class {self.classes[returning[0]]!r} was learned before; {self.method_name} cannot learn it again"
-            )
+            name = self.classes[returning[0]]
+            raise UserError(f"the class {name!r} was learned before; {self.method_name} cannot learn it again")
         if self.method.joint and self.history:
             raise UserError(
                 f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "

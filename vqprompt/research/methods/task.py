@@ -127,8 +127,7 @@ class TaskData:
     @property
     def classes(self) -> Tensor:
         """Positions in the head of the classes that the task has images of [c], in order."""
-        new = range(self.task.old_classes, self.task.all_classes)
-        return torch.tensor([*self.task.returning, *new], device=self.labels.device)
+        return self.labels.unique()
 
     def logits(self, images: Images) -> Tensor:
         """Scores of the task's images, or of exemplars that the method keeps [n, classes]."""

@@ -95,14 +95,15 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
     )
     lines, drops = [average, latest, earlier], result.forgetting_per_task
     online = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in result.curve])
-    images_shown = "Accuracy after every piece: " + line_in_words(online)
     after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
     forgetting = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
     return {
         "lines": lines,
         "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
         "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
-        "online": Markup(figures.accuracy_chart([online], "online", images_shown, "test")) if result.curve else None,
+        "online": Markup(figures.accuracy_chart([online], "online", line_in_words(online), "test"))
+        if result.curve
+        else None,
     }
 
 

@@ -107,9 +107,9 @@ def resolve(
             raise UserError(f"{method_name} has no preset {preset!r}; {available}")
         layers.append(method.presets[preset])
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
-    known = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **file, **given}
-    count = len(known["tasks"]) if isinstance(known["tasks"], list) else known["tasks"]
-    name, backbone = parse_data(str(known.get("data", "quickdraw50")))[0], str(known["backbone"])
+    so_far = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **file, **given}
+    count = len(so_far["tasks"]) if isinstance(so_far["tasks"], list) else so_far["tasks"]
+    name, backbone = parse_data(str(so_far.get("data", "quickdraw50")))[0], str(so_far["backbone"])
     published = recipe_settings(find_recipe(method_name, name, backbone, count, preset == "released"))
     if preset == "released":  # settings for the data set win over the preset, which knows no data set
         layers.insert(1, published)

@@ -113,9 +113,7 @@ class Progressed(Record):
     task_seconds: list[float] = []
     losses: list[EpochLosses] = []
     within_task: list[float] = Field([], description="after each task: accuracy if the task of an image were known")
-    curve: list[tuple[int, float]] = Field(
-        [], description="online: images shown so far, accuracy on all classes so far"
-    )
+    curve: list[tuple[int, float]] = Field([], description="online: images so far, accuracy on all classes so far")
     peak_memory: int = Field(0, description="bytes, of the GPU if there is one; 0: not measured")
     training_flops: int = Field(0, description="per image and step, the most of the first two tasks")
     rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")

@@ -333,12 +333,11 @@ class Run:
         return [f"{unused} of {len(classes)} classes are in no task"] if unused else []
 
     def _rounding_note(self) -> list[str]:
-        if len(self.state.rounding) < 2:
-            return []
-        return [
+        note = (
             "resumed on another processor, number of threads or processes, or version of PyTorch than it began on: "
             "equal to an uninterrupted run up to rounding, not to the bit"
-        ]
+        )
+        return [note] if len(self.state.rounding) > 1 else []
 
 
 class RunProgress:
