@@ -64,10 +64,9 @@ def run(
     ),
     tasks: str | None = option("Number of tasks, or number of classes per task: 10, or 20,10,10."),
     stream: str | None = option(
-        "What tasks have: disjoint classes; domains, the same classes in other styles; blurry:50,10, half of the "
-        "classes in one task, a tenth of the others' images in other tasks; repeated:30, 30 % of the images come later; "
-        "few-shot:30,5,5, 30 classes, then 5 at a time with 5 images; a FILE.json of images per task. +online:100 "
-        "shows each image once and tests after every 100."
+        "disjoint: classes of their own per task. domains: the same in other styles. blurry:50,10: half of the classes "
+        "are in one task, 10 % of the others' images are elsewhere. repeated:30: 30 % come later. few-shot:30,5,5: 30 "
+        "classes, then 5 with 5 images. FILE.json: images per task. +online:100: shown once, tested after every 100."
     ),
     method: str | None = option("How to learn; `vqprompt methods` lists the names."),
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),

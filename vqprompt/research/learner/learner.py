@@ -145,8 +145,7 @@ class Learner:
             raise CheckpointError(
                 f"the checkpoint was learning {self.open_task.classes}, not {task.classes}; resume with the same data"
             )
-        new = len({*task.classes} - {*self.classes})
-        info = TaskInfo(len(self.history), len(self.classes), new, returning)
+        info = TaskInfo(len(self.history), len(self.classes), len({*task.classes} - {*self.classes}), returning)
         self.method.check_task(info)
         return info
 

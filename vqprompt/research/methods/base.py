@@ -93,8 +93,6 @@ class Head(Classifier):
 
     @torch.no_grad()
     def grow(self, classes: int) -> None:
-        if classes == self.out_features:
-            return  # all classes of the task came back
         new = nn.Linear(self.in_features, classes - self.out_features).to(self.weight)
         self.weight = nn.Parameter(torch.cat([self.weight, new.weight]))
         self.bias = nn.Parameter(torch.cat([self.bias, new.bias]))
@@ -157,8 +155,9 @@ class Method(nn.Module):
         """Make room for a task, and decide which parts learn in it. Called when a task starts, and for every task of a
         checkpoint that is loaded, so it must not depend on what was learned before."""
         self.task = task
-        self.task_sizes += [task.new_classes] if task.new_classes else []
-        self.head.grow(task.all_classes)
+        if task.new_classes:  # not if all classes came back
+            self.task_sizes.append(task.new_classes)
+            self.head.grow(task.all_classes)
         self.absent = torch.arange(task.all_classes, device=self.head.weight.device) < task.old_classes
         self.absent[list(task.returning)] = False
 

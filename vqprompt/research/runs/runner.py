@@ -283,12 +283,12 @@ class Run:
 
     def result(self) -> RunResult:
         config, state, method = self.config, self.state, self.learner.method
-        stages = self.stream.stages
-        total, learned = len(stages), len(state.accuracy)
+        stages, learned = self.stream.stages, len(state.accuracy)
         # the state has one list per column (after task j, on tasks 0..j); the matrix has one row per task
-        accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
+        every = range(len(stages))
+        accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in every] for i in every]
         square = [row[:learned] for row in accuracy[:learned]]
-        done, counts = learned == total, method.parameter_counts()
+        done, counts = learned == len(stages), method.parameter_counts()
         counts["trainable"] = max(counts["trainable"], state.trainable)
         speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
         return RunResult(
