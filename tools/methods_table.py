@@ -19,8 +19,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from vqprompt.core.backbones.vit import Block, ViT, ViTConfig
 from vqprompt.core.progress import Progress, Stage
+from vqprompt.core.statistics.gaussians import ClassStatistics
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS, after_all_tasks
+from vqprompt.research.methods.base import Method
 from vqprompt.research.training.settings import Training
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -77,9 +79,15 @@ def kept(learner: Learner) -> str:
     if learner.method.exemplar_count():
         return f"{learner.method.options.exemplars:,} images in total"
     few, all_features = (getattr(o, "projection", 1) for o in (learner.method.options, type(learner.method).Options()))
-    own = {name: t for name, t in learner.method.state_dict().items() if learner.method.saved(name)}
-    rows = [t for name, t in own.items() if len(t.shape) and len(t) == len(learner.classes) and "head." not in name]
-    return f"{sum(t[0].nbytes for t in rows) * all_features // few:,} B"
+    return f"{bytes_per_class(learner.method) * all_features // few:,} B"
+
+
+def bytes_per_class(method: Method) -> int:
+    """Without the class's row in the classifier, and without a matrix that all classes share."""
+    rows = [table for name in ("prototypes", "weight", "unaligned") if (table := getattr(method, name, None)) is not None]
+    for statistics in (module for module in method.modules() if isinstance(module, ClassStatistics)):
+        rows += [statistics.means, statistics.shares, *([] if statistics.kind == "shared" else [statistics.spread])]
+    return sum(table[0].nbytes for table in rows if len(table))
 
 
 def row(name: str) -> tuple[str, ...]:
