@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import matplotlib
 import pytest
 
-from vqprompt.core.metrics import transfer
 from vqprompt.core import metrics as measure
 from vqprompt.core.errors import UserError
 from vqprompt.research.report.figures import cell_colors, loss_chart
@@ -168,7 +167,7 @@ def test_headline_numbers(tmp_path):
         f"{metrics['forgetting']:.2f}",
         "12 min 34 s",
         "1,235",
-        f"{(more := transfer(metrics['accuracy']))['backward_transfer']:.2f}",
+        f"{(more := measure.transfer(metrics['accuracy']))['backward_transfer']:.2f}",
         f"{more['plasticity']:.2f} %",
         f"{more['new_accuracy']:.1f} / {more['old_accuracy']:.2f} %",
         "153,600",

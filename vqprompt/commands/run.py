@@ -66,7 +66,7 @@ def run(
     stream: str | None = option(
         "disjoint: classes of their own per task. domains: the same in other styles. blurry:50,10: half of the classes "
         "are in one task, 10 % of the others' images are elsewhere. repeated:30: 30 % come later. few-shot:30,5,5: 30 "
-        "classes, then 5 with 5 images. FILE.json: images per task. +online:100: shown once, tested after every 100."
+        "classes, then 5 with 5 images. FILE.json: images per task. +online:100 shows all once, tests every 100."
     ),
     method: str | None = option("How to learn; `vqprompt methods` lists the names."),
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),
