@@ -20,9 +20,8 @@ from vqprompt.research.methods.l2p import pull_to_batch
 from vqprompt.research.methods.recipes import PAPER_DATA, describe_recipe, find_recipe, in_use, recipe_settings
 from vqprompt.research.paper.grids import GRIDS, plan
 from vqprompt.research.paper.table_rows import make_rows, read_runs
-from vqprompt.research.report.pages import prompts_chosen, prompts_kept
 from vqprompt.research.results.config import completed, resolve
-from vqprompt.research.results.result import PromptUse, RunResult
+from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs.runner import run
 from vqprompt.research.training import rebalancing as rebalancing_module
 from vqprompt.research.training.optim import clip_gradients, make_optimizer, rate_at
@@ -487,9 +486,3 @@ class TestPromptUse:
         assert [len(after) for after in use.test] == [1, 2, 3]
         assert all(sum(block.values()) == 6 for after in use.test for task in after for block in task)
         assert RunResult.read(tmp_path / "run").prompt_use == use, "kept, and read back"
-        assert [len(row) for row in prompts_chosen(use)] == [5, 5, 5], "tasks × blocks"
-
-    def test_numbers(self):
-        use = PromptUse(blocks=[0], counts=[[[4, 0]], [[0, 4]]], test=[[[{0: 4}]], [[{0: 1, 1: 3}], [{1: 4}]]])
-        assert prompts_kept(use) == [0.25, 1.0]
-        assert prompts_chosen(use) == [["2: 75 %, 1: 25 %"], ["2: 100 %"]]

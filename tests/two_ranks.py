@@ -16,7 +16,8 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.stream import Stream
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.distributed import join
-from vqprompt.core.statistics.gaussians import KINDS, make_statistics
+from vqprompt.core.statistics.gaussians import KINDS
+from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.learner import queries
 from vqprompt.research.learner.state import saved_names
 from vqprompt.research.methods import METHODS
@@ -78,7 +79,7 @@ def class_sums() -> dict[str, Tensor]:
     found = {}
     for kind in KINDS:
         features = TaskFeatures(learner.evaluator.features(images), labels)
-        sums = features.add_up(make_statistics(learner.vit.config.width, kind).new_sums(4))
+        sums = features.add_up(ClassSums(kind, torch.arange(4), learner.vit.config.width))
         found |= {f"{kind} {name}": getattr(sums, name) for name in ("counts", "totals", "squares")}
         found[f"{kind} turns"] = torch.tensor(sum(1 for _ in features.computed.own()))
     return found

@@ -31,22 +31,24 @@ Views = Iterator[View]
 class Predictions:
     """Predictions for the test images of several tasks, one after the other.
 
-    truth, guesses: [n], positions of classes among all that were learned. probability: [n], of the guess. sizes: the
-    number of images per task.
+    truth, guesses: [n], positions of classes among all that were learned. probability: [n], of the guess. within: [n],
+    guesses among the classes of an image's task. sizes: the number of images per task.
     """
 
     truth: Tensor
     guesses: Tensor
     probability: Tensor
+    within: Tensor
     sizes: list[int]
 
     @property
     def right(self) -> Tensor:
         return self.guesses == self.truth
 
-    def accuracies(self) -> list[float]:
-        """Percent right on each task."""
-        return [100 * int(part.sum()) / len(part) for part in torch.split(self.right, self.sizes)]
+    def accuracies(self, within: bool = False) -> list[float]:
+        """Percent right on each task. within: if the task of each image were known."""
+        right = self.within == self.truth if within else self.right
+        return [100 * int(part.sum()) / len(part) for part in torch.split(right, self.sizes)]
 
     def worst(self, most: int) -> Tensor:
         """Positions of wrong predictions, the most confident first."""
@@ -93,16 +95,22 @@ class Evaluator:
         views = partial(self._views, images, self.known_rows(images))
         return self._compute(images, views, lambda view: self.method.logits(view).float(), Stage.TESTING).whole()
 
-    def guesses(self, images: Images, known: Rows | JoinedRows | None = None) -> tuple[Tensor, Tensor]:
-        """The best class of each image [n] and its probability [n]; only the scores of one batch are in memory."""
+    def guesses(
+        self, images: Images, known: Rows | JoinedRows | None, candidates: Tensor, task_of: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best class of each image [n], its probability [n], and the best of its task [n]. Only the scores of one
+        batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of: the task of each [n]."""
+        own = iter(self._own(self._batches(images)))
 
         def best(view: View) -> Tensor:
             logits = self.method.logits(view)
             probability = logits.float().softmax(1).max(1).values
-            return torch.stack([logits.argmax(1).double(), probability.double()], dim=1)
+            others = ~candidates[task_of[next(own)]].to(logits.device)
+            within = logits.masked_fill(others, -torch.inf).argmax(1)
+            return torch.stack([logits.argmax(1).double(), probability.double(), within.double()], dim=1)
 
         answers = self._compute(images, partial(self._views, images, known), best, Stage.TESTING).whole()
-        return answers[:, 0].long(), answers[:, 1].float()
+        return answers[:, 0].long(), answers[:, 1].float(), answers[:, 2].long()
 
     def queries(self, images: Images) -> ShardedRows:
         """Features without prompts [n, D]: from the cache, or computed now."""

@@ -21,6 +21,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
@@ -117,7 +118,7 @@ class Method(nn.Module):
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
-    rows_per_class: ClassVar[tuple[str, ...]] = ("prototypes",)  # buffers that have one row per class
+    classes_return: ClassVar[bool] = False  # learns streams in which a class comes back (core/data/stream.py)
     only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
 
     def __init_subclass__(cls) -> None:
@@ -151,7 +152,8 @@ class Method(nn.Module):
         self.frozen: ViT | None = None  # the backbone as it was, for methods that tune it and need it too
         self.former: Method | None = None  # this method before the task, while features are distilled from it
         self.task = TaskInfo(-1, 0, 0)
-        self.task_sizes: list[int] = []  # classes of each task so far
+        self.task_sizes: list[int] = []  # classes that each task so far was the first to have
+        self.absent = torch.zeros(0, dtype=torch.bool)  # [C], classes that the open task has no images of
 
     # ------------------------------------------------------------------ what a method may override
 
@@ -172,8 +174,11 @@ class Method(nn.Module):
         """Make room for a task, and decide which parts learn in it. Called when a task starts, and for every task of a
         checkpoint that is loaded, so it must not depend on what was learned before."""
         self.task = task
-        self.task_sizes.append(task.new_classes)
-        self.head.grow(task.all_classes)
+        if task.new_classes:  # not if all classes came back
+            self.task_sizes.append(task.new_classes)
+            self.head.grow(task.all_classes)
+        self.absent = torch.arange(task.all_classes, device=self.head.weight.device) < task.old_classes
+        self.absent[list(task.returning)] = False
 
     def start_task(self, task: TaskInfo) -> None:
         if task.number and getattr(self.options, "feature_distillation", 0):
@@ -238,10 +243,12 @@ class Method(nn.Module):
         return losses
 
     def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
-        """Cross-entropy. With `masks_old_logits`, only over the new classes, so no gradient reaches the old ones."""
+        """Cross-entropy. With `masks_old_logits`, only over the task's classes, so no gradient reaches the others."""
         if labels is None:
             raise RuntimeError("a loss needs labels, and only views in training have them")
         loss = symmetric_cross_entropy if getattr(self.options, "symmetric", False) else F.cross_entropy
+        if self.masks_old_logits and self.task.returning:
+            return loss(logits.masked_fill(self.absent, -torch.inf), labels)
         if self.masks_old_logits:
             return loss(logits[:, self.task.old_classes :], labels - self.task.old_classes)
         return loss(logits, labels)
@@ -305,11 +312,10 @@ class Method(nn.Module):
         """Number of prompts per block to choose from; 0 if the method chooses none."""
         return 0
 
-    def bytes_per_class(self) -> int:
-        """Bytes kept per class, besides its row in a classifier."""
-        rows = [getattr(self, name, None) for name in self.rows_per_class]
-        tables = sum(table.nbytes // max(len(table), 1) for table in rows if table is not None)
-        return tables + sum(m.bytes_per_class for m in self.modules() if isinstance(m, ClassStatistics))
+    def kept_bytes(self) -> int:
+        """Bytes carried from task to task: prompts, classifiers, statistics with the matrices that classes share,
+        exemplars, a backbone if it is tuned. A frozen backbone does not count."""
+        return sum(tensor.nbytes for name, tensor in self.state_dict().items() if self.saved(name))
 
     def notes(self) -> list[str]:
         """What the result of a run should mention."""
@@ -355,12 +361,12 @@ class Method(nn.Module):
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: TaskFeatures,
         data: TaskData,
     ) -> None:  # fmt: skip
-        """Add statistics of the new classes. From the second task on, correct a classifier with those of all
-        classes."""
-        if statistics.centroids > 1 or features.few(statistics.width):
+        """Add statistics of the task's classes; those of classes that come back are updated. From the second task on,
+        correct a classifier with those of all classes."""
+        if not data.task.returning and (statistics.centroids > 1 or features.few(statistics.width)):
             statistics.add(features.whole, data.labels)
         else:
-            statistics.add_sums(features.add_up(statistics.new_sums(data.task.new_classes)))
+            statistics.add_sums(features.add_up(ClassSums(statistics.kind, data.classes, statistics.width)))
         old_classes = data.task.old_classes
         if old_classes or settings.how == "closed-form":
             rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)

@@ -64,10 +64,6 @@ class BiC(LwF):
     def exemplar_count(self) -> int:
         return len(self.memory)
 
-    def bytes_per_class(self) -> int:
-        """All kept images, divided by the number of classes: the more classes, the fewer images of each."""
-        return sum(t.nbytes for t in (*self.memory.buffers(), self.correction)) // max(self.task.all_classes, 1)
-
     # ------------------------------------------------------------------ stage 1: rehearse
 
     def training_images(self, data: TaskData) -> tuple[Images, Tensor]:

@@ -37,6 +37,7 @@ class DualPrompt(Method):
     title = "DualPrompt"
     Options = DualPromptOptions
     uses_query = True
+    classes_return = True
 
     def __init__(self, vit: ViT, options: DualPromptOptions, tasks: int) -> None:
         super().__init__(vit, options.model_copy(update={"pool": options.pool or tasks}), tasks)

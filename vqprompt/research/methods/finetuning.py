@@ -15,6 +15,7 @@ class LinearProbe(Method):
     title = "Linear"
     Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
     classifies_frozen = True
+    classes_return = True
 
 
 class TuningOptions(BaseOptions):
@@ -32,6 +33,7 @@ class FT(Method):
     title = "FT"
     Options: ClassVar[Any] = FineTuningOptions
     tunes_backbone = True
+    classes_return = True
     masks_old_logits = False
 
 

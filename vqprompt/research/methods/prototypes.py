@@ -25,7 +25,8 @@ TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answ
 class SimpleCIL(Method):
     title = "SimpleCIL"
     classifies_frozen = True
-    prototypes: Tensor  # [C, D], mean features of each class
+    classes_return = True
+    prototypes: Tensor  # [C, D], sums of the features of each class; a cosine with them is one with the mean
 
     def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -39,7 +40,9 @@ class SimpleCIL(Method):
         return []
 
     def finish_task(self, data: TaskData) -> None:
-        self.prototypes = torch.cat([self.prototypes, data.class_means(self.prototype_width)])
+        sums = data.class_sums(self.prototype_width)
+        self.prototypes = F.pad(self.prototypes, (0, 0, 0, data.task.new_classes))
+        self.prototypes[sums.labels] += sums.totals.to(self.prototypes)
 
     def logits(self, view: View) -> Tensor:
         features = self.features(view)[0]

@@ -33,7 +33,7 @@ class SLCA(Method):
     title = "SLCA"
     Options: ClassVar[Any] = SLCAOptions
     tunes_backbone = True
-    rows_per_class = ("unaligned",)
+    classes_return = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
     def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:

@@ -46,6 +46,7 @@ class VQOptions(StatisticsOptions):
 class VQPrompt(Method):
     title = "VQ-Prompt"
     Options = VQOptions
+    classes_return = True
     uses_query = True
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:

@@ -27,7 +27,8 @@ from vqprompt.research.results.result import RunResult
 NONE = "–"
 OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class", "train_choice"}
 Accuracy = Literal["faa", "caa"]
-Measure = Literal["faa", "caa", "forgetting", "trainable", "images_per_second"]
+Measure = str
+"""A number of a run: a field of its result, or one of its `measures`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Row:
 
     def ours(self, measure: Measure) -> tuple[float | None, float | None]:
         """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std)."""
-        values = [value for result in self.results if (value := getattr(result, measure)) is not None]
+        known = (r.measures[measure] if measure in r.measures else getattr(r, measure, None) for r in self.results)
+        values = [value for value in known if value is not None]
         if not values or len(values) < len(self.runs):
             return None, None
         return mean(values), pstdev(values) if len(values) > 1 else None
@@ -126,7 +128,8 @@ def _is_saved_run(entry: Any) -> bool:
 
 SAVED_FIELDS = {
     "done", "faa", "caa", "forgetting", "average_accuracy", "accuracy", "seconds", "images_per_second", "parameters",
-    "bytes_per_class", "exemplars", "prompt_use", "hardware",
+    "exemplars", "prompt_use", "hardware", "within_task", "curve", "peak_memory", "kept_bytes",
+    "training_flops", "test_flops",
 }  # fmt: skip
 
 

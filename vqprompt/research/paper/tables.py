@@ -47,8 +47,8 @@ class Table:
                 OTHER_SETTINGS if changed else ""
             )
 
-        def ours(key: Measure) -> Cell:
-            return lambda row: _spread(*row.ours(key), _mark(row))
+        def ours(key: Measure, unit: float = 1) -> Cell:
+            return lambda row: _spread(*row.ours(key), _mark(row), unit)
 
         def paper(key: Accuracy) -> Cell:
             return lambda row: _spread(*row.paper(key), PAPER_NOTE if row.quoted and row.quoted.mark else "")
@@ -65,6 +65,7 @@ class Table:
             "FAA": ours("faa"),
             "CAA": ours("caa"),
             "forgetting": ours("forgetting"),
+            **{heading: ours(*measure) for heading, measure in self.grid.measures.items()},
             "trainable": lambda row: _count(row.mean("trainable")),
             "images/s": lambda row: _count(row.mean("images_per_second")),
             "paper FAA": paper("faa"),
@@ -176,10 +177,10 @@ def _mark(row: Row) -> str:
     return OTHER_BACKBONE if row.other_backbone else ""
 
 
-def _spread(value: float | None, std: float | None, mark: str = "") -> str:
+def _spread(value: float | None, std: float | None, mark: str = "", unit: float = 1) -> str:
     if value is None:
         return NONE
-    return (f"{value:.2f}" if std is None else f"{value:.2f} ± {std:.2f}") + mark
+    return (f"{value / unit:.2f}" if std is None else f"{value / unit:.2f} ± {std / unit:.2f}") + mark
 
 
 def _count(value: float | None) -> str:
@@ -234,7 +235,7 @@ def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
             if len(line.values) == 1:  # joint training: a horizontal line to compare with
                 line = replace(line, values=[line.values[0]] * longest, style=":")
             lines.append(line)
-        name = "-".join([grid.name, *parts])
+        name = "-".join([grid.name, *parts]).replace(":", "_")
         caption = ", ".join(["Average accuracy over the tasks seen so far, after each task", *parts])
         svg = figures.accuracy_chart(
             lines, f"chart{len(charts)}", f"{caption}: " + "; ".join(map(line_in_words, lines))

@@ -64,11 +64,11 @@ def distinct_line(number: int, name: str, values: Values) -> Line:
     return Line(name, values, COLORS[number % len(COLORS)], list(MARKERS)[number % len(MARKERS)])
 
 
-def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
+def accuracy_chart(lines: Sequence[Line], key: str, title: str, xlabel: str = "after learning task") -> str:
     """Accuracy in percent after each task. `key` is the figure's name on its page."""
     many = max(0, len(lines) - 6)  # with more than six lines the chart is higher and the lines are thinner
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
-        figure, axes = _axes(4.3, 2.6 + 0.15 * many, "after learning task", "accuracy (%)")
+        figure, axes = _axes(4.3, 2.6 + 0.15 * many, xlabel, "accuracy (%)")
         for line in lines:
             look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
             # not clipped, because a marker at 100 % is partly outside the axes
