@@ -75,6 +75,7 @@ Event = Started | Advanced | Lost | Finished | Failed
 """What happens to a run."""
 
 Listener = Callable[[Run, Event], None]
+More = Callable[[dict[str, str]], Sequence[Run]]
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,19 @@ class Executor(ABC):
 
     at_once: int
 
-    def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
+    def run(
+        self,
+        todo: Sequence[Run],
+        out: Path,
+        listener: Listener,
+        track: Sequence[str] = (),
+        more: More = lambda failed: [],
+    ) -> dict[str, str]:
         """Do the runs, each in `out`/its name, and send events to the listener. Returns the reasons of failures by run
-        name; a failure does not stop the other runs. What would fail in every run is refused before the first one."""
+        name; a failure does not stop the other runs. What would fail in every run is refused before the first one.
+
+        more: asked when all runs are over, with the failures so far: the next runs, which need the same as the first;
+        none to end."""
         self.out, self.listener, self.track = out, listener, tuple(track)
         self.failed: dict[str, str] = {}  # reasons by run name
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
@@ -168,6 +179,8 @@ class Executor(ABC):
                         waiting.appendleft(self.jobs[job])
                     if isinstance(event, Finished | Failed | Lost):
                         del self.jobs[job]
+                if not waiting and not self.jobs:
+                    waiting.extend(more(self.failed))
         return self.failed
 
     @abstractmethod

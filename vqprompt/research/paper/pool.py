@@ -36,13 +36,13 @@ SECONDS_BETWEEN_MESSAGES = 0.1
 # ---------------------------------------------------------------------------------------------- what is done already
 
 
-def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Path]]:
-    """Which runs are not finished; and which are finished only in another table's folder, by their name here."""
+def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
+    """The runs that are not finished. What is finished only in another table's folder is linked to its place here."""
     done: dict[str, list[Path]] = {}
     for saved in read_runs(out):
         if saved.result.done and saved.folder is not None:
             done.setdefault(_identity(completed(saved.config)), []).append(saved.folder)
-    todo, in_other_tables = [], dict[str, Path]()
+    todo = []
     for run in runs:
         folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
         if place in folders:
@@ -50,8 +50,8 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
         if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
-            in_other_tables[run.name] = folders[0]
-    return todo, in_other_tables
+            _adopt(folders[0], place)
+    return todo
 
 
 def _identity(config: dict[str, Any]) -> str:
@@ -63,8 +63,7 @@ def _identity(config: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in sorted(settings.items()) if key not in MACHINE_SETTINGS})
 
 
-def adopt(folder: Path, place: Path) -> None:
-    """Use a finished run of another table in this one: link its files to where this table has its runs."""
+def _adopt(folder: Path, place: Path) -> None:
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(folder, partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
