@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markdown import Markdown
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table as RichTable
 
 from vqprompt.commands.console import SafeConsole, console, print_plain, text_table
 from vqprompt.commands.interrupted import as_command
@@ -21,53 +20,35 @@ from vqprompt.core.words import counted
 if TYPE_CHECKING:
     from vqprompt.research.paper.execution import Event, Executor, More
     from vqprompt.research.paper.grids import Run
-    from vqprompt.research.paper.table_formats import TextTable
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
-LEFT_OUT_FIRST = ("images/s", "trainable", "Δ CAA", "paper CAA", "backbone", "forgetting")  # on a narrow terminal
-PARAMETERS = "parameters"  # the one table that needs no runs
 LISTED = "`vqprompt bench list` lists them."
 SMALL = flag("--small", "Try it at reduced size, on the embedded drawings and backbone.")
 FIGURE = flag("--figure", "Also draw the figure, into the page and as .svg.")
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.",
-    ),
-]
-On = Annotated[
-    str,
-    typer.Option(
-        help="Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. "
-        "Results come back to OUT. A run that loses its machine continues on another one from its last checkpoint."
-    ),
-]
-Cpus = Annotated[
-    int | None,
-    typer.Option(min=1, help="CPU cores per run on other machines. Default: 8, or as many as there are."),
-]
-Gpus = Annotated[
-    float | None,
-    typer.Option(
-        help="GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if there "
-        "are any, 0 with SLURM."
-    ),
-]
+WORKERS = option(
+    "Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.", min=1
+)
+ON = option(
+    "Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. Results come "
+    "back to OUT. A run that loses its machine continues on another one from its last checkpoint.",
+    "local",
+)
+CPUS = option("CPU cores per run on other machines. Default: 8, or as many as there are.", min=1)
+GPUS = option(
+    "GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if there are any, 0 "
+    "with SLURM."
+)
 
 
 @app.command("list")
 @as_command
 def list_grids() -> None:
     """List the tables."""
-    from vqprompt.research.paper import parameters
     from vqprompt.research.paper.grids import GRIDS, plan
     from vqprompt.research.paper.table_formats import NONE
 
     rows = [(g.name, g.table or NONE, str(len(plan(g))), ", ".join(g.backbones), g.title) for g in GRIDS.values()]
-    what = "How methods prompt, with how many parameters"
-    rows.append((PARAMETERS, parameters.PAPER_TABLE, "0", parameters.BACKBONE, what))
     console.print(text_table(("name", "paper", "runs", "backbone", "what it is"), rows, right=("runs",)))
 
 
@@ -84,10 +65,10 @@ def run(
         "every method."
     ),
     small: bool = SMALL,
-    workers: Workers = None,
-    on: On = "local",
-    cpus: Cpus = None,
-    gpus: Gpus = None,
+    workers: int | None = WORKERS,
+    on: str = ON,
+    cpus: int | None = CPUS,
+    gpus: float | None = GPUS,
     assignments: list[str] | None = option(
         "A setting for every run. If it is an axis of the table, its only value.", None, "--set"
     ),
@@ -110,9 +91,6 @@ def run(
     from vqprompt.research.paper.tables import make_table
 
     chosen = chosen_methods(methods) if methods else []
-    if name == PARAMETERS:
-        write_parameters(out, chosen, backbone)
-        return
     executor = find_executor(on, workers, cpus, gpus)
     grid = find_grid(name, small)
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
@@ -126,7 +104,10 @@ def run(
     rows = make_rows(grid, read_runs(out), out)
     table = make_table(grid, [row for row in rows if row.runs or not chosen or row.method in chosen], figure)
     page = table.write(out)[3]
-    print_table_for_terminal(table)
+    if console.is_terminal:
+        console.print(Markdown(table.markdown()))  # folded to its width
+    else:
+        print(table.markdown())
     print_plain(f"\nLook at {page}", style="bold")
     report_failures(failed, len(runs))
 
@@ -221,31 +202,6 @@ def run_with_bars(
         return executor.run(todo, out, listen, track, more or (lambda failed: []))
 
 
-def print_table_for_terminal(table: TextTable) -> None:
-    console.print()
-    drawn, left_out = fit_to_width(table, console.width)
-    console.print(drawn)
-    if left_out:
-        print_plain(f"Left out, because the terminal is narrow: {', '.join(left_out)}.")
-    for note in table.notes:
-        print_plain(note)
-
-
-def fit_to_width(table: TextTable, width: int) -> tuple[RichTable, list[str]]:
-    """The table for a terminal, and the columns that were left out to make it fit."""
-    may_go = [heading for heading in LEFT_OUT_FIRST if heading in table.columns]
-    for count in range(len(may_go) + 1):
-        drawn = RichTable(title=escape(table.title), show_edge=False, header_style="bold")
-        kept = [heading for heading in table.columns if heading not in may_go[:count]]
-        for n, heading in enumerate(kept):
-            drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
-        for cells in zip(*(table.columns[heading] for heading in kept), strict=True):
-            drawn.add_row(*map(escape, cells))
-        if Measurement.get(console, console.options.update(width=10_000), drawn).maximum <= width:
-            break
-    return drawn, may_go[:count]
-
-
 @app.command("table")
 @as_command
 def print_table(
@@ -267,17 +223,12 @@ def print_table(
     With several names, print one summary of them: the accuracy of every method in each table, its mean and mean rank.
 
     [bold]vqprompt bench table imagenet-r-10 cifar100 cub200 --out bench --figure[/bold]
-
-    [bold]vqprompt bench table parameters[/bold] needs no runs.
     """
     from vqprompt.research.paper.grids import find_grid
     from vqprompt.research.paper.summary import summarize
     from vqprompt.research.paper.table_rows import find_rows, save_runs
     from vqprompt.research.paper.tables import make_table
 
-    if names == [PARAMETERS]:
-        write_parameters(out)
-        return
     grids = [find_grid(name, small) for name in names]
     for source in results or []:
         if not source.exists():
@@ -303,21 +254,8 @@ def print_table(
     if save is not None:
         save_runs([row for of_grid in rows for row in of_grid], save)
         print_plain(f"wrote {save}")
-    write_table(table, out)
-
-
-def write_table(table: TextTable, out: Path | None) -> None:
     for path in table.write(out) if out is not None else ():
         print_plain(f"wrote {path}")
-
-
-def write_parameters(out: Path | None, methods: Sequence[str] = (), backbone: str | None = None) -> None:
-    """Print Table 6, and write it into a folder if one is given."""
-    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations
-
-    table = prompt_configurations(methods, backbone or BACKBONE)
-    print(table.markdown())
-    write_table(table, out)
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from vqprompt.commands.bench import (
-    Cpus,
-    Gpus,
-    On,
-    Workers,
-    chosen_methods,
-    read_changes,
-    refuse_early,
-    report_failures,
-    run_with_bars,
-)
+from vqprompt.commands import bench
 from vqprompt.commands.console import console, print_plain, print_warning, text_table
 from vqprompt.commands.options import Track, argument, option
 from vqprompt.commands.run import parse_tasks
@@ -39,10 +30,10 @@ def search(
         "--range",
     ),
     round: int = option("Trials of a method that are chosen together, and can run at the same time.", 4, min=1),
-    workers: Workers = None,
-    on: On = "local",
-    cpus: Cpus = None,
-    gpus: Gpus = None,
+    workers: int | None = bench.WORKERS,
+    on: str = bench.ON,
+    cpus: int | None = bench.CPUS,
+    gpus: float | None = bench.GPUS,
     track: Track = None,
 ) -> None:
     """Find good settings, on training images that are held out. The test images are not used.
@@ -56,26 +47,32 @@ def search(
     To continue an interrupted search, give the same command again. The same seed gives the same trials.
     """
     from vqprompt.research.paper.execution import find_executor
-    from vqprompt.research.paper.search import NAME, SETTINGS, Search
+    from vqprompt.research.paper.grids import Run
+    from vqprompt.research.paper.search import PAGE, SETTINGS, Search, write_findings
 
     executor = find_executor(on, workers, cpus, gpus)
-    given: dict[str, Any] = read_changes(assignments or [], data, backbone, None)[0]
+    given: dict[str, Any] = bench.read_changes(assignments or [], data, backbone, None)[0]
     given |= {"seed": seed, "validation": validation}
     if tasks is not None:
         given["tasks"] = parse_tasks(tasks)
-    searching = Search(out, chosen_methods(methods), given, trials, dict(map(parse_range, ranges or [])), round)
-    refuse_early(list(searching.runs.values()), out, track or ())
+    limits = dict(map(parse_range, ranges or []))
+    searches = [Search(out, name, given, limits, trials, round) for name in bench.chosen_methods(methods)]
+    bench.refuse_early([Run(search.method, search.config) for search in searches], out, track or ())
+
+    def next_round(failed: Collection[str] = ()) -> list[Run]:
+        return [run for search in searches for run in search.next_round(failed)]
+
     with lock_folder(out):
-        todo, total = searching.next_round(), searching.left()
-        failed = run_with_bars(todo, out, executor, track or (), searching.next_round, total)
-        found = searching.write()
-    console.print(text_table(("method", "best"), [(each.title, each.summary) for each in found]))
+        todo, total = next_round(), sum(search.left for search in searches)
+        failed = bench.run_with_bars(todo, out, executor, track or (), next_round, total)
+        found = write_findings(searches, out)
+    console.print(text_table(("method", "best"), [(each.title, str(each)) for each in found]))
     for each in found:
         for warning in each.warnings:
             print_warning(warning)
     print_plain(f"\nwrote {out / SETTINGS}, for `vqprompt bench run --settings`")
-    print_plain(f"Look at {out / NAME}.html", style="bold")
-    report_failures(failed, total)
+    print_plain(f"Look at {out / PAGE}", style="bold")
+    bench.report_failures(failed, total)
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, float]]:

@@ -98,6 +98,10 @@ class LocalExecutor(Executor):
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
         self.at_once = min(self.most, len(todo))
+        self.conditions = {
+            "seconds_between": SECONDS_BETWEEN_MESSAGES, "at_once": self.at_once,
+            "shared_queries": self.out / SHARED_FOLDER,
+        }  # fmt: skip
         self.workers = [start_worker(slot, self.at_once) for slot in range(self.at_once)]
         try:
             yield
@@ -119,13 +123,10 @@ class LocalExecutor(Executor):
         new = (run for run in waiting if run.config.method not in others)
         return next(same, None) or next(new, waiting[0])
 
-    def start(self, run: Run) -> Worker:
+    def start(self, run: Run, job: Job) -> Worker:
         worker = self._idle()
         worker.method = run.config.method
-        worker.pipe.send(
-            Job(run.config, self.out / run.name, self.track, SECONDS_BETWEEN_MESSAGES, self.at_once,
-                shared_queries=self.out / SHARED_FOLDER)
-        )  # fmt: skip
+        worker.pipe.send(job)
         return worker
 
     def events(self) -> Iterator[tuple[Worker, Event]]:
@@ -161,6 +162,13 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
     """What a worker does: receive jobs and send events, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
     torch.set_num_threads(threads)
+
+    def send(event: Event) -> None:
+        try:
+            pipe.send(event)
+        except BrokenPipeError:  # the parent process has ended; this is no failure of the run
+            raise SystemExit from None
+
     compiled_for: tuple[str, str, int] | None = None
     while True:
         try:
@@ -175,7 +183,4 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
         compiled_for = shapes
         if device and config.device in ("auto", "cuda"):
             job = replace(job, config=config.model_copy(update={"device": device}))
-        try:
-            pipe.send(job.do(pipe.send))
-        except (BrokenPipeError, KeyboardInterrupt):
-            return  # the parent process has ended
+        send(job.do(send))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
@@ -20,21 +20,12 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder, write_atomically
-from vqprompt.research.paper.execution import (
-    CORES_PER_RUN,
-    Event,
-    Executor,
-    Failed,
-    Finished,
-    Job,
-    Requirements,
-    checkpoint_stamp,
-)
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Requirements
+from vqprompt.research.paper.execution import checkpoint_stamp as stamp
 from vqprompt.research.paper.grids import Run
 
 SECONDS_BETWEEN_MESSAGES = 0.5
 SECONDS_TO_ANSWER = 5.0
-SECONDS_TO_GREET = 120.0  # a worker's process has to start and to import PyTorch
 HOW = (
     "start one with `ray start --head`, and run this command on a machine of the cluster, with the address that Ray "
     "printed, as in --on ray=10.0.0.1:6379"
@@ -45,76 +36,76 @@ FolderContent = dict[str, bytes]
 
 class RayExecutor(Executor):
     """address: HOST:PORT of the head; None: the cluster that this machine is part of. cpus, gpus: per run; fractions of
-    a GPU are allowed. at_once: the most runs at a time. A run's folder is locked here while another machine does it."""
+    a GPU are allowed. at_once: the most runs at a time; without it, all are sent, and wait in the cluster's queue. A
+    run's folder is locked here while another machine does it."""
 
     def __init__(
         self, address: str | None = None, cpus: int | None = None, gpus: float | None = None, at_once: int | None = None
     ) -> None:
-        self.address, self.cpus, self.gpus, self.most = address, cpus, gpus, at_once
+        self.address, self.cpus, self.gpus, self.at_once = address, cpus, gpus, at_once or sys.maxsize
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.requirements = self.requirements_of(todo)
-        self.locks: dict[str, ExitStack] = {}  # by run name
-        with connected(self.address) as self.ray:
-            self.threads, gpus = self._resources()
-            slots = check_machines(self.ray, self.requirements, self.threads, gpus)
-            self.at_once = min(self.most or slots, slots)
+        requirements = Requirements.of(todo, self.track)
+        with connected(self.address) as self.ray, ExitStack() as self.locks:
+            self.locked: set[str] = set()  # names of runs
+            cpus, gpus = self._resources()
+            self.conditions = {
+                "seconds_between": SECONDS_BETWEEN_MESSAGES, "at_once": int(1 / gpus) if gpus else 1,
+                "threads": cpus, "requirements": requirements,
+            }  # fmt: skip
             # no retries by Ray, which would start a lost run from the beginning; we start it again with its files
-            settings = {"num_cpus": self.threads, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
+            settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
             self.task = self.ray.remote(**settings)(work)
             try:
                 yield
             finally:
                 for stream in self.jobs:
                     self.ray.cancel(stream, force=True)
-                for lock in self.locks.values():
-                    lock.close()
 
     def _resources(self) -> tuple[int, float]:
-        """CPUs and GPUs per run: as asked for, else one GPU if there are any, and at most eight cores."""
-        nodes = [node["Resources"] for node in alive_nodes(self.ray)]
-        gpus = self.gpus if self.gpus is not None else min(1.0, max(n.get("GPU", 0.0) for n in nodes))
-        most = max((n.get("CPU", 0.0) for n in nodes if n.get("GPU", 0.0) >= gpus), default=1.0)
-        return self.cpus or max(1, min(CORES_PER_RUN, int(most))), gpus
+        """CPUs and GPUs per run: as asked for, else one GPU if there are any, and at most eight cores. Refuses what no
+        machine has."""
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        has = {n["NodeID"]: (n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in nodes}
+        gpus = min(1.0, max(g for _, g in has.values())) if self.gpus is None else self.gpus
+        most = max((c for c, g in has.values() if g >= gpus), default=0.0)
+        cpus = self.cpus or max(1, min(CORES_PER_RUN, int(most)))
+        if most < cpus:
+            machines = (
+                f"{n['NodeManagerHostname']}: {c:g} CPUs, {g:g} GPUs"
+                for n, (c, g) in zip(nodes, has.values(), strict=True)
+            )
+            raise UserError(
+                f"--on ray: no machine has {cpus} CPUs and {gpus:g} GPUs ({'; '.join(machines)}); ask for less per run"
+            )
+        return cpus, gpus
 
-    def start(self, run: Run) -> Any:
+    def start(self, run: Run, job: Job) -> Any:
         folder = self.out / run.name
-        if run.name not in self.locks:
-            self.locks[run.name] = ExitStack()
-            self.locks[run.name].enter_context(lock_folder(folder))
-        job = Job(
-            run.config, folder, self.track, SECONDS_BETWEEN_MESSAGES, self.at_once, threads=self.threads,
-            requirements=self.requirements,
-        )  # fmt: skip
+        if run.name not in self.locked:
+            self.locks.enter_context(lock_folder(folder))
+            self.locked.add(run.name)
         return self.task.remote(job, pack(folder))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         """Files that arrive are written to the run's folder."""
-        for stream in self.ray.wait(list(self.jobs), num_returns=1)[0] if self.jobs else ():
-            item = self._receive(stream, self.jobs[stream])
-            if isinstance(item, dict):
-                unpack(item, self.out / self.jobs[stream].name)
-            else:
-                yield stream, item
-
-    def _receive(self, stream: Any, run: Run) -> Event | FolderContent:
         from ray.exceptions import RayError, RayTaskError
 
-        try:
-            item: Event | FolderContent = self.ray.get(next(stream))
-        except StopIteration:
-            return Failed("it ended without a result")
-        except RayTaskError as error:  # our own code failed there, outside of the run
-            return Failed(f"{type(error.cause).__name__}: {error.cause}")
-        except RayError as error:  # its machine or process was lost
-            return self.lost(run, str(error).strip().partition("\n")[0])
-        return item
-
-    def tell(self, run: Run, event: Event) -> None:
-        super().tell(run, event)
-        if isinstance(event, Finished | Failed):
-            self.locks.pop(run.name).close()
+        for stream in self.ray.wait(list(self.jobs), num_returns=1)[0]:
+            run, item = self.jobs[stream], None
+            try:
+                item = self.ray.get(next(stream))
+            except StopIteration:
+                item = Failed("it ended without a result")
+            except RayTaskError as error:  # our own code failed there, outside of the run
+                item = Failed(f"{type(error.cause).__name__}: {error.cause}")
+            except RayError as error:  # its machine or process was lost
+                item = self.lost(run, str(error).strip().partition("\n")[0])
+            if isinstance(item, dict):
+                unpack(item, self.out / run.name)
+            else:
+                yield stream, item
 
 
 # ---------------------------------------------------------------------------------------------- in a worker
@@ -127,30 +118,29 @@ def work(job: Job, files: FolderContent) -> Iterator[Event | FolderContent]:
     with tempfile.TemporaryDirectory(prefix="vqprompt-") as name:
         folder = Path(name) / "run"
         unpack(files, folder)
-        threading.Thread(target=_work, args=(job, folder, outbox), daemon=True).start()
+        sent = stamp(folder)
+
+        def send(event: Event) -> None:
+            nonlocal sent
+            if (now := stamp(folder)) != sent:  # between two saves, because the run itself calls this
+                sent = now
+                outbox.put(pack(folder))
+            outbox.put(event)
+
+        def do() -> None:
+            try:
+                ending = job.do(send, folder)
+                outbox.put(pack(folder))
+            except BaseException as error:  # for example: the folder cannot be read, or the disk is full
+                ending = Failed(f"{type(error).__name__}: {error}")
+            outbox.put(ending)
+
+        threading.Thread(target=do, daemon=True).start()
         while True:
             item = outbox.get()
             yield item
             if isinstance(item, Finished | Failed):
                 return
-
-
-def _work(job: Job, folder: Path, outbox: queue.Queue[Event | FolderContent]) -> None:
-    sent = checkpoint_stamp(folder)
-
-    def send(event: Event) -> None:
-        nonlocal sent
-        if (now := checkpoint_stamp(folder)) != sent:  # between two saves, because the run itself calls this
-            sent = now
-            outbox.put(pack(folder))
-        outbox.put(event)
-
-    try:
-        ending = job.do(send, folder)
-        outbox.put(pack(folder))
-    except BaseException as error:  # for example: the folder cannot be read, or the disk is full
-        ending = Failed(f"{type(error).__name__}: {error}")
-    outbox.put(ending)
 
 
 # ---------------------------------------------------------------------------------------------- the files of a run
@@ -230,64 +220,3 @@ def check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_ANSWER).close()
     except OSError as error:
         raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {HOW}") from None
-
-
-def alive_nodes(ray: Any) -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def check_machines(ray: Any, requirements: Requirements, cpus: float, gpus: float) -> int:
-    """Ask every machine that could get work whether it has what is needed. Refuse if one has not, or if there
-    is none. Returns how many runs the cluster can do at once."""
-    nodes = alive_nodes(ray)
-    able = [n for n in nodes if n["Resources"].get("CPU", 0) >= cpus and n["Resources"].get("GPU", 0) >= gpus]
-    if not able:
-        resources = "; ".join(
-            f"{n['NodeManagerHostname']}: {n['Resources'].get('CPU', 0):g} CPUs, {n['Resources'].get('GPU', 0):g} GPUs"
-            for n in nodes
-        )
-        raise UserError(f"--on ray: no machine has {cpus:g} CPUs and {gpus:g} GPUs ({resources}); ask for less per run")
-    asked = [_ask(ray, node, requirements) for node in able]
-    for node, answer in zip(able, asked, strict=True):
-        if missing := _what_is_missing(ray, node, requirements, answer):
-            name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-            raise UserError(f"--on ray: the machine {name} cannot be used: {missing}")
-    counts = [n["Resources"].get("CPU", 0) // cpus if cpus else float("inf") for n in able]
-    if gpus:
-        slots = [
-            max(1, int(1 / gpus)) * int(n["Resources"]["GPU"]) if gpus < 1 else n["Resources"]["GPU"] // gpus
-            for n in able
-        ]
-        counts = [min(a, b) for a, b in zip(counts, slots, strict=True)]
-    return max(1, int(min(sum(counts), 1_000_000)))
-
-
-def _ask(ray: Any, node: dict[str, Any], requirements: Requirements) -> Any:
-    """The coming answer of a machine."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-    task = ray.remote(num_cpus=0, max_retries=0)(Requirements.missing)
-    return task.options(scheduling_strategy=there).remote(requirements)
-
-
-def _what_is_missing(ray: Any, node: dict[str, Any], requirements: Requirements, answer: Any) -> str | None:
-    """What a machine answers. None if nothing is missing, or if it has left the cluster meanwhile."""
-    from ray.exceptions import GetTimeoutError, RayError, TaskUnschedulableError
-
-    latest = time.monotonic() + SECONDS_TO_GREET
-    while True:
-        try:
-            missing: str | None = ray.get(answer, timeout=SECONDS_TO_GREET)
-            return missing
-        except GetTimeoutError:
-            return f"it did not answer within {SECONDS_TO_GREET:.0f} seconds"
-        except RayError as error:
-            if node["NodeID"] not in {other["NodeID"] for other in alive_nodes(ray)}:
-                return None
-            if not isinstance(error, TaskUnschedulableError) or time.monotonic() > latest:
-                # most often: it has no vqprompt, or one so old that this module is not in it
-                reason = str(error).strip().rpartition("\n")[2]
-                return f"it cannot run vqprompt {requirements.version} ({reason}); install the same version there"
-        time.sleep(0.2)  # it has just joined, and the cluster does not know it everywhere yet
-        answer = _ask(ray, node, requirements)

@@ -12,14 +12,14 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
-from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Started
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Requirements
 from vqprompt.research.paper.grids import Run
 
 FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
@@ -64,7 +64,11 @@ class SlurmExecutor(Executor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.requirements, self.out = self.requirements_of(todo), self.out.resolve()  # jobs start in another folder
+        self.conditions = {
+            "seconds_between": SECONDS_BETWEEN_MESSAGES, "threads": self.cpus,
+            "requirements": Requirements.of(todo, self.track),
+        }  # fmt: skip
+        self.out = self.out.resolve()  # jobs start in another folder
         self.folder = self.out / FOLDER
         self.executor = self._open(self.folder)
         self.heard: dict[str, bytes] = {}  # by run name: its last event
@@ -84,41 +88,28 @@ class SlurmExecutor(Executor):
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
-        executor.update_parameters(
-            name="vqprompt", timeout_min=60 * HOURS, cpus_per_task=self.cpus,
-            **({"gpus_per_node": self.gpus} if self.gpus else {}),
-            **({"slurm_partition": self.partition} if self.partition else {}),
-        )  # fmt: skip
+        resources = {"cpus_per_task": self.cpus, "gpus_per_node": self.gpus or None, "slurm_partition": self.partition}
+        asked = {name: value for name, value in resources.items() if value is not None}
+        executor.update_parameters(name="vqprompt", timeout_min=60 * HOURS, **asked)
         return executor
 
     def _news(self, run: Run) -> Path:
         return self.folder / "news" / run.name.replace("/", "+")
 
-    def start(self, run: Run) -> Any:
+    def start(self, run: Run, job: Job) -> Any:
         self._news(run).unlink(missing_ok=True)
-        job = Job(
-            run.config, self.out / run.name, self.track, SECONDS_BETWEEN_MESSAGES, threads=self.cpus,
-            requirements=self.requirements,
-        )  # fmt: skip
+        self.heard[run.name] = b""
         return self.executor.submit(SlurmJob(job, self._news(run)))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         time.sleep(SECONDS_BETWEEN_LOOKS)
         for job, run in list(self.jobs.items()):
-            news = b""
-            with suppress(OSError):
-                news = self._news(run).read_bytes()
-            event: Event | None = None
-            if news and news != self.heard.get(run.name):
-                event = pickle.loads(news)  # our own file
-            done = job.done()
-            if run.name not in self.heard and (done or event is not None) and not isinstance(event, Started):
-                yield job, Started()
-            if event is not None:
-                self.heard[run.name] = news
-                yield job, event
+            news, done = self._news(run), job.done()
+            said = news.read_bytes() if news.exists() else b""
+            if said != self.heard[run.name]:
+                self.heard[run.name] = said
+                yield job, pickle.loads(said)  # our own file
             if done:
-                self.heard.pop(run.name, None)
                 yield job, self._end(run, job)
 
     def _end(self, run: Run, job: Any) -> Event:

@@ -103,9 +103,8 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
 
 def search_chart(
     points: Sequence[tuple[float, float]], limits: tuple[float, float], log: bool, key: str, title: str, xlabel: str
-) -> tuple[str, list[Line]]:
-    """Accuracies against values of a setting, one point per trial. The range that was searched is shaded."""
-    trials, best = Line("a trial", (), COLORS[0]), Line("the best", (), COLORS[1], "D")
+) -> str:
+    """Accuracies against values of a setting, the best one in red. The range that was searched is shaded."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(4.3, 2.6, xlabel, "accuracy (%)")
         if log:
@@ -113,10 +112,9 @@ def search_chart(
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the page has no TeX
             axes.xaxis.set_minor_formatter(NullFormatter())
         axes.axvspan(*limits, color=BAND, linewidth=0, zorder=0)
-        for line, shown in ((trials, points), (best, [max(points, key=lambda point: point[1])])):
-            axes.plot(*zip(*shown, strict=True), color=line.color, marker=line.marker, linestyle="", zorder=3)
-        axes.margins(0.08)
-        return _svg(figure, key, title), [trials, best]
+        axes.plot(*zip(*points, strict=True), "o", color=COLORS[0], zorder=3)
+        axes.plot(*max(points, key=lambda point: point[1]), "D", color=COLORS[1], zorder=4)
+        return _svg(figure, key, title)
 
 
 def standalone(svg: str, lines: Sequence[Line]) -> str:
