@@ -1,20 +1,21 @@
-"""Table 6 of the paper: how each method prompts, and how many prompting parameters that takes.
+"""Print Table 6 of the paper: how each method prompts, and how many prompting parameters that takes.
+
+    python tools/prompt_table.py [METHOD …]
 
 No number here is typed in. Each method is built without memory, and its parameters are counted.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from vqprompt.core.backbones.registry import BACKBONES
-from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 from vqprompt.research.methods.base import Method
 from vqprompt.research.paper.table_formats import NONE, TextTable
 
-NAME, PAPER_TABLE = "parameters", "Table 6"
 BACKBONE, TASKS = "vit-b16-in1k", 10
 COUNT = "prompting parameters"
 SHAPE = ("pool", "length", "blocks", "general_length", "general_blocks")  # options that change the prompts' shape
@@ -23,8 +24,6 @@ SHAPE = ("pool", "length", "blocks", "general_length", "general_blocks")  # opti
 def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE, tasks: int = TASKS) -> TextTable:
     """The table for these methods; without any, for all methods that prompt. One row per method with its default
     settings, and one per preset that changes the prompts' shape."""
-    if backbone not in BACKBONES:
-        raise UserError(f"{backbone}: not the name of a backbone; there are {', '.join(BACKBONES)}")
     rows = []
     for method in [find_method(name) for name in methods] or list(METHODS.values()):
         rows.append({"method": method.title, "settings": "default", **_describe(method, {}, backbone, tasks)})
@@ -34,14 +33,13 @@ def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE,
                 rows.append({"method": method.title, "settings": f"preset {name}", **described})
     rows = [row for row in rows if methods or row["strategy"] != NONE]
     notes = [
-        f"Counted for {backbone} and {tasks} tasks. The paper's table ({PAPER_TABLE}) has no counts.",
+        f"Counted for {backbone} and {tasks} tasks. The paper's table has no counts.",
         "Pre-T (prefix tuning): prefixes for keys and values. Pro-T (prompt tuning): tokens in the sequence.",
         "N: prompts or components in a pool. L_p: length of one. Locations: attention blocks, counted from 0.",
     ]
     columns = {key: [f"{row[key]:,}" if key == COUNT else str(row[key]) for row in rows] for key in rows[0]}
     text = ("method", "settings", "strategy", "locations")
-    source = f"as in the paper’s {PAPER_TABLE}"
-    return TextTable(NAME, "Prompt configurations", columns, notes, text, rows, source=source)
+    return TextTable("parameters", "Prompt configurations", columns, notes, text, rows)
 
 
 def _describe(method: type[Method], changed: dict[str, Any], backbone: str, tasks: int) -> dict[str, Any]:
@@ -61,3 +59,7 @@ def _describe(method: type[Method], changed: dict[str, Any], backbone: str, task
 
 def _listed(blocks: Sequence[int]) -> str:
     return f"[{' '.join(map(str, blocks))}]" if blocks else NONE
+
+
+if __name__ == "__main__":
+    print(prompt_configurations(sys.argv[1:]).markdown())

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 JOURNAL, SETTINGS, PAGE = "trials.log", "settings.toml", "search.html"  # in the folder of a search
-EDGE = 0.05  # a value in the first or last twentieth of its range is at the edge
 
 
 def import_optuna() -> Any:
@@ -159,17 +158,14 @@ class Search:
 
     @property
     def warnings(self) -> list[str]:
-        """About best values at the edge of their range."""
-        warnings = []
-        for key, (low, high) in self.ranges.items():
-            scale = math.log if logarithmic(low, high) else float
-            place = (scale(self.settings[key]) - scale(low)) / (scale(high) - scale(low))
-            if not EDGE <= place <= 1 - EDGE:
-                warnings.append(
-                    f"{self.title}: the best {key} is at the edge of its range, so a better one may lie beyond; give "
-                    f"--range {key}=LOW:HIGH and more --trials"
-                )
-        return warnings
+        """About best values at the edge: no trial beyond them was worse."""
+        tried = {key: [trial.params[key] for trial in self.over] for key in self.ranges}
+        return [
+            f"{self.title}: the best {key} is at the edge of what was tried, so a better one may lie beyond; give more "
+            f"--trials, or a wider --range {key}=LOW:HIGH"
+            for key, values in tried.items()
+            if values[0] in (min(values), max(values))
+        ]
 
     def __str__(self) -> str:
         chosen = (

@@ -38,30 +38,18 @@ def in_words(caption: str, lines: Sequence[figures.Line]) -> str:
     return f"{caption}: " + "; ".join(map(line_in_words, lines))
 
 
-class Linked(str):
-    """A cell whose parts link to the pages of runs, where there are such pages."""
-
-    def __new__(cls, folders: Mapping[Any, Path | None]) -> Linked:
-        cell = super().__new__(cls, ", ".join(map(str, folders)) or NONE)
-        cell.folders = folders
-        return cell
-
-    folders: Mapping[Any, Path | None]
-
-    def links(self, page: Path) -> list[tuple[Any, str | None]]:
-        """The parts, and their links relative to the folder of the page."""
-        return [
-            (part, quote(Path(os.path.relpath(run / PAGE_NAME, page)).as_posix()))
-            if run is not None and (run / PAGE_NAME).exists()
-            else (part, None)
-            for part, run in self.folders.items()
-        ]
+def link(run: Path | None, page: Path) -> str | None:
+    """To the page of a run, relative to the folder of another page; None if there is none."""
+    if run is None or not (run / PAGE_NAME).exists():
+        return None
+    return quote(Path(os.path.relpath(run / PAGE_NAME, page)).as_posix())
 
 
 @dataclass(frozen=True)
 class TextTable:
     """The same cells in every format. columns: cells by heading. text: headings of columns that hold no numbers.
-    numbers: rows for CSV by column, not rounded. source: where the paper has it. warning: on top of the page."""
+    numbers: rows for CSV by column, not rounded. runs: per row, the folders of its runs by seed, to which seeds
+    link on the page. source: where the paper has it. warning: on top of the page."""
 
     name: str  # of its files
     title: str
@@ -70,6 +58,7 @@ class TextTable:
     text: Collection[str]
     numbers: Sequence[Mapping[str, Any]]
     charts: Sequence[Chart] = ()
+    runs: Sequence[Mapping[int, Path | None]] = ()
     source: str = ""
     warning: str = ""
 
@@ -102,7 +91,7 @@ class TextTable:
 
     def html(self, folder: Path) -> str:
         """folder: where the page will be written; links to the runs' own pages are relative to it."""
-        return render("table.html", table=self, folder=folder, svg=Markup)
+        return render("table.html", table=self, svg=Markup, link=lambda run: link(run, folder))
 
     def write(self, folder: Path) -> list[Path]:
         """Write NAME.md, .csv, .tex and .html into the folder, and the figures as .svg."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from vqprompt.research.paper.grids import Grid, described
-from vqprompt.research.paper.table_formats import NONE, Chart, Linked, TextTable, in_words
+from vqprompt.research.paper.table_formats import NONE, Chart, TextTable, in_words
 from vqprompt.research.paper.table_rows import ACCURACIES, Row, distinct_name
 from vqprompt.research.report import figures
 
@@ -50,7 +50,7 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
         **{heading: partial(count, key) for key, heading in COUNTS.items() if not grid.ablation},
         **{f"paper {MEASURES[key]}": partial(paper, key) for key in ACCURACIES},
         **{f"Δ {MEASURES[key]}": partial(difference, key) for key in ACCURACIES},
-        "seeds": lambda row: Linked({seed: row.runs[seed].folder for seed in row.seeds}),
+        "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
         "backbone": lambda row: row.backbone + mark(row) if row.runs else NONE,
     }
     columns = {heading: [cell(row) for row in rows] for heading, cell in cells.items()}
@@ -66,6 +66,7 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
         {"method", *axes, "seeds", "backbone"},
         [numbers(grid, row) for row in rows],
         make_charts(grid, rows) if figure else (),
+        [{seed: row.runs[seed].folder for seed in row.seeds} for row in rows],
         f"beside the paper’s {grid.table}" if grid.table else "",
         warning if any(row.other_backbone for row in rows) else "",
     )
