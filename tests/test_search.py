@@ -133,7 +133,8 @@ def test_a_trial_that_fails_counts_but_a_round_in_which_all_fail_is_tried_again(
     ("options", "word"),
     [(["--range", "lr=1"], "as in lr=1e-4:0.1"), (["--range", "lr=1:0.1"], "as in lr=1e-4:0.1"),
      (["--range", "taw=1:2"], "no setting is called 'taw'"), (["--range", "epochs=-1:3"], "epochs"),
-     (["--set", "seed=3"], "seed cannot be set"), (["--on", "mars"], "--on mars")],
+     (["--set", "seed=3"], "seed cannot be set"), (["--set", "validation=0"], "--validation 0.2"),
+     (["--on", "mars"], "--on mars")],
 )  # fmt: skip
 def test_what_cannot_be_searched_is_refused_before_any_work(search, tmp_path, options, word):
     status, _, err, _ = search(*options, runs=lambda *given: pytest.fail("runs began"))

@@ -119,11 +119,11 @@ def chosen_methods(text: str) -> list[str]:
     return list(METHODS) if text == "all" else list(dict.fromkeys(text.split(",")))
 
 
-def report_failures(failed: dict[str, str], runs: int) -> None:
+def report_failures(failed: dict[str, str], runs: int, next_time: str = "the same command tries them again") -> None:
     """End with status 1 if runs failed, and say which."""
     if failed:
         stderr = SafeConsole(stderr=True)
-        stderr.print(f"\n[red]{len(failed)} of {runs} runs failed[/red]; the same command tries them again:")
+        stderr.print(f"\n[red]{len(failed)} of {runs} runs failed[/red]; {next_time}:")
         for name, reason in failed.items():
             stderr.print(f"  {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
@@ -140,7 +140,7 @@ def read_changes(
     by_method = read_settings(file) if file else {}
     refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
-        raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
+        raise UserError(f"{refused.pop()} cannot be set for single runs; the command has its own option for it")
     return changes, by_method
 
 
@@ -225,34 +225,25 @@ def print_table(
     [bold]vqprompt bench table imagenet-r-10 cifar100 cub200 --out bench --figure[/bold]
     """
     from vqprompt.research.paper.grids import find_grid
-    from vqprompt.research.paper.summary import summarize
     from vqprompt.research.paper.table_rows import find_rows, save_runs
-    from vqprompt.research.paper.tables import make_table
+    from vqprompt.research.paper.tables import make_table, summarize
 
     grids = [find_grid(name, small) for name in names]
-    for source in results or []:
+    sources = results or ([] if out is None else [out] * len(grids))
+    if len(sources) != len(grids):
+        raise UserError("give --out, the folder that `bench run` wrote to; or --results for each table, in their order")
+    if save is not None and len(grids) > 1:
+        raise UserError("--save keeps the runs of one table; give it with one name")
+    for source in sources:
         if not source.exists():
-            raise UserError(
-                f"--results {source}: no such file or folder; give a folder of runs, or a file that --save wrote"
-            )
-    if results and len(results) != len(grids):
-        raise UserError(
-            f"--results was given {len(results)} times for {len(grids)} tables; give it once for each, in order"
-        )
-    if not results:
-        if out is None:
-            raise UserError("give --out, the folder that `bench run` wrote, or --results, a file or folder of results")
-        if not out.is_dir():
-            raise UserError(f"{out}: no such folder; `vqprompt bench run {names[0]} --out {out}` makes it")
-    sources = results or [out or Path()] * len(grids)
+            which = "--results" if results else "--out"
+            raise UserError(f"{which} {source}: no such file or folder; give what `bench run` or --save wrote")
     rows = [find_rows(grid, source, not results) for grid, source in zip(grids, sources, strict=True)]
-    if len(grids) > 1:
-        table = summarize(list(zip(grids, rows, strict=True)), figure)
-    else:
-        table = make_table(grids[0], rows[0], figure)
+    several = len(grids) > 1
+    table = summarize(dict(zip(names, rows, strict=True)), figure) if several else make_table(grids[0], rows[0], figure)
     print(table.markdown())
     if save is not None:
-        save_runs([row for of_grid in rows for row in of_grid], save)
+        save_runs(rows[0], save)
         print_plain(f"wrote {save}")
     for path in table.write(out) if out is not None else ():
         print_plain(f"wrote {path}")

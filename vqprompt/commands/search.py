@@ -16,10 +16,10 @@ from vqprompt.core.files import lock_folder
 
 def search(
     methods: str = argument("The method; or several, such as vq-prompt,coda-p; or `all`.", metavar="METHOD"),
-    out: Path = option("Folder for the trials. Each is a run in OUT/METHOD/trialN.", ...),
+    out: Path = option("Folder for the trials. Each is a run in OUT/METHOD/seedN/trialN.", ...),
     data: str = option("A data set of `vqprompt datasets`, NAME or NAME=PATH, or your own images.", ...),
     trials: int = option("Trials per method. To search on, give the same command with more.", 20, min=1),
-    validation: float = option("The share of the training images to hold out and test on.", 0.2, min=0.01, max=0.99),
+    validation: float | None = option("The share of the training images to hold out and test on. Default: 0.2."),
     tasks: str | None = option("Number of tasks, or number of classes per task: 10, or 20,10,10."),
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),
     seed: int = option("Fixes the trials, the order of the classes and everything random.", 1, min=0),
@@ -51,10 +51,9 @@ def search(
     from vqprompt.research.paper.search import PAGE, SETTINGS, Search, write_findings
 
     executor = find_executor(on, workers, cpus, gpus)
-    given: dict[str, Any] = bench.read_changes(assignments or [], data, backbone, None)[0]
-    given |= {"seed": seed, "validation": validation}
-    if tasks is not None:
-        given["tasks"] = parse_tasks(tasks)
+    direct = {"tasks": parse_tasks(tasks), "validation": validation, "seed": seed}
+    given: dict[str, Any] = {"validation": 0.2, **bench.read_changes(assignments or [], data, backbone, None)[0]}
+    given |= {key: value for key, value in direct.items() if value is not None}
     limits = dict(map(parse_range, ranges or []))
     searches = [Search(out, name, given, limits, trials, round) for name in bench.chosen_methods(methods)]
     bench.refuse_early([Run(search.method, search.config) for search in searches], out, track or ())
@@ -72,7 +71,9 @@ def search(
             print_warning(warning)
     print_plain(f"\nwrote {out / SETTINGS}, for `vqprompt bench run --settings`")
     print_plain(f"Look at {out / PAGE}", style="bold")
-    bench.report_failures(failed, total)
+    bench.report_failures(
+        failed, total, "a trial that fails counts, and if all of a round fail, the same command tries them again"
+    )
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, float]]:

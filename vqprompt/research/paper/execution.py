@@ -230,31 +230,20 @@ def find_executor(
         from vqprompt.research.paper.pool import LocalExecutor
 
         return LocalExecutor(workers)
+    from vqprompt.research.paper.clusters import RayExecutor, SlurmExecutor
+
     if gpus is not None and not 0 <= gpus <= 1:
         raise UserError(
             f"--gpus {gpus:g}: a run uses one GPU at most; give 1, 0, or a fraction to let several share one"
         )
-    if kind == "ray":
-        from vqprompt.research.paper.ray_executor import RayExecutor
-
-        return RayExecutor(address or None, cpus, gpus, workers)
-    from vqprompt.research.paper.slurm_executor import SlurmExecutor
-
-    return SlurmExecutor(address or None, cpus, gpus, workers)
+    if kind == "slurm" and gpus not in (None, 0, 1):
+        raise UserError(f"--gpus {gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
+    return (RayExecutor if kind == "ray" else SlurmExecutor)(address or None, cpus, gpus, workers)
 
 
 # ---------------------------------------------------------------------------------------------- other machines
 # What one must have before it gets work: this version of the package, these weights, these images. Nobody would notice
 # that numbers come from other code or other weights, so every job looks at its machine first.
-
-
-@lru_cache(maxsize=1)
-def source_digest() -> str:
-    """12 hex digits of the package's source files."""
-    folder, digest = Path(vqprompt.__file__).parent, hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
-        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 @lru_cache(maxsize=16)
@@ -263,11 +252,15 @@ def weights_digest(backbone: str, folder: str) -> str:
     return read_weights(backbone).fingerprint
 
 
+@lru_cache(maxsize=16)
 def installed(package: str) -> str:
     """The version of a package; of ours also a digest of its source files, because two copies may differ."""
-    if package == "vqprompt":
-        return f"{__version__} (source files {source_digest()})"
-    return next((each.version for each in distributions(name=package)), "in no version")
+    if package != "vqprompt":
+        return next((each.version for each in distributions(name=package)), "in no version")
+    folder, digest = Path(vqprompt.__file__).parent, hashlib.sha256()
+    for file in sorted(file for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
+    return f"{__version__} (source files {digest.hexdigest()[:12]})"
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ class Search:
         self.optuna, self.out, self.method, self.title = import_optuna(), out, method, find_method(method).title
         self.given, self.trials, self.at_once = given, trials, at_once
         self.config = self.config_of({})  # as without a search
+        if not self.config.validation:
+            raise UserError("a search needs images to test on; hold some out, as with --validation 0.2")
         self.ranges = {**find_method(method).search_space, **ranges}
         if not self.ranges:
             raise UserError(f"{method} declares no range to search; give one, as in --range lr=1e-4:0.1")
@@ -191,8 +193,8 @@ def write_findings(searches: Sequence[Search], out: Path) -> list[Search]:
         lines += ["", f"[{json.dumps(search.method)}]", *values]
     if found:
         write_atomically(out / SETTINGS, "\n".join([*lines, ""]))
-        given = {**found[0].given, "data": data_name(found[0].config.data)}
-        write_atomically(out / PAGE, render("search.html", found=found, given=given))
+        data = data_name(found[0].config.data)
+        write_atomically(out / PAGE, render("search.html", found=found, data=data, config=found[0].config))
     return found
 
 

@@ -1,11 +1,14 @@
-"""The table and the figures of a grid, from its rows."""
+"""The table and the figures of a grid, from its rows; and a summary of several tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
 
 from vqprompt.research.paper.grids import Grid, described
 from vqprompt.research.paper.table_formats import NONE, Chart, TextTable, in_words
@@ -13,11 +16,8 @@ from vqprompt.research.paper.table_rows import ACCURACIES, Row, distinct_name
 from vqprompt.research.report import figures
 
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
-MEASURES = {
-    "faa": "FAA",
-    "caa": "CAA",
-    "forgetting": "forgetting",
-}  # of a result, and headings; shown with their spread
+# fields of a result and their headings: numbers that are shown with their spread over the seeds, and counts
+MEASURES = {"faa": "FAA", "caa": "CAA", "forgetting": "forgetting"}
 COUNTS = {"trainable": "trainable", "images_per_second": "images/s"}
 
 
@@ -61,7 +61,7 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
     return TextTable(
         grid.name,
         grid.title,
-        {heading: column for heading, column in columns.items() if heading in KEPT or set(column) != {NONE}},
+        {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}},
         notes(grid, rows),
         {"method", *axes, "seeds", "backbone"},
         [numbers(grid, row) for row in rows],
@@ -70,9 +70,6 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
         f"beside the paper’s {grid.table}" if grid.table else "",
         warning if any(row.other_backbone for row in rows) else "",
     )
-
-
-KEPT = ("FAA", "seeds")  # columns that a table has in any case
 
 
 def mark(row: Row) -> str:
@@ -138,6 +135,58 @@ def notes(grid: Grid, rows: Sequence[Row]) -> list[str]:
     )
     marks = {f"{PAPER_NOTE} {row.title}: {row.quoted.mark}": None for row in rows if row.quoted and row.quoted.mark}
     return [*notes, *marks]
+
+
+# ---------------------------------------------------------------------------------------------- several tables
+
+
+def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> TextTable:
+    """One column per table, and per variant of a table. Only methods that have a number in every column get a mean and
+    a rank: over fewer tables, neither could be compared."""
+    results: dict[str, dict[str, Row]] = {}  # by column and method
+    for table, rows in tables.items():
+        for row in (row for row in rows if row.runs):
+            alike = [other for other in rows if other.variant == row.variant]
+            column = results.setdefault(", ".join([table, *described(row.variant)]), {})
+            column[distinct_name(replace(row, variant={}), alike)] = row
+    faa = {column: {m: float(row.ours("faa")[0] or 0) for m, row in of.items()} for column, of in results.items()}
+    methods = list(dict.fromkeys(method for of in results.values() for method in of))
+    complete = [method for method in methods if all(method in of for of in results.values())]
+    accuracy = np.array([[of[method] for of in faa.values()] for method in complete]).reshape(-1, len(faa))
+    means = dict(zip(complete, accuracy.mean(axis=1), strict=True))
+    ranks = dict(zip(complete, rankdata(-accuracy, axis=0).mean(axis=1), strict=True))
+    order = sorted(methods, key=lambda m: (ranks.get(m, np.inf), -means.get(m, 0)))
+
+    def cell(row: Row | None) -> str:
+        changed = row is not None and row.changed.keys() - {"backbone"}
+        return NONE if row is None else ours("faa", row) + (OTHER_SETTINGS if changed else "")
+
+    def shown(numbers: Mapping[str, float]) -> list[str]:
+        return [f"{numbers[method]:.2f}" if method in numbers else NONE for method in order]
+
+    columns = {"method": order, **{name: [cell(of.get(method)) for method in order] for name, of in results.items()}}
+    columns |= {"mean": shown(means), "mean rank": shown(ranks)}
+    notes = [
+        "Final average accuracy, mean ± standard deviation over the seeds. Mean: over the columns. Mean rank: 1 is the "
+        f"best of the {len(complete)} methods that have a number in every column; equal numbers share their ranks."
+    ]
+    if any(row.changed or row.other_backbone for of in results.values() for row in of.values()):
+        notes.append(
+            f"{OTHER_BACKBONE} another backbone than the paper's, {OTHER_SETTINGS} other settings than the table's: the "
+            "table itself says which."
+        )
+    numbers = [
+        {"method": m, **{name: of.get(m) for name, of in faa.items()}, "mean": means.get(m), "mean_rank": ranks.get(m)}
+        for m in order
+    ]
+    title = f"Summary of {', '.join(tables)}"
+    charts = []
+    if figure:
+        lines = [figures.distinct_line(n, m, [of.get(m) for of in faa.values()]) for n, m in enumerate(order)]
+        lines = [replace(line, style=":") for line in lines]  # tables have no order: the lines only guide the eye
+        svg = figures.sweep_chart(lines, list(faa), "summary", in_words(title, lines), "table", "FAA (%)")
+        charts.append(Chart("summary", "Final average accuracy by table, the methods by their mean rank", svg, lines))
+    return TextTable("summary", title, columns, notes, {"method"}, numbers, charts)
 
 
 # ---------------------------------------------------------------------------------------------- figures

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,21 +27,14 @@ class Point(NamedTuple):
     value: float
 
 
-class Tracker(ABC):
+class Tracker:
     """Created before any work, so that it can refuse what cannot work; `begin` is called when the run begins."""
 
     last_step: Mapping[str, int] = {}  # by name, the last step that the tracker already has
 
-    @abstractmethod
     def begin(self, config: dict[str, str]) -> None: ...
-
-    @abstractmethod
     def log(self, points: Sequence[Point]) -> None: ...
-
-    @abstractmethod
     def finish(self, numbers: dict[str, float]) -> None: ...
-
-    @abstractmethod
     def close(self, status: str) -> None: ...
 
 
@@ -117,10 +109,10 @@ class TensorBoard(Tracker):
             self.last_step = {name: there.Scalars(name)[-1].step for name in there.Tags()["scalars"]}
             self.texts = {name.removesuffix("/text_summary") for name in there.Tags()["tensors"]}
         self.writer = SummaryWriter(str(folder))
-        values: dict[str, Any] = {key: value for key, value in config.items()}
-        for key in config:
+        values: dict[str, Any] = dict(config)
+        for key, text in config.items():
             with suppress(ValueError):
-                values[key] = float(config[key])
+                values[key] = float(text)
         *beginning, self.end = hparams(values, dict.fromkeys(("faa", "caa", "forgetting"), 0))
         self._text("config", config, *beginning)
 

@@ -1,20 +1,25 @@
-"""The runs of a grid on a Ray cluster.
+"""The runs of a grid on other machines: a Ray cluster, or SLURM jobs that are submitted through submitit.
 
-A run is a Ray task that yields events: progress, and its files after every checkpoint. The files arrive here as bytes
-and are kept in the table's folder, so no shared disk is needed. A run that loses its machine is started again on
-another one, with the files of its last checkpoint.
+A run on Ray is a task that yields events: progress, and its files after every checkpoint. The files arrive here as
+bytes and are kept in the table's folder, so no shared disk is needed. SLURM's machines share a disk, so a run works in
+its own folder there, and reports its progress in a small file. A run that loses its machine is started again on
+another one, with the files of its last checkpoint; so is a job that SLURM stops (preemption, time limit).
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import queue
+import shutil
 import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -24,7 +29,7 @@ from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Fa
 from vqprompt.research.paper.execution import checkpoint_stamp as stamp
 from vqprompt.research.paper.grids import Run
 
-SECONDS_BETWEEN_MESSAGES = 0.5
+SECONDS_BETWEEN_MESSAGES = 1.0
 SECONDS_TO_ANSWER = 5.0
 HOW = (
     "start one with `ray start --head`, and run this command on a machine of the cluster, with the address that Ray "
@@ -33,27 +38,40 @@ HOW = (
 LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
 FolderContent = dict[str, bytes]
 
+SLURM_FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
+SLURM_HOURS = 24  # SBATCH_TIMELIMIT sets another limit
+SECONDS_BETWEEN_LOOKS = 1.0
+REQUEUES = 100  # after a time limit; each time the run gets further
 
-class RayExecutor(Executor):
-    """address: HOST:PORT of the head; None: the cluster that this machine is part of. cpus, gpus: per run; fractions of
-    a GPU are allowed. at_once: the most runs at a time; without it, all are sent, and wait in the cluster's queue. A
-    run's folder is locked here while another machine does it."""
+
+class ClusterExecutor(Executor):
+    """address: of the cluster, or a part of it; None for the usual one. cpus, gpus: per run. at_once: the most runs at
+    a time; without it, all are sent, and wait in the cluster's queue."""
 
     def __init__(
         self, address: str | None = None, cpus: int | None = None, gpus: float | None = None, at_once: int | None = None
     ) -> None:
         self.address, self.cpus, self.gpus, self.at_once = address, cpus, gpus, at_once or sys.maxsize
 
+    def set_conditions(self, todo: Sequence[Run]) -> None:
+        needed = Requirements.of(todo, self.track)
+        self.conditions = {"seconds_between": SECONDS_BETWEEN_MESSAGES, "threads": self.cpus, "requirements": needed}
+
+
+# ---------------------------------------------------------------------------------------------- Ray
+
+
+class RayExecutor(ClusterExecutor):
+    """address: HOST:PORT of the head; None: the cluster that this machine is part of. Fractions of a GPU are allowed. A
+    run's folder is locked here while another machine does it."""
+
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        requirements = Requirements.of(todo, self.track)
+        self.set_conditions(todo)
         with connected(self.address) as self.ray, ExitStack() as self.locks:
             self.locked: set[str] = set()  # names of runs
             cpus, gpus = self._resources()
-            self.conditions = {
-                "seconds_between": SECONDS_BETWEEN_MESSAGES, "at_once": int(1 / gpus) if gpus else 1,
-                "threads": cpus, "requirements": requirements,
-            }  # fmt: skip
+            self.conditions |= {"threads": cpus, "at_once": int(1 / gpus) if gpus else 1}
             # no retries by Ray, which would start a lost run from the beginning; we start it again with its files
             settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
             self.task = self.ray.remote(**settings)(work)
@@ -220,3 +238,98 @@ def check_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_ANSWER).close()
     except OSError as error:
         raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {HOW}") from None
+
+
+# ---------------------------------------------------------------------------------------------- SLURM
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """Does a run when it is called, on another machine. news: the file with its last event."""
+
+    job: Job
+    news: Path
+
+    def __call__(self) -> Finished | Failed:
+        return self.job.do(self.report)
+
+    def report(self, event: Event) -> None:
+        write_atomically(self.news, pickle.dumps(event))
+
+    def checkpoint(self) -> Any:
+        """submitit calls this when SLURM is about to stop the job: the same again, from the last checkpoint."""
+        import submitit
+
+        return submitit.helpers.DelayedSubmission(self)
+
+
+class SlurmExecutor(ClusterExecutor):
+    """address: a partition; None for SLURM's default. cluster: "slurm"; or "local", with which submitit starts
+    processes on this machine instead, for tests."""
+
+    cluster = "slurm"
+
+    @contextmanager
+    def opened(self, todo: Sequence[Run]) -> Iterator[None]:
+        self.cpus = self.cpus or CORES_PER_RUN
+        self.set_conditions(todo)
+        self.out = self.out.resolve()  # jobs start in another folder
+        self.folder = self.out / SLURM_FOLDER
+        self.executor = self._open(self.folder)
+        self.heard: dict[str, bytes] = {}  # by run name: its last event
+        try:
+            yield
+        finally:
+            for job in self.jobs:
+                job.cancel()
+            shutil.rmtree(self.folder / "news", ignore_errors=True)
+
+    def _open(self, folder: Path) -> Any:
+        """submitit's executor, with the resources that every job asks for."""
+        try:
+            import submitit
+        except ImportError:
+            raise UserError("--on slurm needs submitit: pip install 'vqprompt[slurm]'") from None
+        if self.cluster == "slurm" and shutil.which("sbatch") is None:
+            raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
+        executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
+        gpus = int(self.gpus or 0) or None
+        resources = {
+            "cpus_per_task": self.cpus or CORES_PER_RUN,
+            "gpus_per_node": gpus,
+            "slurm_partition": self.address,
+        }
+        asked = {name: value for name, value in resources.items() if value is not None}
+        executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, **asked)
+        return executor
+
+    def _news(self, run: Run) -> Path:
+        return self.folder / "news" / run.name.replace("/", "+")
+
+    def start(self, run: Run, job: Job) -> Any:
+        self._news(run).unlink(missing_ok=True)
+        self.heard[run.name] = b""
+        return self.executor.submit(SlurmJob(job, self._news(run)))
+
+    def events(self) -> Iterator[tuple[Any, Event]]:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        for job, run in list(self.jobs.items()):
+            news, done = self._news(run), job.done()
+            said = news.read_bytes() if news.exists() else b""
+            if said != self.heard[run.name]:
+                self.heard[run.name] = said
+                yield job, pickle.loads(said)  # our own file
+            if done:
+                yield job, self._end(run, job)
+
+    def _end(self, run: Run, job: Any) -> Event:
+        """The last event of a job that has ended."""
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        try:
+            event: Event = job.result()
+        except UncompletedJobError as error:  # killed, or its machine was lost: there is no result
+            return self.lost(run, str(error).strip().partition("\n")[0])
+        except FailedJobError as error:
+            return Failed(str(error).strip().rpartition("\n")[2])
+        return event
