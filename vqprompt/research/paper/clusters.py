@@ -25,8 +25,9 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder, write_atomically
-from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Requirements
-from vqprompt.research.paper.execution import checkpoint_stamp as stamp
+from vqprompt.research.paper.execution import (
+    CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Refused, Requirements, checkpoint_stamp,
+)  # fmt: skip
 from vqprompt.research.paper.grids import Run
 
 SECONDS_BETWEEN_MESSAGES = 1.0
@@ -116,8 +117,9 @@ class RayExecutor(ClusterExecutor):
                 item = self.ray.get(next(stream))
             except StopIteration:
                 item = Failed("it ended without a result")
-            except RayTaskError as error:  # our own code failed there, outside of the run
-                item = Failed(f"{type(error.cause).__name__}: {error.cause}")
+            except RayTaskError as error:  # before the run began, most often because vqprompt cannot be imported there
+                fault = f"{type(error.cause).__name__}: {error.cause}"
+                item = Refused(f"the machine of {run.name} cannot be used ({fault}); install the same vqprompt there")
             except RayError as error:  # its machine or process was lost
                 item = self.lost(run, str(error).strip().partition("\n")[0])
             if isinstance(item, dict):
@@ -136,11 +138,11 @@ def work(job: Job, files: FolderContent) -> Iterator[Event | FolderContent]:
     with tempfile.TemporaryDirectory(prefix="vqprompt-") as name:
         folder = Path(name) / "run"
         unpack(files, folder)
-        sent = stamp(folder)
+        sent = checkpoint_stamp(folder)
 
         def send(event: Event) -> None:
             nonlocal sent
-            if (now := stamp(folder)) != sent:  # between two saves, because the run itself calls this
+            if (now := checkpoint_stamp(folder)) != sent:  # between two saves, because the run itself calls this
                 sent = now
                 outbox.put(pack(folder))
             outbox.put(event)

@@ -172,8 +172,8 @@ def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> Text
     ]
     if any(row.changed or row.other_backbone for of in results.values() for row in of.values()):
         notes.append(
-            f"{OTHER_BACKBONE} another backbone than the paper's, {OTHER_SETTINGS} other settings than the table's: the "
-            "table itself says which."
+            f"{OTHER_BACKBONE} another backbone than the paper's, {OTHER_SETTINGS} other settings than the table's: "
+            "the table itself says which."
         )
     numbers = [
         {"method": m, **{name: of.get(m) for name, of in faa.items()}, "mean": means.get(m), "mean_rank": ranks.get(m)}
