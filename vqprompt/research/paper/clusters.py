@@ -25,9 +25,8 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder, write_atomically
-from vqprompt.research.paper.execution import (
-    CORES_PER_RUN, Event, Executor, Failed, Finished, Job, Refused, Requirements, checkpoint_stamp,
-)  # fmt: skip
+from vqprompt.research.paper import execution
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Failed, Finished, Job, Refused, Requirements
 from vqprompt.research.paper.grids import Run
 
 SECONDS_BETWEEN_MESSAGES = 1.0
@@ -45,7 +44,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 REQUEUES = 100  # after a time limit; each time the run gets further
 
 
-class ClusterExecutor(Executor):
+class ClusterExecutor(execution.Executor):
     """address: of the cluster, or a part of it; None for the usual one. cpus, gpus: per run. at_once: the most runs at
     a time; without it, all are sent, and wait in the cluster's queue."""
 
@@ -86,15 +85,13 @@ class RayExecutor(ClusterExecutor):
         """CPUs and GPUs per run: as asked for, else one GPU if there are any, and at most eight cores. Refuses what no
         machine has."""
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        has = {n["NodeID"]: (n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in nodes}
-        gpus = min(1.0, max(g for _, g in has.values())) if self.gpus is None else self.gpus
-        most = max((c for c, g in has.values() if g >= gpus), default=0.0)
+        has = [(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)) for node in nodes]
+        gpus = min(1.0, max(g for _, g in has)) if self.gpus is None else self.gpus
+        most = max((c for c, g in has if g >= gpus), default=0.0)
         cpus = self.cpus or max(1, min(CORES_PER_RUN, int(most)))
         if most < cpus:
-            machines = (
-                f"{n['NodeManagerHostname']}: {c:g} CPUs, {g:g} GPUs"
-                for n, (c, g) in zip(nodes, has.values(), strict=True)
-            )
+            names = (node["NodeManagerHostname"] for node in nodes)
+            machines = [f"{name}: {c:g} CPUs, {g:g} GPUs" for name, (c, g) in zip(names, has, strict=True)]
             raise UserError(
                 f"--on ray: no machine has {cpus} CPUs and {gpus:g} GPUs ({'; '.join(machines)}); ask for less per run"
             )
@@ -111,7 +108,7 @@ class RayExecutor(ClusterExecutor):
         """Files that arrive are written to the run's folder."""
         from ray.exceptions import RayError, RayTaskError
 
-        for stream in self.ray.wait(list(self.jobs), num_returns=1)[0]:
+        for stream in self.ray.wait(list(self.jobs), num_returns=1)[0] if self.jobs else ():
             run, item = self.jobs[stream], None
             try:
                 item = self.ray.get(next(stream))
@@ -138,11 +135,13 @@ def work(job: Job, files: FolderContent) -> Iterator[Event | FolderContent]:
     with tempfile.TemporaryDirectory(prefix="vqprompt-") as name:
         folder = Path(name) / "run"
         unpack(files, folder)
-        sent = checkpoint_stamp(folder)
+        sent = execution.checkpoint_stamp(folder)
 
         def send(event: Event) -> None:
             nonlocal sent
-            if (now := checkpoint_stamp(folder)) != sent:  # between two saves, because the run itself calls this
+            if (
+                now := execution.checkpoint_stamp(folder)
+            ) != sent:  # between two saves, because the run itself calls this
                 sent = now
                 outbox.put(pack(folder))
             outbox.put(event)
