@@ -159,11 +159,10 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 
 def run_with_bars(
-    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str], more: More | None = None, total: int = 0
+    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str], more: More = lambda _: [], total: int = 0
 ) -> dict[str, str]:
-    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text.
-
-    more: as in `Executor.run`. total: how many runs there are with those to come."""
+    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text. The arguments are
+    those of `Executor.run`."""
     from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 
     total = total or len(todo)
@@ -199,7 +198,7 @@ def run_with_bars(
             shares[run.name] = 1.0
             console.print(line, highlight=False, soft_wrap=True)
 
-        return executor.run(todo, out, listen, track, more or (lambda failed: []))
+        return executor.run(todo, out, listen, track, more, total)
 
 
 @app.command("table")

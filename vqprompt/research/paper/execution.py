@@ -137,14 +137,15 @@ class Executor(ABC):
     conditions: dict[str, Any]  # further fields of every job
 
     def run(
-        self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = (), more: More = lambda _: []
-    ) -> dict[str, str]:
+        self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = (), more: More = lambda _: [],
+        total: int = 0,
+    ) -> dict[str, str]:  # fmt: skip
         """Do the runs, each in `out`/its name, and send events to the listener. Returns the reasons of failures by run
         name; a failure does not stop the other runs. What would fail in every run is refused before the first one.
 
         more: asked when all runs are over, with the failures so far: the next runs, which need the same as the first;
-        none to end."""
-        self.out, self.listener, self.track = out, listener, tuple(track)
+        none to end. total: how many runs there are with those to come."""
+        self.out, self.listener, self.track, self.total = out, listener, tuple(track), max(total, len(todo))
         self.failed: dict[str, str] = {}  # reasons by run name
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
         self.jobs: dict[Any, Run] = {}

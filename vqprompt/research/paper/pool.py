@@ -97,7 +97,7 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.at_once = min(self.most, len(todo))
+        self.at_once = min(self.most, self.total)
         self.conditions = {
             "seconds_between": SECONDS_BETWEEN_MESSAGES, "at_once": self.at_once,
             "shared_queries": self.out / SHARED_FOLDER,

@@ -108,9 +108,6 @@ class Search:
     def _in_state(self, *names: str) -> list[FrozenTrial]:
         return [trial for trial in self.study.trials if trial.state.name in names]
 
-    def _run(self, trial: FrozenTrial) -> Run:
-        return Run(self.folder(trial), self.config_of(rounded(trial.params)))
-
     def folder(self, trial: FrozenTrial) -> str:
         return f"{self.method}/seed{self.config.seed}/trial{trial.number:03}"
 
@@ -121,7 +118,8 @@ class Search:
         time, because the fault is probably not in their settings.
         """
         while True:
-            runs = {trial.number: self._run(trial) for trial in self._in_state("RUNNING")}
+            trials = self._in_state("RUNNING")
+            runs = {t.number: Run(self.folder(t), self.config_of(rounded(t.params))) for t in trials}
             unfinished = left_to_do(list(runs.values()), self.out)
             todo = [run for run in unfinished if run.name not in failed]
             if todo or (unfinished and len(unfinished) == len(runs)):
