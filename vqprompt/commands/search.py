@@ -15,7 +15,9 @@ from vqprompt.core.files import lock_folder
 
 
 def search(
-    methods: str = argument("The method; or several, such as vq-prompt,coda-p; or `all`.", metavar="METHOD"),
+    methods: str = argument(
+        "The method; or several, such as vq-prompt,coda-p; or `all` that declare ranges.", metavar="METHOD"
+    ),
     out: Path = option("Folder for the trials. Each is a run in OUT/METHOD/seedN/trialN.", ...),
     data: str = option("A data set of `vqprompt datasets`, NAME or NAME=PATH, or your own images.", ...),
     trials: int = option("Trials per method. To search on, give the same command with more.", 20, min=1),
@@ -46,6 +48,7 @@ def search(
 
     To continue an interrupted search, give the same command again. The same seed gives the same trials.
     """
+    from vqprompt.research.methods import METHODS
     from vqprompt.research.paper.execution import find_executor
     from vqprompt.research.paper.grids import Run
     from vqprompt.research.paper.search import PAGE, SETTINGS, Search, write_findings
@@ -55,7 +58,8 @@ def search(
     given: dict[str, Any] = {"validation": 0.2, **bench.read_changes(assignments or [], data, backbone, None)[0]}
     given |= {key: value for key, value in direct.items() if value is not None}
     limits = dict(map(parse_range, ranges or []))
-    searches = [Search(out, name, given, limits, trials, round) for name in bench.chosen_methods(methods)]
+    names = [m for m in bench.chosen_methods(methods) if methods != "all" or limits or METHODS[m].search_space]
+    searches = [Search(out, name, given, limits, trials, round) for name in names]
     bench.refuse_early([Run(search.method, search.config) for search in searches], out, track or ())
 
     def next_round(failed: Collection[str] = ()) -> list[Run]:
