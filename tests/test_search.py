@@ -147,6 +147,14 @@ def test_trials_with_other_settings_are_not_mixed(search):
     assert status == 2 and "holds trials of linear with other settings (epochs=20 then, 3 now)" in err
 
 
+def test_a_damaged_journal_is_named(search, tmp_path):
+    assert search("--trials", "1")[0] == 0
+    journal = tmp_path / "out" / "trials.log"
+    journal.write_text("{}\n" + journal.read_text()[5:])
+    status, _, err, _ = search("--trials", "2", runs=lambda *given: pytest.fail("runs began"))
+    assert status == 2 and f"{journal}: damaged" in err
+
+
 def test_trials_are_ordinary_runs(command, tmp_path):
     """For real, with a very small backbone."""
     save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")

@@ -85,10 +85,14 @@ class Search:
     def study(self) -> Study:
         """What Optuna knows. Trials that were made with other settings are refused."""
         backend = self.optuna.storages.journal.JournalFileBackend(str(self.out / JOURNAL))
-        study: Study = self.optuna.create_study(
-            study_name=f"{self.method}, seed {self.config.seed}", storage=self.optuna.storages.JournalStorage(backend),
-            direction="maximize", load_if_exists=True,
-        )  # fmt: skip
+        name = f"{self.method}, seed {self.config.seed}"
+        try:
+            storage = self.optuna.storages.JournalStorage(backend)
+            study: Study = self.optuna.create_study(
+                study_name=name, storage=storage, direction="maximize", load_if_exists=True
+            )
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{self.out / JOURNAL}: damaged ({error}); restore it, or give another folder") from None
         config = self.config.model_dump(mode="json")
         if "settings" not in study.user_attrs:
             own = {key: setting_of(config, key) for key in self.ranges}
