@@ -96,7 +96,10 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
                 axes.errorbar(
                     at, values, _numbers(line.spread), fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2
                 )
-        axes.set_xticks(range(len(ticks)), list(ticks))
+        slanted: dict[str, Any] = (
+            {"rotation": 30, "ha": "right"} if sum(map(len, ticks)) > 45 else {}
+        )  # else they touch
+        axes.set_xticks(range(len(ticks)), list(ticks), **slanted)
         axes.margins(y=0.12)
         return _svg(figure, key, title)
 
