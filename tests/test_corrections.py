@@ -26,7 +26,7 @@ WIDTH, CLASSES = 12, ("ant", "bee", "cat", "dog")
 class Colors:
     """Features of images that are one color each: random, but the same for the same color. Reds are near each other."""
 
-    fingerprint, size, width = "0" * 16, 28, WIDTH
+    fingerprint, size, width, precision = "0" * 16, 28, WIDTH, "fp32"
 
     def of(self, pictures):
         for picture in pictures:

@@ -13,18 +13,29 @@ import math
 import pickle
 import warnings
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import deserialize, safe_open
+from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.backbones.config import ViTConfig, check_size
-from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, name_keys, to_timm_names
-from vqprompt.core.backbones.registry import BACKBONES, WEIGHTS_SUFFIXES, WeightsError, locate
+from vqprompt.core.backbones.layouts import (
+    Array,
+    State,
+    by_row,
+    check_fit,
+    dequantize,
+    make_config,
+    name_keys,
+    to_timm_names,
+)
+from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
 
@@ -32,16 +43,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Dequantized(Mapping[str, Array]):
+    """Weights in float32. Those that are int8 in their file are multiplied when they are first read: a network that
+    computes in int8 needs none of them."""
+
+    def __init__(self, plain: State, int8: Mapping[str, tuple[Array, Array]]) -> None:
+        self._plain, self._int8, self._names = plain, int8, dict.fromkeys([*plain, *int8])
+
+    def __getitem__(self, key: str) -> Array:
+        if key not in self._plain:
+            whole, scale = self._int8[key]
+            self._plain[key] = np.multiply(whole, by_row(scale, whole.ndim), dtype=np.float32)
+        return self._plain[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """arrays: float32, under timm's names."""
+    """arrays: float32, under timm's names. int8: rows of whole numbers and a scale per row, of those that are int8 in
+    their file. known_fingerprint: if it need not be computed."""
 
     config: ViTConfig
     arrays: Mapping[str, Array]
+    int8: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    known_fingerprint: str = ""
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with the config or with any weight."""
+        if self.known_fingerprint:
+            return self.known_fingerprint
         digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
         for key, array in sorted(self.arrays.items()):
             digest.update(f"{key} torch.{array.dtype} {array.shape}".encode())
@@ -59,7 +95,12 @@ class Weights:
         grid = positions[0, 1:].reshape(old, old, config.width)
         grid = np.einsum("io,jp,opd->ijd", matrix, matrix, grid, optimize=True).reshape(1, new * new, config.width)
         resampled = np.concatenate([positions[:, :1], grid.astype(np.float32)], axis=1)
-        return Weights(replace(config, image_size=size), {**self.arrays, "pos_embed": resampled})
+        return replace(self.with_arrays({"pos_embed": resampled}), config=replace(config, image_size=size))
+
+    def with_arrays(self, new: State) -> Weights:
+        """With other values of some weights."""
+        int8 = {key: rows for key, rows in self.int8.items() if key not in new}
+        return Weights(self.config, ChainMap(new, self.arrays), int8)  # type: ignore[arg-type]
 
 
 def bicubic(old: int, new: int) -> Array:
@@ -91,6 +132,8 @@ def read_weights(
         hint = f"; did you mean {near[0]}?" if near else ""
         raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones {', '.join(BACKBONES)}{hint}")
     path = path.expanduser()
+    if known and path == EMBEDDED and not config_overrides and (embedded := _read_embedded(known)) is not None:
+        return embedded
     try:
         tensors, stated = read_checkpoint(path)
         state, origin, hints = to_timm_names(tensors, path.stem)
@@ -102,6 +145,17 @@ def read_weights(
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from error
     return Weights(config, {key: np.ascontiguousarray(array, np.float32) for key, array in state.items()})
+
+
+def _read_embedded(known: Backbone) -> Weights | None:
+    """The package's own file, if it is as it was made: then it is known to fit."""
+    data = EMBEDDED.read_bytes()
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != known.checksum:
+        return None
+    tensors = parse_tensors(data)
+    int8 = {key: (rows, tensors.pop(f"{key}.scale")) for key, rows in [*tensors.items()] if rows.dtype == np.int8}
+    plain = {key: array.astype(np.float32) for key, array in tensors.items() if key not in int8}
+    return Weights(known.config, Dequantized(plain, int8), int8, known.fingerprint)
 
 
 def backbone_path(backbone: str | Path) -> str:

@@ -4,7 +4,7 @@ What is notable about this implementation:
 - The attribute `model_` is a `vqprompt.Model`, so a fitted classifier can be saved, shown and taught from the command
   line.
 - The features of an image do not depend on the split it falls into. The process remembers them by the image's content,
-  so cross-validation and grid searches show each image to the network once. (They do not use `to_teach`.)
+  so cross-validation and grid searches show each image to the network once.
 - The backbone is not pickled with a model. Only its name is, and the backbone is loaded again where it is needed.
 """
 
@@ -153,6 +153,7 @@ class RememberingExtractor:
     def __init__(self, extractor: Extractor) -> None:
         self.extractor = extractor
         self.fingerprint, self.size, self.width = extractor.fingerprint, extractor.size, extractor.width
+        self.precision = extractor.precision
         self._known: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -189,5 +190,7 @@ class RememberingExtractor:
 
 
 @lru_cache(maxsize=4)
-def open_remembering(backbone: str, size: int | None, crop: float, device: str) -> RememberingExtractor:
-    return RememberingExtractor(open_extractor(backbone, size, crop, device))
+def open_remembering(
+    backbone: str, size: int | None, crop: float, device: str, precision: str | None
+) -> RememberingExtractor:
+    return RememberingExtractor(open_extractor(backbone, size, crop, device, precision))

@@ -31,7 +31,8 @@ MOST_CORES = 16  # that work on images at a time
 class Extractor(Protocol):
     """Features of images under one network, size and crop. Never changes; many threads may use it.
 
-    fingerprint: of the network's weights. size: of images, in px. width: of a feature.
+    fingerprint: of the network's weights. size: of images, in px. width: of a feature. precision: "fp32", or "int8"
+    for products of integers, which differ from fp32 by 2e-4.
     """
 
     @property
@@ -42,6 +43,9 @@ class Extractor(Protocol):
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def precision(self) -> str: ...
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         """Features [D] of each image in order, or the exception that reading it raised. They do not depend, to the last
@@ -54,8 +58,9 @@ class Extractor(Protocol):
         """About how long an image takes."""
 
 
-Opener = Callable[[str, int | None, float, str], Extractor]
-"""Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device."""
+Opener = Callable[[str, int | None, float, str, str | None], Extractor]
+"""Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device, precision
+(None: the faster one). Where int8 is not possible, it opens one in fp32."""
 
 
 def unless_error(result: R | Exception) -> R:

@@ -34,6 +34,8 @@ class Features:
     fingerprint: of the backbone's weights.
     """
 
+    precision = "fp32"
+
     def __init__(
         self,
         vit: ViT,

@@ -31,7 +31,7 @@ from vqprompt.product.model.extractor import Extractor, Opener
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
-from vqprompt.product.model.network import Network, open_extractor, to_teach
+from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.records import ClassRecord
@@ -50,7 +50,7 @@ class Model(Correcting, OnTheHub):
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
     device: "auto", "cpu", "cuda" … opener: opens what computes features; by default ONNX
-    Runtime on CPUs and PyTorch on GPUs.
+    Runtime on CPUs and PyTorch on GPUs. precision: of features, "fp32" or "int8"; by default the faster one.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class Model(Correcting, OnTheHub):
         crop: float = CROP,
         device: str = "auto",
         opener: Opener = open_extractor,
+        precision: str | None = None,
     ) -> None:
         self.path: Path | None = None
-        self._network = Network(str(backbone), size, crop, device, opener)
+        self._network = Network(str(backbone), size, crop, device, opener, precision)
         self._stored: Stored | None = None  # a new model has no file, and no backbone until it is needed
         self._checksum: str | None = None  # of the file, as this model knows it
         self._changing = threading.RLock()
@@ -92,7 +93,7 @@ class Model(Correcting, OnTheHub):
     @classmethod
     def _of(cls, stored: Stored, device: str, backbone: str | Path | None) -> Model:
         own = stored.backbone
-        model = cls(backbone or own.name, size=own.size, crop=own.crop, device=device)
+        model = cls(backbone or own.name, size=own.size, crop=own.crop, device=device, precision=own.precision)
         model._stored = stored
         return model
 
@@ -242,7 +243,7 @@ class Model(Correcting, OnTheHub):
                 pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))
             check_spelling(before.classes, pictures.names)
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
-            extractor, side = to_teach(self.extractor_of(before)), self.backbone.side
+            extractor, side = self.extractor_of(before), self.backbone.side
             before = self.knowledge  # of a new model, with the world under its network
             at_once = fits(pictures, side)
             if not at_once:
