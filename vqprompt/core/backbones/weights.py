@@ -13,8 +13,7 @@ import math
 import pickle
 import warnings
 import zipfile
-from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,35 +42,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Dequantized(Mapping[str, Array]):
-    """Weights in float32. Those that are int8 in their file are multiplied when they are first read: a network that
-    computes in int8 needs none of them."""
-
-    def __init__(self, plain: State, int8: Mapping[str, tuple[Array, Array]]) -> None:
-        self._plain, self._int8, self._names = plain, int8, dict.fromkeys([*plain, *int8])
-
-    def __getitem__(self, key: str) -> Array:
-        if key not in self._plain:
-            whole, scale = self._int8[key]
-            self._plain[key] = np.multiply(whole, by_row(scale, whole.ndim), dtype=np.float32)
-        return self._plain[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """arrays: float32, under timm's names. int8: rows of whole numbers and a scale per row, of those that are int8 in
-    their file. known_fingerprint: if it need not be computed."""
+    """plain: float32, under timm's names. int8: of the others, rows of whole numbers and a scale per row, as in their
+    file. known_fingerprint: if it need not be computed."""
 
     config: ViTConfig
-    arrays: Mapping[str, Array]
+    plain: Mapping[str, Array]
     int8: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
     known_fingerprint: str = ""
+
+    @cached_property
+    def arrays(self) -> Mapping[str, Array]:
+        """All of them in float32."""
+        rows = self.int8.items()
+        return {**self.plain, **{k: np.multiply(w, by_row(s, w.ndim), dtype=np.float32) for k, (w, s) in rows}}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -91,7 +76,7 @@ class Weights:
             return self
         check_size(size, config.patch)
         old, new = config.image_size // config.patch, size // config.patch
-        positions, matrix = self.arrays["pos_embed"], bicubic(old, new)
+        positions, matrix = self.plain["pos_embed"], bicubic(old, new)
         grid = positions[0, 1:].reshape(old, old, config.width)
         grid = np.einsum("io,jp,opd->ijd", matrix, matrix, grid, optimize=True).reshape(1, new * new, config.width)
         resampled = np.concatenate([positions[:, :1], grid.astype(np.float32)], axis=1)
@@ -100,7 +85,7 @@ class Weights:
     def with_arrays(self, new: State) -> Weights:
         """With other values of some weights."""
         int8 = {key: rows for key, rows in self.int8.items() if key not in new}
-        return Weights(self.config, ChainMap(new, self.arrays), int8)  # type: ignore[arg-type]
+        return Weights(self.config, {**self.plain, **new}, int8)
 
 
 def bicubic(old: int, new: int) -> Array:
@@ -155,7 +140,7 @@ def _read_embedded(known: Backbone) -> Weights | None:
     tensors = parse_tensors(data)
     int8 = {key: (rows, tensors.pop(f"{key}.scale")) for key, rows in [*tensors.items()] if rows.dtype == np.int8}
     plain = {key: array.astype(np.float32) for key, array in tensors.items() if key not in int8}
-    return Weights(known.config, Dequantized(plain, int8), int8, known.fingerprint)
+    return Weights(known.config, plain, int8, known.fingerprint)
 
 
 def backbone_path(backbone: str | Path) -> str:

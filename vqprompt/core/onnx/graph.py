@@ -14,14 +14,10 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Attribute = int | float | str | Sequence[int]
-OPSET, IR_VERSION = 20, 9
+OPSET, IR_VERSION = 23, 11
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7}
 COLUMNS = 80
-ONLY_HERE = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MultiHeadAttention")  # ONNX does not have them
-    "DynamicQuantizeMatMul",
-    "MatMulIntegerToFloat",
-    "MultiHeadAttention",
-)  # operators of ONNX Runtime that ONNX does not have
+ONLY_HERE = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")  # ONNX does not have them
 DOMAIN = b"com.microsoft"
 LARGE = 1024  # bytes from which a weight is passed in memory
 

@@ -35,8 +35,8 @@ def class_tokens_graph(
 
     crop: side of the central crop, as a fraction of the short side; 0: the whole image. prompts: rows [L_p, D] by
     block, half of them extra keys and half extra values. mirrored: then come n more class tokens, of mirrored images.
-    packed: for a file: operators of ONNX alone, and weights as int8 that are int8 in theirs; a run then takes a little
-    longer. in_digits: compute with integers there, see `_Network.product_of_digits`.
+    packed: store weights as int8 that are int8 in their file; a run then takes a little longer. in_digits: compute with
+    integers there, see `_Network.product_of_digits`.
     """
     graph = Graph()
     images = draw(graph, weights.config, side, crop)
@@ -84,9 +84,8 @@ class _Network:
     def __init__(
         self, graph: Graph, weights: Weights, prompts: Mapping[int, Array], packed: bool, in_digits: bool
     ) -> None:
-        self.graph, self.weights, self.config, self.prompts = graph, weights.arrays, weights.config, prompts
-        self.int8, self.in_digits = weights.int8 if packed or in_digits else {}, in_digits
-        self.standard = packed
+        self.graph, self.config, self.prompts, self.in_digits = graph, weights.config, prompts, in_digits
+        self.weights, self.int8 = (weights.plain, weights.int8) if packed or in_digits else (weights.arrays, {})
 
     def class_tokens(self, images: str, blocks: int) -> list[str]:
         x, tokens = self.embed(images), []
@@ -124,20 +123,12 @@ class _Network:
         return op("Add", x, self.linear(f"{name}.mlp.fc2", h))
 
     def attention(self, i: int, q: str, k: str, v: str, class_token_only: bool) -> str:
-        op, config = self.graph.op, self.config
-        k, v = self.tokens(k), self.tokens(v)
+        heads = {"q_num_heads": self.config.heads, "kv_num_heads": self.config.heads}
+        q, k, v = self.tokens(q, class_token_only), self.tokens(k), self.tokens(v)
         if i in self.prompts:
             extra = np.split(self.prompts[i][None], 2, axis=1)
             k, v = (self.before(f"prompt.{i}.{j}", extra[j], t) for j, t in enumerate((k, v)))
-        if not self.standard:
-            q = self.tokens(q, class_token_only)
-            return self.rows(op("MultiHeadAttention", q, k, v, num_heads=config.heads))
-        q = self.tokens(op("Mul", q, self.graph.constant((config.width / config.heads) ** -0.5)), class_token_only)
-        by_head = [op("Reshape", t, self.graph.integers(0, 0, config.heads, -1)) for t in (q, k, v)]
-        orders = [0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]
-        q, k, v = (op("Transpose", t, perm=order) for t, order in zip(by_head, orders, strict=True))
-        attended = op("MatMul", op("Softmax", op("MatMul", q, k), axis=-1), v)
-        return self.rows(op("Transpose", attended, perm=[0, 2, 1, 3]))
+        return self.rows(self.graph.op("Attention", q, k, v, **heads))
 
     def before(self, name: str, extra: Array, tokens: str) -> str:
         """Extra rows [1, m, D], the same for each image, in front of the tokens [n, L, D]."""

@@ -32,8 +32,10 @@ class Extractor(Protocol):
     """Features of images under one network, size and crop. Never changes; many threads may use it.
 
     fingerprint: of the network's weights. size: of images, in px. width: of a feature. precision: "fp32", or "int8"
-    for products of integers, which differ from fp32 by 2e-4.
+    for products of integers, which differ from fp32 by 2e-4. at_once: how many images are computed at the same time.
     """
+
+    at_once: int
 
     @property
     def fingerprint(self) -> str: ...
@@ -54,9 +56,6 @@ class Extractor(Protocol):
     def of_one(self, picture: Picture) -> Array | Exception:
         """As `of`, for one image, as fast as possible."""
 
-    def seconds_per_image(self) -> float:
-        """About how long an image takes."""
-
 
 Opener = Callable[[str, int | None, float, str, str | None], Extractor]
 """Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device, precision
@@ -70,18 +69,12 @@ def unless_error(result: R | Exception) -> R:
     return result
 
 
-def measure_seconds(extractor: Extractor, side: int, at_once: int) -> float:
-    """About how long an image takes, measured on blank ones of this side in px. at_once: images that are computed at
-    the same time. The first try only warms up; of the others the fastest counts, as it was disturbed least."""
-    blank = Picture("blank", "", decoded=lambda: (np.zeros((3, side, side), np.uint8), 1.0), open=bytes)
-    seconds = []
-    for _ in range(4):
-        started = time.monotonic()
-        count = len(list(extractor.of([blank] * at_once)))
-        seconds.append((time.monotonic() - started) / count)
-        if len(seconds) > 1 and sum(seconds) * count > 1:
-            break
-    return 1.1 * min(seconds[1:])  # a tenth more, for opening the file
+def seconds_per_image(extractor: Extractor, picture: Picture) -> float:
+    """About how long an image takes, measured on one of them. The first try only warms up."""
+    list(extractor.of([picture]))
+    started = time.monotonic()
+    computed = len(list(extractor.of([picture] * extractor.at_once)))
+    return (time.monotonic() - started) / computed
 
 
 def joined_blocks(config: ViTConfig) -> int:

@@ -27,7 +27,7 @@ from vqprompt.core.progress import Report, ignore
 from vqprompt.product.model import file as files
 from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
-from vqprompt.product.model.extractor import Extractor, Opener
+from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
 
 CROP = 0.875
+SECONDS_TO_SOLVE = 2.0  # and to measure and write: about, for a few hundred classes
 
 
 class Model(Correcting, OnTheHub):
@@ -299,7 +300,7 @@ class Model(Correcting, OnTheHub):
             self._add_version(before.changed(event, records={**before.records, **changed}, measured=measured))
 
     def _plan(self, new: NewPictures, effort: str, extractor: Extractor) -> Plan:
-        seconds = extractor.seconds_per_image() * len(new)
+        seconds = SECONDS_TO_SOLVE + seconds_per_image(extractor, next(iter(new))) * len(new)
         if effort != "instant":
             seconds += seconds_of_training(self._in_torch(None), effort, len(new), bool(self.classes))
         names = [name for name in new.pictures.names if name != UNKNOWN]

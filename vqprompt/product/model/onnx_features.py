@@ -20,7 +20,7 @@ from vqprompt.core.onnx.graph import COLUMNS, Graph, Session
 from vqprompt.core.onnx.vit import class_tokens_graph
 from vqprompt.core.runtime.cores import has_vnni
 from vqprompt.product.model.efforts import Trained, check_trained, linear_weight
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, measure_seconds, parallel, try_load
+from vqprompt.product.model.extractor import Array, cores, joined_blocks, parallel, try_load
 from vqprompt.product.model.pictures import Picture
 
 TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/base.py)
@@ -41,7 +41,7 @@ class OnnxFeatures:
         self.size, self.side = resized.config.image_size, stored_side(resized.config.image_size)
         self._graph, features, self.width = features_graph(resized, crop, trained, in_digits=in_digits)
         self._graph.output(features, "features", "n", self.width)
-        self.precision = "int8" if self._graph.has_integers else "fp32"
+        self.precision, self.at_once = "int8" if self._graph.has_integers else "fp32", cores()
 
     @property
     def fingerprint(self) -> str:
@@ -60,9 +60,6 @@ class OnnxFeatures:
 
     def of_one(self, picture: Picture) -> Array | Exception:
         return self._features(self._on_several_cores, picture)
-
-    def seconds_per_image(self) -> float:
-        return measure_seconds(self, self.side, cores())
 
     def _features(self, session: Session, picture: Picture) -> Array | Exception:
         loaded = try_load(picture, self.side)
