@@ -24,16 +24,7 @@ from safetensors import deserialize, safe_open
 from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.backbones.config import ViTConfig, check_size
-from vqprompt.core.backbones.layouts import (
-    Array,
-    State,
-    by_row,
-    check_fit,
-    dequantize,
-    make_config,
-    name_keys,
-    to_timm_names,
-)
+from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, name_keys, to_timm_names
 from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
@@ -44,19 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """plain: float32, under timm's names. int8: of the others, rows of whole numbers and a scale per row, as in their
-    file. known_fingerprint: if it need not be computed."""
+    """plain: float32, under timm's names. int8: the others as they are in their file, rows of whole numbers, and under
+    NAME.scale a scale per row. known_fingerprint: if it need not be computed."""
 
     config: ViTConfig
     plain: Mapping[str, Array]
-    int8: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    int8: Mapping[str, Array] = field(default_factory=dict)
     known_fingerprint: str = ""
 
     @cached_property
     def arrays(self) -> Mapping[str, Array]:
         """All of them in float32."""
-        rows = self.int8.items()
-        return {**self.plain, **{k: np.multiply(w, by_row(s, w.ndim), dtype=np.float32) for k, (w, s) in rows}}
+        return {**self.plain, **dequantize(dict(self.int8))}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -84,7 +74,7 @@ class Weights:
 
     def with_arrays(self, new: State) -> Weights:
         """With other values of some weights."""
-        int8 = {key: rows for key, rows in self.int8.items() if key not in new}
+        int8 = {key: array for key, array in self.int8.items() if key.removesuffix(".scale") not in new}
         return Weights(self.config, {**self.plain, **new}, int8)
 
 
@@ -138,7 +128,7 @@ def _read_embedded(known: Backbone) -> Weights | None:
     if f"sha256:{hashlib.sha256(data).hexdigest()}" != known.checksum:
         return None
     tensors = parse_tensors(data)
-    int8 = {key: (rows, tensors.pop(f"{key}.scale")) for key, rows in [*tensors.items()] if rows.dtype == np.int8}
+    int8 = {key: array for key, array in tensors.items() if array.dtype == np.int8 or key.endswith(".scale")}
     plain = {key: array.astype(np.float32) for key, array in tensors.items() if key not in int8}
     return Weights(known.config, plain, int8, known.fingerprint)
 

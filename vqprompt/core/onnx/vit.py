@@ -142,7 +142,7 @@ class _Network:
         graph, label = self.graph, f"{name}.{part.start}"
         bias = self.weights[f"{name}.bias"][part]
         if f"{name}.weight" in self.int8:
-            whole, scale = (array[part] for array in self.int8[f"{name}.weight"])
+            whole, scale = self.int8[f"{name}.weight"][part], self.int8[f"{name}.weight.scale"][part]
             whole = whole.reshape(len(whole), -1)
             if self.in_digits:
                 return self.product_of_digits(label, x, whole, scale, bias)
