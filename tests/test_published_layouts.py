@@ -321,7 +321,7 @@ def test_what_is_not_plain_is_learned_with_but_never_silently_computed_as_if_it_
     vit = load_backbone(path, SIZE, overrides)
     weights = Weights(vit.config, {name: value.numpy() for name, value in vit.state_dict().items()})
     with pytest.raises(UserError, match="which no ONNX graph computes"):
-        class_tokens_graph(weights.arrays, weights.config, 32, 0.0, 1)
+        class_tokens_graph(weights, 32, 0.0, 1)
     plain = ViTConfig(
         **{name: getattr(vit.config, name) for name in ("width", "depth", "heads", "patch", "image_size")}
     )

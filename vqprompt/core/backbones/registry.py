@@ -33,6 +33,7 @@ class Backbone:
     file: str = "model.safetensors"
     url: str = ""
     checksum: str = ""
+    fingerprint: str = ""
     licence: str = "Apache-2.0"
     good_for: str = ""
     origin: str = ""

@@ -30,13 +30,14 @@ HISTORY_KEPT = 10_000  # changes; older ones are no longer listed
 @dataclass(frozen=True)
 class Backbone:
     """The network that a model's features come from. name: as in `vqprompt backbones`, or the path of its file. width:
-    of a feature."""
+    of a feature. precision: of the features, "fp32" or "int8"."""
 
     name: str
     fingerprint: str
     size: int
     crop: float
     width: int
+    precision: str = "fp32"
 
     @property
     def side(self) -> int:
