@@ -9,8 +9,8 @@
   taken for a known one.
 - Beside them counts the world (core/statistics/world.py): an image that is nearer to something ordinary that was never
   taught than to any taught class is less familiar. What the taught classes stand for themselves is no rival.
-- The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
-  docs/trust.md says how near). They are kept in a model's file, so that old files give the same answers.
+- The weights are the best of a grid on held-out training images (`benchmarks/quality.py --parts choose`). They are kept
+  in a model's file, so that old files give the same answers.
 - The threshold accepts 95 % of known images, also if there are few.
 """
 
@@ -162,11 +162,11 @@ class Weighing:
     """
 
     certainty: str = "entropy"
-    nearness: float = 1.0
+    nearness: float = 0.5
     far: float = 4.0
     steep: float = 5.0
-    world: float = 0.5
-    steeper: float = 6.0
+    world: float = 1.0
+    steeper: float = 10.0
 
 
 @dataclass(frozen=True)
