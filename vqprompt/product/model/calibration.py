@@ -165,7 +165,7 @@ class Weighing:
     nearness: float = 0.5
     far: float = 4.0
     steep: float = 5.0
-    world: float = 1.0
+    world: float = 0.5
     steeper: float = 10.0
 
 
