@@ -356,8 +356,7 @@ def student_quantile(freedom: float, share: float) -> float:
 
 def _temperature_untested(groups: Groups) -> float:
     """If no image can be left out: half the average squared distance between class means."""
-    means = groups.sums / np.maximum(groups.counts, 1)[:, None]
-    return max(float(means.var(0).sum()), 1e-6)
+    return max(float(groups.means.var(0).sum()), 1e-6)
 
 
 def calibration_error_of(shares: Array, classes: Array) -> float:
