@@ -95,7 +95,7 @@ def serving(
 ) -> Iterator[Client]:  # fmt: skip
     """A server in a thread of this process."""
     settings = Settings(
-        model, port=0, token=token, example=example, limits=Limits(**limits),
+        model, port=0, token=token, example=example, limits=Limits.model_construct(**limits),
         defaults=ModelDefaults(size=SIZE, device="cpu"), allow_hosts=allow_hosts, lan=lan,
     )  # fmt: skip
     up = threading.Event()

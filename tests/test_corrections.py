@@ -254,7 +254,7 @@ def test_over_http_corrections_are_previewed_made_and_undone(tmp_path):
         for path, body, status, words in (
             ("relabel", {"images": ["x"], "label": "car"}, 422, "images"),
             ("relabel", {"images": gone, "label": "Fruit"}, 400, "spelled differently"),
-            ("merge", {"names": ["bicycle", "fruits"], "new": "x"}, 404, "did you mean 'fruit'?"),
+            ("merge", {"names": ["bicycle", "fruits"], "new": "x"}, 400, "did you mean 'fruit'?"),
             ("unlearn", {"images": []}, 422, "images"),
         ):
             answer = client.post(f"/models/m/{path}", json=body)

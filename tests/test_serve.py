@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import Image
 from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
@@ -94,12 +96,26 @@ class TestAsking:
         images_before, batches_before = answered()
         with monkeypatch.context() as patch, ThreadPoolExecutor(32) as pool:  # more than two batches
             patch.setattr(Batcher, "_answer", answer_when_seven_more_wait)
-            found = list(pool.map(lambda p: Client(client.url).predict(p), images))
-        for told, best in zip(found, expected, strict=True):  # up to rounding: products of several rows at once
+            predictions = list(pool.map(lambda p: Client(client.url).predict(p), images))
+        for told, best in zip(predictions, expected, strict=True):  # up to rounding: products of several rows at once
             assert {c["name"]: c["probability"] for c in told["classes"]} == pytest.approx(dict(best), abs=1e-5)
         images_after, batches_after = answered()
         assert images_after - images_before == len(images)
         assert batches_after - batches_before <= len(images) - 6, "requests that wait together are answered together"
+
+    def test_attention_is_told_for_the_part_of_an_image_that_the_network_sees(self, client, pictures):
+        def attention(image: bytes) -> dict:
+            return client.post("/models/m/attention", data=image).json()
+
+        told = attention(of(pictures, "apple", [9])[0].read_bytes())
+        shares = np.array(told["patches"])
+        assert shares.shape == (2, 2) and (shares > 0).all() and 0 < shares.sum() < 1, "some is the class token's own"
+        assert told["prompt"] == 0 and told["box"] == [0.0625, 0.0625, 0.9375, 0.9375]
+        wide = io.BytesIO()
+        Image.new("RGB", (80, 40)).save(wide, "PNG")
+        assert attention(wide.getvalue())["box"] == [0.28125, 0.0625, 0.71875, 0.9375]
+        broken = client.post("/models/m/attention", data=b"no image at all")
+        assert broken.status_code == 415 and "not an image" in broken.json()["error"]
 
     def test_faults_are_told(self, client):
         for body, status, words in (
@@ -128,10 +144,10 @@ class TestTheOpenInferenceProtocol:
         files = [p.read_bytes() for p in of(pictures, "apple", [9, 10])]
         given = triton.InferInput("image", [2], "BYTES")
         given.set_data_from_numpy(np.array(files, object))
-        found = asked.infer("m", [given])
+        result = asked.infer("m", [given])
         model = Model.load(taught)
-        assert found.as_numpy("class").tolist() == [name.encode() for name in model.predict(files)]
-        assert np.allclose(found.as_numpy("probabilities"), model.predict_proba(files))
+        assert result.as_numpy("class").tolist() == [name.encode() for name in model.predict(files)]
+        assert np.allclose(result.as_numpy("probabilities"), model.predict_proba(files))
         only = asked.infer("m", [given], outputs=[triton.InferRequestedOutput("familiarity", binary_data=False)])
         assert len(only.get_response()["outputs"]) == 1 and only.as_numpy("familiarity").shape == (2,)
         pixels = np.random.default_rng(0).integers(0, 256, (3, 40, 30, 3), dtype=np.uint8)
@@ -304,7 +320,7 @@ def test_the_story_of_a_model(tmp_path, pictures):
 
         for path, body, status, words in (
             ("undo", {"steps": 50}, 409, "can be undone"),
-            ("rename", {"old": "heron", "new": "x"}, 404, "knows no class"),
+            ("rename", {"old": "heron", "new": "x"}, 400, "knows no class"),
             ("return", {"version": 77}, 404, "no other version"),
             ("teach", {"upload": "x"}, 404, "no such upload"),
             ("teach", {"surprise": 1}, 400, "surprise"),
@@ -453,7 +469,7 @@ def test_nothing_ends_the_thread_that_does_the_jobs(tmp_path, taught, pictures, 
 
 def test_limits_are_checked():
     assert Limits.parse(["upload_mb=7", "thumbnails=0"]) == Limits(upload_mb=7, thumbnails=0)
-    for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "a name and a number"), ("jobs=0", "from 1")):
+    for given, words in (("heron=3", "upload_images=2000"), ("upload_mb", "valid number"), ("jobs=0", "equal to 1")):
         with pytest.raises(UserError, match=words):
             Limits.parse([given])
 

@@ -12,7 +12,7 @@ import pytest
 from serving import SIZE, drawn, served_by_command, until
 
 from vqprompt import Model
-from vqprompt.product.serve import example
+from vqprompt.product import example
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_lan_prints_an_address_with_a_token_a_code_and_what_it_means(tmp_path, h
         (("no/where/m.vqp",), "no such folder"),
         ((".",), "no model in this folder"),
         ((".", "--example"), "give a file"),
-        (("--limit", "heron=1"), "there is no such limit"),
+        (("--limit", "heron=1"), "heron: no such setting; the limits are"),
         (("--lan", "--host", "0.0.0.0"), "leave out --host"),
         (("--port", "1", "--host", "203.0.113.7", "--token", "a secret of some length"), "cannot be used"),
     ],

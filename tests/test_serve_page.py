@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from browser import Browser
 from drawings import drawings
+from hand_drawn import hand_drawings
 from mouse import mouse_drawings
 from selenium.webdriver.common.keys import Keys
 from serving import SIZE, Client, drawn, serving
 
 from vqprompt import Model
-from vqprompt.product.serve import example
+from vqprompt.product import example
+from vqprompt.product.serve import server
 
 KNOWN = ["apple", "bicycle", "car", "house", "star"]
 TABS = ("teach", "ask", "draw", "look")
@@ -297,6 +299,20 @@ def test_rename_forget_and_what_it_mixes_up(page, client):
     page.wait(lambda: page.all(".cell-images img[src^=blob]"))
 
 
+def test_an_image_that_was_taught_wrong_moves_to_the_class_that_a_person_names(page, client, tmp_path):
+    cats, trees = drawn(tmp_path, "cat", range(4)), drawn(tmp_path, "tree", range(4))
+    client.teach([*cats, trees[0]], "cat")
+    client.teach(trees[1:], "tree")
+    page.tab("ask")
+    page.drop("ask", [trees[0]])
+    page.write("#view-ask .correct-name", "tree")
+    page.button("Teach it", "#view-ask")
+    page.wait(lambda: "Learned: this is tree." in page.text("#toasts"))
+    assert {c["name"]: c["images"] for c in client.about()["classes"]}.items() >= {"cat": 4, "tree": 4}.items()
+    page.button("Undo", "#toasts")
+    page.wait(lambda: {c["name"]: c["images"] for c in client.about()["classes"]}["cat"] == 5)
+
+
 def test_an_image_can_be_none_of_these(page, client, tmp_path):
     page.tab("ask")
     page.drop("ask", drawn(tmp_path, "spider", [0]))
@@ -316,6 +332,37 @@ def test_a_file_that_is_no_image_gets_a_reason_and_nothing_to_correct(page, tmp_
     assert not page.one("#view-ask .correction").is_displayed() and page.all("#view-ask .bars li") == []
     page.wait(lambda: "not an image that can be shown" in page.text("#view-ask .preview"))
     page.driver.get_log("browser")  # Chromium reports the status 415
+
+
+def test_where_it_looks_is_shown_on_the_image(page, client, tmp_path, monkeypatch):
+    page.tab("ask")
+    page.drop("ask", drawn(tmp_path, "star", [3]))
+    page.wait(lambda: page.one("#attention").is_displayed())
+    page.press(page.one("#attention"))
+    page.wait(lambda: page.text("#view-ask .hint[role=status]") == "Bright is what it looks at most.")
+    place = "const {x, y, width, height} = document.querySelector(arguments[0]).getBoundingClientRect();"
+    shade, image = (
+        page.driver.execute_script(f"{place} return [x, y, width, height]", f".picture {what}")
+        for what in (".shade", "img")
+    )
+    assert shade == image, "it covers the image exactly"
+    alphas = page.driver.execute_script("""
+      const shade = document.querySelector(".shade");
+      const points = shade.getContext("2d").getImageData(0, 0, shade.width, shade.height).data;
+      return [...points].filter((_, n) => n % 4 === 3);
+    """)
+    assert min(alphas) < 30 and max(alphas) > 60, "bright in one place, dark in another"
+    page.drop("ask", drawn(tmp_path, "apple", [3]))
+    page.wait(lambda: page.text("#view-ask .headline").startswith("apple") and page.all(".shade"))
+    page.press(page.one("#attention"))
+    page.wait(lambda: not page.all(".shade"))
+
+    monkeypatch.setattr("vqprompt.product.serve.api_models.find_spec", lambda name: None)  # without PyTorch
+    page.driver.refresh()
+    page.wait(lambda: "ready" in page.one("body").get_attribute("class"))
+    page.drop("ask", drawn(tmp_path, "star", [3]))
+    page.wait(lambda: page.one("#view-ask .correction").is_displayed())
+    assert not page.one("#attention").is_displayed()
 
 
 def test_an_empty_model_teaches_how_to_begin(empty, tmp_path):
@@ -339,6 +386,7 @@ def test_a_wrong_token_is_called_wrong(window, tmp_path):
         window.driver.execute_script("sessionStorage.clear()")
         window.driver.get(client.url + "/?again")
         window.wait(lambda: "needs a token" in window.text("#dialog"))
+        check_accessible(window, "token", "#dialog")
         assert "wrong" not in window.text("#dialog")
         window.write("#dialog input", "a guess")
         window.button("Continue", "#dialog")
@@ -373,12 +421,12 @@ def test_the_example_recognizes_what_people_draw_with_a_mouse(window, tmp_path):
         window.open(client.url)
         shown = window.text("#summary")
         assert shown.startswith("20 classes") and int(shown.split("· ")[1].split()[0]) >= 80
-        drawn_things = list(mouse_drawings(3))
-        answers = [
-            window.driver.execute_async_script(asked, [s.tolist() for s in strokes]) for _, strokes in drawn_things
-        ]
-        right = sum(answer == name for answer, (name, _) in zip(answers, drawn_things, strict=True))
-        assert len(answers) == 60 and right >= 48, f"{right} of {len(answers)}"
+        imitated = [(name, [stroke.tolist() for stroke in strokes]) for name, strokes in mouse_drawings(3)]
+        for drawn_things in (imitated, hand_drawings()):
+            answers = [(name, window.driver.execute_async_script(asked, strokes)) for name, strokes in drawn_things]
+            wrong = [f"{name}: {answer}" for name, answer in answers if name != answer]
+            print(f"{len(answers) - len(wrong)} of {len(answers)} recognized; not: {', '.join(wrong)}")
+            assert len(answers) >= 20 and len(wrong) <= 0.2 * len(answers), wrong
 
 
 def test_the_camera_records_while_a_button_is_held(page, client):
@@ -424,6 +472,7 @@ def test_a_phone_gets_an_address_with_https_and_a_code(window, tmp_path, monkeyp
         window.click("#phone")
         window.wait(lambda: window.text("#dialog .address") == client.url)
         assert window.one("#dialog .code").get_attribute("src").startswith("data:image/svg+xml")
+        check_accessible(window, "code to scan", "#dialog")
         assert "Whoever has this address" in window.text("#dialog")
         window.button("Done", "#dialog")
         window.complaints()
@@ -439,35 +488,60 @@ def test_without_https_the_camera_is_not_offered(page, client):
     assert "The camera needs a secure address" in page.text("#view-ask") and "Live camera" not in page.text("#view-ask")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("dark", [False, True])
-def test_everybody_can_use_it(page, client, tmp_path, width, dark):
-    """axe-core finds nothing serious on any view, and nothing is wider than the window."""
+def check_accessible(page: Browser, view: str, within: str = "html") -> None:
+    """axe-core finds nothing serious, light and dark, narrow and wide, and nothing is wider than the window."""
     import axe_core_python
 
     axe = (Path(axe_core_python.__path__[0]) / "axe.min.js").read_text(encoding="utf-8")
-    run = """const done = arguments[0];
-      axe.run(document, {resultTypes: ["violations"]}).then((r) => done(r.violations
+    run = """const [within, done] = arguments;
+      axe.run(within, {resultTypes: ["violations"]}).then((r) => done(r.violations
         .filter((v) => ["serious", "critical"].includes(v.impact))
         .map((v) => `${v.id}: ${v.nodes.slice(0, 3).map((n) => n.html + n.failureSummary).join(" | ")}`)));"""
-    page.resize(width, 900)
-    page.set_theme(dark)
-    try:
-        for view in (*TABS, "look/apple", "review", "answer"):
-            if view == "review":
-                check(page, [*drawn(tmp_path, "cat", range(4)), *drawn(tmp_path, "star", [3])], "cat")
-            elif view == "answer":
-                page.tab("ask")
-                page.drop("ask", drawn(tmp_path, "star", [1]))
-                page.wait(lambda: page.text("#view-ask .headline"))
-            else:
-                page.driver.execute_script("location.hash = arguments[0]", view)
-                page.wait(lambda v=view: page.one(f"#view-{v.partition('/')[0]}").is_displayed())
-            page.driver.execute_script(axe)
-            assert page.driver.execute_async_script(run) == [], view
-            assert page.driver.execute_script("return document.documentElement.scrollWidth") <= width, view
-    finally:
-        page.set_theme(False)
+    page.driver.execute_script(axe)
+    for width, dark in ((390, False), (390, True), (1280, True), (1280, False)):
+        page.resize(width, 900)
+        page.set_theme(dark)
+        assert page.driver.execute_async_script(run, within) == [], (view, width, dark)
+        assert page.driver.execute_script("return document.documentElement.scrollWidth") <= width, (view, width)
+
+
+def test_everybody_can_use_every_view_and_every_dialog(page, client, tmp_path):
+    def go(address: str) -> None:
+        page.driver.execute_script("location.hash = arguments[0]", address)
+        page.wait(lambda: page.one(f"#view-{address.partition('/')[0]}").is_displayed())
+
+    for tab in TABS:
+        go(tab)
+        check_accessible(page, tab)
+    check(page, [*drawn(tmp_path, "cat", range(4)), *drawn(tmp_path, "star", [3])], "cat")
+    check_accessible(page, "review")
+    page.click("#teach")
+    page.wait(lambda: page.all("#taught .figures"))
+    check_accessible(page, "what changed")
+    page.tab("ask")
+    page.drop("ask", drawn(tmp_path, "star", [1]))
+    page.wait(lambda: page.one("#attention").is_displayed())
+    page.press(page.one("#attention"))
+    page.wait(lambda: page.all(".shade"))
+    check_accessible(page, "answer")
+
+    def dialog(name: str, press: str) -> None:
+        page.click(press)
+        page.wait(lambda: page.one("#dialog").is_displayed())
+        check_accessible(page, name, "#dialog")
+        page.driver.execute_script("document.getElementById('dialog').close()")
+
+    dialog("phone", "#phone")
+    go("look")
+    for name in ("rename", "merge", "forget"):
+        dialog(name, f'tr[data-class="apple"] .{name}')
+    dialog("return", "#history ~ .chips li button")
+    go("look/cat")
+    page.wait(lambda: len(page.all("#class .cell")) >= 4)
+    page.press(page.all("#class .cell")[0])
+    check_accessible(page, "class")
+    page.write("#relabel", "star")
+    dialog("correct", "#correct")
 
 
 def test_tabs_change_with_arrow_keys(page):
@@ -479,7 +553,7 @@ def test_tabs_change_with_arrow_keys(page):
 
 def test_all_words_are_in_one_file_and_each_is_used():
     """Texts that people read are in texts.js: other scripts have no sentence in quotes."""
-    static = Path(example.__file__).parent / "static"
+    static = Path(server.__file__).parent / "static"
     sources = {
         file.name: file.read_text(encoding="utf-8") for file in static.iterdir() if file.suffix in (".js", ".html")
     }

@@ -10,7 +10,7 @@ from serving import Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.data.content import ContentHashes
-from vqprompt.product.serve.gallery import Gallery
+from vqprompt.product.serve.images import Gallery
 from vqprompt.product.serve.jobs import Jobs
 
 NAME, FILE = "grey heron", "IMG-7731"

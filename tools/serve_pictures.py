@@ -24,8 +24,8 @@ from drawings import drawings  # noqa: E402
 from serving import Client, drawn, serving  # noqa: E402
 
 from vqprompt import Model  # noqa: E402
+from vqprompt.product import example  # noqa: E402
 from vqprompt.product.model.pictures import content_id  # noqa: E402
-from vqprompt.product.serve import example  # noqa: E402
 
 OUT = ROOT / "docs" / "serving"
 NEW = ("snail", "umbrella")
@@ -127,11 +127,18 @@ def tell(page: Browser, client: Client, folder: Path) -> None:
     picture(page, "taught", whole=True)
 
     page.tab("ask")
-    page.drop("ask", drawn(folder, "umbrella", [90]))
+    asked = drawn(folder, "umbrella", range(80, 100))
+    page.drop("ask", [next(image for image in asked if client.predict(image)["name"] == "umbrella")])
     page.wait(lambda: page.text("#view-ask .headline"))
     time.sleep(0.6)
     recording.take(2200)
     picture(page, "ask")
+    page.press(page.one("#attention"))
+    page.wait(lambda: page.all(".shade"))
+    time.sleep(0.4)
+    recording.take(2000)
+    picture(page, "attention", whole=True)
+    page.press(page.one("#attention"))
     page.drop("ask", drawn(folder, "snail", [20]))
     time.sleep(1)
     page.write("#view-ask .correct-name", "snail")

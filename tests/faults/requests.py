@@ -152,7 +152,7 @@ def _tensors(rng: random.Random) -> tuple[bytes, str]:
 def _operations() -> list[Any]:
     import schemathesis
 
-    return [found.ok() for found in schemathesis.openapi.from_dict(description()).get_all_operations()]
+    return [operation.ok() for operation in schemathesis.openapi.from_dict(description()).get_all_operations()]
 
 
 def _by_schemathesis(rng: random.Random) -> str:

@@ -46,7 +46,7 @@ class OwnConnection:
         self.job = job
 
     def poll(self) -> bool:
-        return self.job.cancelled.is_set()
+        return self.job._cancelled.is_set()
 
     def recv(self) -> str:
         return CANCEL
@@ -57,10 +57,10 @@ class OwnConnection:
 
 def start(folder: Path, **limits: float) -> Client:
     """A server that runs until the process ends. Its model is called m."""
-    Jobs._hand_over = lambda jobs, job: _do(job.change, OwnConnection(job))  # type: ignore
+    Jobs._hand_over = lambda jobs, job: _do(job._change, OwnConnection(job))  # type: ignore
     (folder / "m.vqp").write_bytes(model_file())
     defaults = ModelDefaults(str(scene() / "tiny.safetensors"), 28, "cpu")
-    settings = Settings(folder / "m.vqp", port=0, limits=Limits(**limits), defaults=defaults)
+    settings = Settings(folder / "m.vqp", port=0, limits=Limits.model_construct(**limits), defaults=defaults)
     up = threading.Event()
     server = open_server(settings, lambda text: None, lambda url: up.set())
     threading.Thread(target=server.run, daemon=True).start()
@@ -75,8 +75,6 @@ def complaint(client: Client, status: int, body: bytes) -> str | None:
         return f"status {status}: {body[:200]!r}"
     if status >= 400 and body and not _is_error(body):
         return f"status {status} without words: {body[:200]!r}"
-    if not client.server.state.jobs._thread.is_alive():
-        return "the thread that does the jobs has ended"
     alive = requests.get(f"{client.url}/v2/health/live", timeout=SECONDS)
     return None if alive.status_code == 200 else f"health: {alive.status_code}"
 

@@ -57,7 +57,7 @@ def learn(
     ),
     hold_out: float = option(
         "0 does not measure accuracy. At good and best, this share of the images (for 0, a fifth) is not trained on, "
-        "to measure with.",
+        "to measure with; and at least ten images of a class, or half of them.",
         0.2,
         min=0,
         max=0.9,

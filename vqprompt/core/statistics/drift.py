@@ -9,6 +9,7 @@ its true move is known (`fit_by_left_out_classes`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -31,14 +32,19 @@ class Moving(BaseModel, extra="forbid"):
     bandwidth: float = Field(0.5, gt=0, description="kernel only: width, in units of the mean distance to the center")
 
 
+@dataclass(eq=False)
 class Drift:
     """Moves points: x → x + (x − center) B + shift. `matrix` is I + B, applied to differences; None: no change.
 
-    error: covariance [D, D] of what the moved mean of a class is off by; None: not measured.
+    error, scatter: covariances [D, D] of what the moved mean of a class and a moved image are off by; None: not
+    measured.
     """
 
-    def __init__(self, center: Tensor, shift: Tensor, slope: Tensor | None = None, error: Tensor | None = None) -> None:
-        self.center, self.shift, self.slope, self.error = center, shift, slope, error
+    center: Tensor
+    shift: Tensor
+    slope: Tensor | None = None
+    error: Tensor | None = None
+    scatter: Tensor | None = None
 
     @property
     def matrix(self) -> Tensor | None:
@@ -91,7 +97,7 @@ def fit_drift(before: Tensor, after: Tensor, moving: Moving, labels: Tensor | No
 
 def fit_by_left_out_classes(old: Tensor, change: Tensor, labels: Tensor) -> Drift:
     """Ridge regression of the changes [n, D] on the features from before [n, D]. The ridge is the one that predicts the
-    mean change of a class best when the class is left out of the fit, and `error` says how well that is.
+    mean change of a class best when the class is left out of the fit, and `error` and `scatter` say how well that is.
 
     The prediction for a left-out class is exact and needs no second fit: with H the matrix that maps changes to fitted
     ones, the residuals of the rows g of a class become (I − H_gg)⁻¹ times those of the whole fit. Errors of means are
@@ -101,12 +107,12 @@ def fit_by_left_out_classes(old: Tensor, change: Tensor, labels: Tensor) -> Drif
     x, y = old - center, change - shift
     rows, held = _rows_by_class(labels)
     if len(rows) < 2:  # nothing shows how other classes moved, so they may be off by all of it
-        return Drift(center, shift, error=torch.outer(shift, shift))
+        return Drift(center, shift, None, torch.outer(shift, shift), torch.outer(shift, shift) + y.T @ y / len(y))
     u, s, v = _decompose(x)
     energy, spectrum = x.square().sum(1).mean().clamp(min=TINY), s.square()
     own, targets = torch.cat([u, u.new_zeros(1, len(s))])[rows], u.T @ y
     eye = torch.eye(rows.shape[1]).to(u)
-    best, slope, error = torch.inf, None, None
+    best, slope, error, scatter = torch.inf, None, None, None
     for ridge in (*RIDGES, torch.inf):
         kept = spectrum / (spectrum + ridge * energy) if ridge < torch.inf else torch.zeros_like(spectrum)
         residuals = torch.cat([y - u @ (kept[:, None] * targets), y.new_zeros(1, y.shape[1])])[rows]
@@ -116,8 +122,9 @@ def fit_by_left_out_classes(old: Tensor, change: Tensor, labels: Tensor) -> Drif
         if off < best:
             best, slope = float(off), v @ ((kept / s)[:, None] * targets)
             images = left_out.flatten(0, 1)
-            error = images.T @ images * (off / images.square().sum().clamp(min=TINY))
-    return Drift(center, shift, slope, error)
+            squares = images.T @ images
+            error, scatter = squares * (off / images.square().sum().clamp(min=TINY)), squares / len(x)
+    return Drift(center, shift, slope, error, scatter)
 
 
 def _rows_by_class(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.product.model import file as files
 from vqprompt.product.model.correcting import Correcting, misspellings
-from vqprompt.product.model.efforts import Trained, check_effort, seconds_of_training, why_not_train
+from vqprompt.product.model.efforts import Trained, check_effort, held_out, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
@@ -215,15 +215,15 @@ class Model(Correcting, OnTheHub):
         """Learn classes from a folder, an archive, a table, shards, or a list of images with labels. New classes are
         added, known ones get better. If anything goes wrong, the model stays as it was.
 
-        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network,
-        and "auto" decides whether training is worth its time. hold_out:
-        if it is 0, accuracy is not measured. At effort instant, accuracy is measured by leaving out one image at a
-        time, and the model learns from all images; at the others, this share of the images does not take part in
-        training. skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training.
-        on_disk: decoded images may be put into a temporary file if there are many; otherwise all are kept in memory.
-        classes: "outer" or "inner", if the images are in folders of folders. as_unknown: these images are none of the
-        classes, although they look similar: what is nearer to them than to any class is unknown. preview: only tell
-        what would change.
+        effort: "instant" keeps sums of features and is exact; "good" also trains prompts, "best" the network, and
+        "auto" decides whether training is worth its time. hold_out: if it is 0, accuracy is not measured. At effort
+        instant, accuracy is measured by leaving out one image at a time, and the model learns from all images; at the
+        others, this share of the images, and at least ten of a class or half of them, does not take part in training.
+        skip_broken: leave out images that cannot be read. exclude: paths not to learn. seed: of the training. on_disk:
+        decoded images may be put into a temporary file if there are many; otherwise all are kept in memory. classes:
+        "outer" or "inner", if the images are in folders of folders. as_unknown: these images are none of the classes,
+        although they look similar: what is nearer to them than to any class is unknown. preview: only tell what would
+        change.
         announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
@@ -255,7 +255,7 @@ class Model(Correcting, OnTheHub):
                 if effort == "auto":
                     changed = ingest(new, extractor, before.records, skip_broken, progress)
                     plan = decided(
-                        self._plan(new, "best" if trained is None else trained.effort, extractor),
+                        self._plan(new, "best" if trained is None else trained.effort, hold_out, extractor),
                         before,
                         changed,
                         new.labels,
@@ -265,7 +265,7 @@ class Model(Correcting, OnTheHub):
                     notes.append(f"nothing was trained: {reason}; learned as at effort instant")
                     effort = "instant"
                 if announce is not None:
-                    announce(plan or self._plan(new, effort, extractor))
+                    announce(plan or self._plan(new, effort, hold_out, extractor))
                 if effort == "instant":
                     changed = changed or ingest(new, extractor, before.records, skip_broken, progress)
                     records = {**before.records, **changed}
@@ -297,10 +297,11 @@ class Model(Correcting, OnTheHub):
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
             self._add_version(before.changed(event, records={**before.records, **changed}, measured=measured))
 
-    def _plan(self, new: NewPictures, effort: str, extractor: Extractor) -> Plan:
+    def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:
         seconds = extractor.seconds_per_image() * len(new)
         if effort != "instant":
-            seconds += seconds_of_training(self._in_torch(None), effort, len(new), bool(self.classes))
+            shown = int((~held_out(np.array(new.labels), new.ids, hold_out)).sum())
+            seconds += seconds_of_training(self._in_torch(None), effort, len(new), shown, bool(self.classes))
         names = [name for name in new.pictures.names if name != UNKNOWN]
         fresh = tuple(name for name in names if name not in self.knowledge.classes)
         return Plan(len(new), len(names), fresh, seconds, effort)

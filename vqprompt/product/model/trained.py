@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from vqprompt.core.errors import UserError, explain
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.statistics.drift import Moving, fit_drift
 from vqprompt.product.model.calibration import Measurements
-from vqprompt.product.model.efforts import TRAINING, Trained, check_trained, loop_settings
+from vqprompt.product.model.efforts import LOOKS, TRAINING, Trained, check_trained, held_out, loop_settings
 from vqprompt.product.model.extractor import Extractor, joined_blocks, unless_error
 from vqprompt.product.model.features import Features, last_block_last
 from vqprompt.product.model.ingest import NewPictures, features_of
@@ -39,8 +40,6 @@ from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
 MOVING = Moving(how="validated")
-LOOKS = 2.0  # forward passes per image with a trained network: the image and its mirror image
-GUARD = 0.2  # of the images is not trained on, to tell whether training pays, also if accuracy is not measured
 SHARES = (1.0, 0.5)  # of a teaching's training, the first that pays is kept
 
 
@@ -79,7 +78,7 @@ def retrain(
     labels = np.array(new.labels)
     names = np.unique(labels).tolist()
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
-    unseen = held_out(labels, new.ids, hold_out or GUARD)
+    unseen = held_out(labels, new.ids, hold_out)
     shown = order[~unseen[order]]
     reports = _shares(
         progress,
@@ -135,16 +134,16 @@ def move_records(
     """Classes after features moved. old, now: features of the same new images [n, D], before and after. labels: their
     classes [n].
 
-    A class that lies elsewhere than its memory says is one whose images lie elsewhere. So the remembered images are
-    scattered about their mean by what the move may be off by. Their accuracy, the percentages, the threshold and the
-    covariance then include the doubt, and it adds up from teaching to teaching.
+    The map tells where an image would be on average. Each image is off by more: as far as the images of a class that
+    is left out of the fit. So the remembered images are scattered about their mean by that. Their accuracy, the
+    percentages, the threshold and the covariance then include the doubt, and it adds up from teaching to teaching.
     """
     if not known:
         return {}
     numbers = torch.from_numpy(np.unique(labels, return_inverse=True)[1])
     drift = fit_drift(torch.from_numpy(old), torch.from_numpy(now), MOVING, numbers)
-    assert drift.error is not None
-    variances, vectors = np.linalg.eigh(drift.error.numpy())
+    assert drift.scatter is not None
+    variances, vectors = np.linalg.eigh(drift.scatter.numpy())
     root = vectors * np.sqrt(np.maximum(variances, 0))
 
     def moved(record: ClassRecord) -> ClassRecord:
@@ -157,17 +156,6 @@ def move_records(
 def _features(extractor: Extractor, new: NewPictures, progress: Report) -> np.ndarray:
     """Of all new pictures [n, D]."""
     return np.stack([unless_error(feature) for _, feature in features_of(new, extractor, progress)])
-
-
-def held_out(labels: np.ndarray, ids: np.ndarray, share: float) -> np.ndarray:
-    """Which pictures [n] training does not see: a share of each class, chosen by content."""
-    held = np.zeros(len(ids), bool)
-    for label in np.unique(labels):
-        own = np.flatnonzero(labels == label)
-        place = np.arange(len(own))
-        chosen = ((place + 1) * share + 0.5).astype(int) > (place * share + 0.5).astype(int)
-        held[own[np.argsort(ids[own])][chosen]] = True
-    return held
 
 
 def train(
@@ -239,13 +227,9 @@ def _fill(method: Any, trained: Trained) -> None:
 
 def _shares(progress: Report, *work: float) -> list[Report]:
     """One report per phase. Together they count up to the whole work, so the remaining time is that of all phases."""
-    total, starts = sum(work), np.cumsum([0.0, *work])
 
-    def of(phase: int) -> Report:
-        def report(event: Progress) -> None:
-            done = starts[phase] + work[phase] * (event.done / event.total if event.total else 0)
-            progress(Progress(Stage.LEARNING, done, total))
+    def report(before: float, own: float, event: Progress) -> None:
+        share = event.done / event.total if event.total else 0
+        progress(Progress(Stage.LEARNING, before + own * share, sum(work)))
 
-        return report
-
-    return [of(phase) for phase in range(len(work))]
+    return [partial(report, sum(work[:phase]), own) for phase, own in enumerate(work)]

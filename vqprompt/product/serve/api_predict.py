@@ -14,6 +14,7 @@ import io
 import json
 import math
 import struct
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,16 +27,15 @@ from starlette.datastructures import UploadFile
 from vqprompt._version import __version__
 from vqprompt.core.errors import explain
 from vqprompt.core.words import counted
-from vqprompt.product.model.pictures import UNKNOWN
-from vqprompt.product.model.predicting import Answer
+from vqprompt.product.model.model import Model
+from vqprompt.product.model.pictures import UNKNOWN, Picture
 from vqprompt.product.serve.batching import Given
-from vqprompt.product.serve.errors import NotAnImage, Refused, TooLarge
+from vqprompt.product.serve.errors import Conflict, NotAnImage, Refused, TooLarge
 from vqprompt.product.serve.models import Snapshot
-from vqprompt.product.serve.state import Serving, State, ThisModel
+from vqprompt.product.serve.state import Serving, ThisModel
 
 router = APIRouter(tags=["predict"])
 protocol = APIRouter(prefix="/v2", tags=["open inference protocol"])
-MOST_TOP = 1000
 LENGTH = "inference-header-content-length"
 MOST_IMAGES = 256  # per request
 MOST_VALUES, MOST_LISTS = 500_000, 100_000  # in the JSON of a request: no other thread works while it is read
@@ -63,7 +63,7 @@ class Prediction(BaseModel):
     version: int
 
 
-Top = Annotated[int, Query(ge=1, le=MOST_TOP, description="How many classes to name.")]
+Top = Annotated[int, Query(ge=1, le=1000, description="How many classes to name.")]
 Strictness = Annotated[float, Query(ge=-100, le=100, description="Above 0, more is called unknown; below 0, less.")]
 
 
@@ -73,7 +73,7 @@ async def predict(
 ) -> Prediction:
     """The image is the body of the request, or the field `file` of a form."""
     image, snapshot = await _image_of(request), served.snapshot
-    (told,) = await answer(state, snapshot, [image], top, strictness)
+    (told,) = await state.batcher.ask(snapshot, [image], top, strictness)
     unknown = told.familiarity < strictness
     return Prediction(
         name=UNKNOWN if unknown else told.classes[0][0],
@@ -94,15 +94,23 @@ async def predict_with(
     return await predict(request, state, state.models.get(model), top, strictness)
 
 
-async def answer(
-    state: State, snapshot: Snapshot, images: list[Given], top: int, strictness: float = 0.0
-) -> list[Answer]:
-    """One answer per image, which the metrics count."""
-    with state.metrics.seconds.time():
-        answers = await state.batcher.ask(snapshot, images, top)
-    for told in answers:
-        state.metrics.predictions.labels(snapshot.name, "unknown" if told.familiarity < strictness else "known").inc()
-    return answers
+@router.post("/models/{name}/attention", summary="Where the network looks in an image", openapi_extra=IMAGE_BODY)
+async def attention(request: Request, state: Serving, served: ThisModel) -> dict[str, Any]:
+    """Shares of the attention of the class token in the last block. patches: of parts of the image, row by row. prompt:
+    of prompts that were trained (effort good). box: the part of the image that the network sees (left, top, right and
+    bottom, as fractions). Needs PyTorch on the server (see `attention` in `GET /models/{name}`)."""
+    image, model = await _image_of(request), served.snapshot.model
+    if find_spec("torch") is None:
+        raise Conflict("this needs PyTorch on the server: pip install 'vqprompt[train]'")
+    async with state.attending:  # one at a time, so that predictions are answered in between
+        return await run_in_threadpool(_attention, model, image)
+
+
+def _attention(model: Model, image: bytes) -> dict[str, Any]:
+    from vqprompt.product.model.attention import attention  # slow to import
+
+    patches, prompt, box = attention(model.network, Picture("image 1", "", lambda: image))
+    return {"patches": patches, "prompt": prompt, "box": box}
 
 
 async def _image_of(request: Request) -> bytes:
@@ -178,7 +186,7 @@ class Asked(BaseModel):
 
 
 async def _snapshot(served: ThisModel, version: str | None = None) -> Snapshot:
-    return served.snapshot if version is None else await run_in_threadpool(served.at, version)
+    return served.snapshot if version is None else await run_in_threadpool(served.snapshot.at, version)
 
 
 ThisVersion = Annotated[Snapshot, Depends(_snapshot)]
@@ -190,7 +198,7 @@ def metadata(served: ThisModel, snapshot: ThisVersion) -> dict[str, Any]:
     shapes = {"probabilities": [-1, len(snapshot.model.classes)]}
     return {
         "name": served.name,
-        "versions": [str(n) for n in served.versions],
+        "versions": [str(n) for n in served.snapshot.versions],
         "platform": "vqprompt",
         "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}],
         "outputs": [{"name": n, "datatype": kind, "shape": shapes.get(n, [-1])} for n, kind in OUTPUTS.items()],
@@ -212,13 +220,13 @@ async def infer(request: Request, state: Serving, snapshot: ThisVersion) -> Resp
     async with state.parsing:  # one at a time, so that others are answered in between
         asked, images = await run_in_threadpool(_parse, body, request.headers.get(LENGTH))
     classes = snapshot.model.classes
-    answers = await answer(state, snapshot, images, max(len(classes), 1))
+    answers = await state.batcher.ask(snapshot, images, max(len(classes), 1))
     place = {c: number for number, c in enumerate(classes)}
     shares = np.zeros((len(answers), len(classes)), np.float32)
     for row, told in zip(shares, answers, strict=True):
         row[[place[c] for c, _ in told.classes]] = [share for _, share in told.classes]
-    values: dict[str, Any] = {
-        "class": [a.name for a in answers],
+    values = {
+        "class": np.array([a.name for a in answers], object),
         "probability": np.array([a.classes[0][1] for a in answers], np.float32),
         "probabilities": shares,
         "familiarity": np.clip(np.array([a.familiarity for a in answers]), -1e30, 1e30).astype(np.float32),
@@ -242,74 +250,65 @@ def _parse(body: bytes, length: str | None) -> tuple[Asked, list[Given]]:
 
 
 def _images(given: Input, tensors: bytes) -> list[Given]:
-    shape, size = given.shape, given.parameters.binary_data_size
+    shape, size, pixels = given.shape, given.parameters.binary_data_size, given.datatype == "UINT8"
     if size is not None and size != len(tensors):
         raise Refused(f"binary_data_size says {size}, and {len(tensors)} bytes follow the JSON")
-    if given.datatype == "UINT8":
-        images = _pixels(given.data if size is None else tensors, shape)
-    else:
-        images = _files(given.data) if size is None else _binary_files(tensors)
-        shape = [math.prod(shape)]
-    count = 1 if len(shape) == 3 else shape[0]
-    if len(images) != count or not 0 < count <= MOST_IMAGES:
+    try:
+        if pixels:
+            images = _pixels(np.asarray(given.data) if size is None else np.frombuffer(tensors, np.uint8), shape)
+        elif size is None:
+            images = [check_image(base64.b64decode(text, validate=True)) for text in given.data or ()]
+        else:
+            images = _files(io.BytesIO(tensors))
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, Refused):
+            raise
+        raise Refused(
+            "give image files (BYTES [n]; in JSON each is a string in base64), or pixels: whole numbers from 0 to 255 "
+            "(UINT8 [n, height, width, 3])"
+        ) from None
+    count = math.prod(shape[:-3] if pixels else shape)
+    if len(images) != count or count > MOST_IMAGES:
         there = counted(len(images), "image")
         raise Refused(f"the shape {shape} does not fit the {there} in data (at most {MOST_IMAGES} per request)")
     return images
 
 
-def _files(data: list[Any] | None) -> list[Given]:
-    try:
-        return [check_image(base64.b64decode(text, validate=True)) for text in data or ()]
-    except (TypeError, ValueError):
-        raise Refused("data must be a list of image files, each as a string in base64") from None
+def _pixels(values: np.ndarray, shape: list[int]) -> list[Given]:
+    in_range = values.dtype.kind in "iu" and values.min(initial=0) >= 0 and values.max(initial=0) <= 255
+    if not in_range or len(shape) not in (3, 4) or shape[-1] != 3:
+        raise ValueError
+    return list(values.astype(np.uint8).reshape(-1, *shape[-3:]))
 
 
-def _binary_files(tensors: bytes) -> list[Given]:
+def _files(tensors: io.BytesIO) -> list[Given]:
     """Each file is preceded by its length in four bytes."""
-    images, rest = list[Given](), io.BytesIO(tensors)
-    while length := rest.read(4):
-        content = rest.read(int.from_bytes(length, "little"))
+    images = list[Given]()
+    while length := tensors.read(4):
+        content = tensors.read(int.from_bytes(length, "little"))
         if len(length) < 4 or len(content) < int.from_bytes(length, "little"):
             raise Refused("the binary tensor ends in the middle of an image, or of its length")
         images.append(check_image(content))
     return images
 
 
-def _pixels(data: list[Any] | bytes | None, shape: list[int]) -> list[Given]:
-    if len(shape) not in (3, 4) or shape[-1] != 3:
-        raise Refused("give image files (BYTES [n]) or pixels (UINT8 [n, height, width, 3])")
-    try:
-        pixels = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.asarray(data)
-        if pixels.dtype.kind not in "iu" or pixels.min(initial=0) < 0 or pixels.max(initial=0) > 255:
-            raise ValueError
-        pixels = pixels.astype(np.uint8).reshape(shape)
-    except (ValueError, TypeError, OverflowError):
-        raise Refused(f"data must be whole numbers from 0 to 255 of the shape {shape}") from None
-    return list(pixels) if pixels.ndim == 4 else [pixels]
-
-
-def _reply(head: dict[str, Any], values: dict[str, Any], wanted: dict[str, bool]) -> Response:
+def _reply(head: dict[str, Any], values: dict[str, np.ndarray], wanted: dict[str, bool]) -> Response:
     outputs, tensors = [], []
     for name, binary in wanted.items():
         value = values[name]
-        shape = [len(value)] if isinstance(value, list) else list(value.shape)
-        output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": shape}
+        output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": value.shape}
         if binary:
-            packed = _pack(value)
+            if value.dtype == object:
+                packed = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, value))
+            else:
+                packed = value.astype("<f4").tobytes()
             output["parameters"] = {"binary_data_size": len(packed)}
             tensors.append(packed)
         else:
-            output["data"] = value if isinstance(value, list) else value.reshape(-1).tolist()
+            output["data"] = value.reshape(-1).tolist()
         outputs.append(output)
     text = json.dumps({**head, "outputs": outputs}, ensure_ascii=False).encode()
     if not tensors:
         return Response(text, media_type="application/json")
     headers = {"Inference-Header-Content-Length": str(len(text))}
     return Response(b"".join([text, *tensors]), media_type="application/octet-stream", headers=headers)
-
-
-def _pack(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):
-        return value.astype("<f4").tobytes()
-    encoded = [text.encode() for text in value]
-    return b"".join(struct.pack("<I", len(text)) + text for text in encoded)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import UserError
 from vqprompt.product.model.network import on_gpu
 from vqprompt.product.model.predicting import Answer
-from vqprompt.product.serve.errors import Busy, Conflict, NotAnImage, Refused, TooLarge
+from vqprompt.product.serve.errors import Busy, Conflict, Refused
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import Snapshot
@@ -50,10 +49,9 @@ class Batcher:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    async def ask(self, snapshot: Snapshot, images: list[Given], top: int) -> list[Answer]:
+    async def ask(self, snapshot: Snapshot, images: list[Given], top: int, strictness: float = 0.0) -> list[Answer]:
         """One answer per image, all from the same snapshot. An image that cannot be read raises its error."""
-        if not snapshot.model.classes:
-            raise Conflict("the model has learned nothing yet; teach it first")
+        snapshot.check_taught()
         if self._waiting and len(self._waiting) + len(images) > self.limits.waiting:
             raise Busy(f"{len(self._waiting)} predictions are already waiting; try again soon", retry_after=1)
         loop = asyncio.get_running_loop()
@@ -62,13 +60,18 @@ class Batcher:
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
         try:
-            async with asyncio.timeout(self.limits.predict_seconds):
-                return [await a.answer for a in asked]
+            with self.metrics.seconds.time():
+                async with asyncio.timeout(self.limits.predict_seconds):
+                    answers = [await a.answer for a in asked]
         except TimeoutError:
             raise Refused(f"no answer after {self.limits.predict_seconds:g} s; try again later", 504) from None
         finally:
             for a in asked:
                 a.answer.cancel()
+        for answer in answers:
+            known = "unknown" if answer.familiarity < strictness else "known"
+            self.metrics.predictions.labels(snapshot.name, known).inc()
+        return answers
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -81,8 +84,10 @@ class Batcher:
             for asked, answer in zip(batch, answers, strict=True):
                 if asked.answer.done():
                     continue
-                if isinstance(answer, Exception):
-                    asked.answer.set_exception(_as_refused(answer))
+                if isinstance(answer, UserError | MemoryError):
+                    asked.answer.set_exception(answer)
+                elif isinstance(answer, Exception):
+                    asked.answer.set_exception(Conflict(f"the model cannot answer ({answer!r})"))
                 else:
                     asked.answer.set_result(answer)
 
@@ -105,11 +110,3 @@ class Batcher:
         except Exception as error:
             traceback.print_exc()
             return [error] * len(batch)
-
-
-def _as_refused(error: Exception) -> UserError:
-    if isinstance(error, ImageError):
-        return NotAnImage(re.sub(r"^image \d+: ", "", str(error)))  # its place in the batch
-    if isinstance(error, MemoryError):
-        return TooLarge("there is not enough memory for this image; make it smaller")
-    return error if isinstance(error, UserError) else Conflict(f"the model cannot answer ({error!r})")

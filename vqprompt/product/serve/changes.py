@@ -7,15 +7,15 @@ reported as done is on disk; if it is killed at any moment, the file is the old 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
@@ -23,30 +23,12 @@ from vqprompt.product.model.correcting import check_known, erase_class
 from vqprompt.product.model.efforts import check_effort
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name
+from vqprompt.product.model.pictures import check_spelling
 from vqprompt.product.serve.errors import Conflict, NotThere
-from vqprompt.product.serve.gallery import Thumbnail, thumbnails
-from vqprompt.product.serve.models import ModelDefaults, ServedModel
+from vqprompt.product.serve.images import Thumbnail, UploadedImage, thumbnails
+from vqprompt.product.serve.models import ModelDefaults, Snapshot
 
 Tell = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class UploadedImage:
-    """name: the client's, for messages; no two of an upload are equal. file: where it is on this machine."""
-
-    name: str
-    label: str
-    file: Path
-
-    def picture(self) -> Picture:
-        return Picture(self.name, self.label, self.read)
-
-    def read(self) -> bytes:
-        try:
-            return self.file.read_bytes()
-        except OSError as error:
-            raise ImageError(f"{self.name}: cannot be read ({error.strerror})") from None
 
 
 @dataclass(frozen=True)
@@ -56,16 +38,16 @@ class Change:
 
     path: Path
     defaults: ModelDefaults
-    body: Any
+    body: Body
     images: tuple[UploadedImage, ...]
     target: Path
 
 
 @dataclass(frozen=True)
 class JobUpdate:
-    """What the worker reports. state: running, done, failed or cancelled. file: what the change made."""
+    """What the worker reports. file: what the change made."""
 
-    state: str
+    state: Literal["running", "done", "failed", "cancelled"]
     progress: Progress | None = None
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
@@ -73,17 +55,11 @@ class JobUpdate:
     file: Path | None = None
 
 
-def open_model(change: Change) -> Model:
-    if change.path.exists():
-        return Model.load(change.path, device=change.defaults.device)
-    return Model(change.defaults.backbone, size=change.defaults.size, device=change.defaults.device)
-
-
 @contextmanager
 def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
     """The model, which replaces its file when the block ends, if it has changed then."""
     with locked(change.path):
-        model = open_model(change)
+        model = change.defaults.open(change.path)
         before = model.knowledge
         yield model
         if model.knowledge is not before:
@@ -110,7 +86,7 @@ class Body(BaseModel):
     def kind(self) -> str:
         return type(self).__name__.lower()
 
-    def check(self, served: ServedModel) -> None:
+    def check(self, now: Snapshot) -> None:
         """Refuse what cannot be done with the model as it is now."""
 
     def do(self, change: Change, tell: Tell) -> JobUpdate:
@@ -132,8 +108,8 @@ class Teach(Body):
     as_unknown: bool = Field(default=False, description="These images are none of the classes, whatever their label.")
     preview: bool = PREVIEW
 
-    def check(self, served: ServedModel) -> None:
-        check_effort(self.effort, served.snapshot.model.knowledge.trained)
+    def check(self, now: Snapshot) -> None:
+        check_effort(self.effort, now.model.knowledge.trained)
 
     def do(self, change: Change, tell: Tell) -> JobUpdate:
         with changed_model(change, tell) as model:
@@ -142,7 +118,7 @@ class Teach(Body):
                 pictures, effort=self.effort, as_unknown=self.as_unknown, preview=self.preview, skip_broken=True,
                 progress=tell,
             )  # fmt: skip
-            made = () if self.preview else tuple(thumbnails((i.name, i.read) for i in change.images))
+            made = () if self.preview else tuple(thumbnails(change.images))
         return JobUpdate("done", result=taught.to_json(), thumbnails=made)
 
 
@@ -152,7 +128,7 @@ class Check(Body):
     def do(self, change: Change, tell: Tell) -> JobUpdate:
         from vqprompt.product.check.check import check as check_images  # slow to import
 
-        model, defaults = open_model(change), change.defaults
+        defaults, model = change.defaults, change.defaults.open(change.path)
         known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
         report = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
         number = {image.name: place for place, image in enumerate(change.images)}
@@ -167,8 +143,8 @@ class Undo(Body):
 
     steps: int = Field(default=1, ge=1, le=1000, description="How many changes to undo, the last one first.")
 
-    def check(self, served: ServedModel) -> None:
-        if self.steps > (possible := served.snapshot.model.can_undo):
+    def check(self, now: Snapshot) -> None:
+        if self.steps > (possible := now.model.can_undo):
             raise Conflict(f"{counted(possible, 'change')} can be undone, not {self.steps}")
 
     def apply(self, model: Model) -> dict[str, Any]:
@@ -180,14 +156,14 @@ class Return(Body):
 
     version: int = Field(ge=0, description="One of the model's versions; 0 is the empty model.")
 
-    def check(self, served: ServedModel) -> None:
-        others = [number for number in served.versions if number != served.snapshot.version]
+    def check(self, now: Snapshot) -> None:
+        others = [number for number in now.versions if number != now.version]
         if self.version not in others:
             raise NotThere(f"there is no other version {self.version}; the other versions are {others or 'none'}")
 
     def apply(self, model: Model) -> dict[str, Any]:
         model.return_to(self.version)
-        return {"version": self.version}
+        return self.model_dump()
 
 
 class Rename(Body):
@@ -196,12 +172,12 @@ class Rename(Body):
     old: str
     new: str
 
-    def check(self, served: ServedModel) -> None:
-        _check_names(served, [self.old], self.new)
+    def check(self, now: Snapshot) -> None:
+        copy(now.model).rename(self.old, self.new)
 
     def apply(self, model: Model) -> dict[str, Any]:
         model.rename(self.old, self.new)
-        return {"old": self.old, "new": self.new}
+        return self.model_dump()
 
 
 class Relabel(Body):
@@ -211,9 +187,8 @@ class Relabel(Body):
     label: str = Field(description='Their class; "unknown" if they are none of the classes.')
     preview: bool = PREVIEW
 
-    def check(self, served: ServedModel) -> None:
-        if self.label != UNKNOWN:
-            _check_names(served, [], self.label)
+    def check(self, now: Snapshot) -> None:
+        check_spelling(now.model.classes, [self.label])
 
     def apply(self, model: Model) -> dict[str, Any]:
         return model.relabel(_ids(self.images), self.label, preview=self.preview).to_json()
@@ -237,8 +212,9 @@ class Merge(Body):
     new: str = Field(description="The name of one of them, or a new one.")
     preview: bool = PREVIEW
 
-    def check(self, served: ServedModel) -> None:
-        _check_names(served, self.names, self.new)
+    def check(self, now: Snapshot) -> None:
+        for name in self.names:
+            check_known(name, now.model.classes)
 
     def apply(self, model: Model) -> dict[str, Any]:
         return model.merge(self.names, self.new, preview=self.preview).to_json()
@@ -250,9 +226,9 @@ class Forget(Body):
     name: str
     for_good: bool = FOR_GOOD
 
-    def check(self, served: ServedModel) -> None:
+    def check(self, now: Snapshot) -> None:
         if not self.for_good:  # what it has forgotten before may have left traces
-            _check_known(self.name, served.snapshot.model.knowledge.records)
+            check_known(self.name, now.model.knowledge.records)
 
     def apply(self, model: Model) -> dict[str, Any]:
         before, notes = model.accuracy, list[str]()
@@ -267,38 +243,18 @@ class Forget(Body):
 class Onnx(Body):
     """Make the model's ONNX file; `GET /models/{name}/onnx` downloads it when the job is done."""
 
-    def check(self, served: ServedModel) -> None:
-        check_taught(served)
+    def check(self, now: Snapshot) -> None:
+        now.check_taught()
 
     def do(self, change: Change, tell: Tell) -> JobUpdate:
         from vqprompt.product.export.onnx import onnx_file  # slow to import
 
-        write_atomically(change.target, onnx_file(open_model(change))[0])
+        write_atomically(change.target, onnx_file(change.defaults.open(change.path))[0])
         return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
 
 # changes that a JSON body describes, by their kind; the others come with images
 EDITS = {edit.__name__.lower(): edit for edit in (Undo, Return, Rename, Relabel, Unlearn, Merge, Forget, Onnx)}
-
-
-def check_taught(served: ServedModel) -> None:
-    if not served.snapshot.model.classes:
-        raise Conflict("the model has learned nothing yet; teach it first")
-
-
-def _check_known(name: str, names: Collection[str]) -> None:
-    try:
-        check_known(name, names)
-    except UserError as error:
-        raise NotThere(str(error)) from None
-
-
-def _check_names(served: ServedModel, old: list[str], new: str) -> None:
-    """Refuse classes that are not known, and a new name that is spelled almost as that of another class."""
-    classes = served.snapshot.model.classes
-    for name in old:
-        _check_known(name, classes)
-    check_spelling([name for name in classes if name not in old], [clean_name(new)])
 
 
 def _ids(images: list[ImageId]) -> list[int]:

@@ -1,10 +1,15 @@
-"""Checks before every request: who may ask, from where, how much, and how slowly.
+"""Checks before every request: who may ask, from where, how much, and how slowly. Nobody can hold a connection for
+nothing.
 
 - The name in the Host header must be one of ours, so that another site's page cannot reach a local server under that
   site's name (DNS rebinding).
 - A request that changes something, or reads anything except the page itself, must not come from another site's page.
 - A token, if there is one, is compared in constant time, taken only from the Authorization header, and never logged.
 - The size of a body is limited, and the time it may take to arrive.
+- Headers must arrive within `header_seconds`, of the first request and of every later one, and the next part of an
+  answer must be read within `answer_seconds`. (Between two requests, uvicorn closes a connection that is idle.)
+- When there are as many connections as are allowed, one of those that wait for their clients is closed: the one whose
+  client has sent nothing for the longest time. If there is none, the new one is answered with 503.
 """
 
 from __future__ import annotations
@@ -13,18 +18,19 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import json
 from base64 import b64decode
-from contextlib import suppress
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.serve.errors import NotAnImage, Refused
+from vqprompt.product.serve.errors import NotAnImage, Refused, as_response
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 
@@ -33,6 +39,7 @@ OPEN = ("/", "/docs", "/v2/health/live", "/v2/health/ready")  # without a token:
 OPEN_FOLDER = "/static/"
 SAFE = ("GET", "HEAD", "OPTIONS")
 JSON_BYTES = 1_000_000  # of a body that describes a change
+ALLOWANCE = 16e6  # bytes that must arrive within `body_seconds`; larger bodies get more time
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 HEADERS = {
     "content-security-policy": (
@@ -88,9 +95,8 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # no web sockets here
-        started = False
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        body = _Body(self, receive, self._most_bytes(scope, headers))
+        most = self._most_bytes(scope, headers)
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -100,28 +106,44 @@ class Guard:
                     sent.setdefault(name, value)
             await send(message)
 
-        async def answer(message: Message) -> None:
-            """What the app says, unless the body was refused; then the client gets our reason instead."""
-            nonlocal started
-            if body.refused is None or started:
-                started = True
-                await reply(message)
-
         try:
-            self._check(scope, headers, body.most)
-            with suppress(ClientDisconnect):
-                await self.app(scope, body, answer)
+            self._check(scope, headers, most)
+            async with self._whole_body(receive, most) as body:
+
+                async def read_again() -> Message:
+                    return body.popleft() if body else await receive()  # which waits until the client hangs up
+
+                if body[-1]["type"] == "http.request":  # else the client has left
+                    await self.app(scope, read_again, reply)
         except Refused as error:
-            body.refused = error
+            await as_response(error)(scope, receive, reply)
+
+    @asynccontextmanager
+    async def _whole_body(self, receive: Receive, most: int) -> AsyncIterator[deque[Message]]:
+        """The body of a request, when all of it has arrived. It counts as arriving until the request is answered."""
+        body, size, began = deque[Message](), 0, asyncio.get_running_loop().time()
+        try:
+            while not body or body[-1].get("more_body", False):
+                try:
+                    async with asyncio.timeout_at(began + self.limits.body_seconds * max(1.0, size / ALLOWANCE)):
+                        body.append(await receive())
+                except TimeoutError:
+                    raise Refused("the request arrived too slowly; send it faster, or send less", 408, CLOSE) from None
+                arrived = len(body[-1].get("body", b""))
+                size, self.arriving = size + arrived, self.arriving + arrived
+                if size > most:
+                    raise _too_large(most)
+                if self.arriving > self.limits.receiving_mb * 1e6:
+                    raise Refused("too much is being sent at the same time; try again later", 429, CLOSE)
+            yield body
         finally:
-            self.arriving -= body.read
-        if body.refused is not None and not started:
-            await as_response(body.refused)(scope, receive, reply)
+            self.arriving -= size
 
     def _most_bytes(self, scope: Scope, headers: dict[str, str]) -> int:
-        if headers.get("content-type", "").startswith("multipart/") and scope["path"].endswith(("/teach", "/uploads")):
+        last = scope["path"].rpartition("/")[2]
+        if headers.get("content-type", "").startswith("multipart/") and last in ("teach", "uploads"):
             return int(self.limits.upload_mb * 1e6)
-        return int(self.limits.image_mb * 1e6) if scope["path"].endswith(("/predict", "/infer")) else JSON_BYTES
+        return int(self.limits.image_mb * 1e6) if last in ("predict", "infer", "attention") else JSON_BYTES
 
     def _check(self, scope: Scope, headers: dict[str, str], most: int) -> None:
         path, host = scope["path"], headers.get("host", "")
@@ -158,53 +180,9 @@ class Guard:
         return hmac.compare_digest(_digest(given.strip()), self._token) and (basic or scheme.lower() == "bearer")
 
 
-class _Body:
-    """The body of a request, while it arrives. It is refused if it is too large or arrives too slowly. read: bytes."""
-
-    ALLOWANCE = 16e6  # bytes that must arrive within the given seconds; larger bodies get more time
-
-    def __init__(self, guard: Guard, receive: Receive, most: int) -> None:
-        self._guard, self._receive, self.most = guard, receive, most
-        self.read, self._over = 0, False
-        self.refused: Refused | None = None
-        self._started: float | None = None
-
-    async def __call__(self) -> Message:
-        if self._over:
-            return await self._receive()  # waits until the client hangs up
-        message = await self._next() if self.refused is None else {}
-        if self.refused is not None:
-            raise ClientDisconnect  # so that the app gives up; the guard then tells the reason
-        return message
-
-    async def _next(self) -> Message:
-        now = asyncio.get_running_loop().time()
-        self._started = self._started or now
-        left = self._started + self._guard.limits.body_seconds * max(1.0, self.read / self.ALLOWANCE) - now
-        try:
-            async with asyncio.timeout(max(left, 0.001)):
-                message = await self._receive()
-        except TimeoutError:
-            self.refused = Refused("the request arrived too slowly; send it faster, or send less", 408, CLOSE)
-            return {}
-        self._over = not message.get("more_body", False)  # also if the client has left
-        self.read += len(message.get("body", b""))
-        self._guard.arriving += len(message.get("body", b""))
-        if self.read > self.most:
-            self.refused = _too_large(self.most)
-        elif self._guard.arriving > self._guard.limits.receiving_mb * 1e6:
-            self.refused = Refused("too much is being sent at the same time; try again later", 429, CLOSE)
-        return message
-
-
 def _too_large(most: int) -> Refused:
     advice = "send less, or raise the limit (vqprompt serve --limit)"
     return Refused(f"the request has more than {most / 1e6:g} MB; {advice}", 413, CLOSE)
-
-
-def as_response(error: Refused) -> Response:
-    """What every error looks like. Characters beyond ASCII are escaped: what a client sent may not be valid text."""
-    return Response(json.dumps({"error": str(error)}), error.status, error.headers, "application/json")
 
 
 def _digest(token: str) -> bytes:
@@ -218,3 +196,76 @@ def _name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+# ---------------------------------------------------------------------------------------------- connections
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    limits: Limits
+    _headers_due: asyncio.TimerHandle | None = None
+    _reading_due: asyncio.TimerHandle | None = None
+
+    @property
+    def is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def awaits_client(self) -> bool:
+        """To send the rest of a request, or to read the answer. Clients that send further requests before they have
+        read an answer count too: they could keep the connection busy for ever."""
+        unread = self._reading_due is not None or bool(getattr(self, "pipeline", ()))
+        return self.is_between_requests or self.cycle.more_body or unread
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        others = [other for other in self.connections if not other.transport.is_closing()]
+        waiting = [other for other in others if other.awaits_client]
+        full = len(others) >= self.limits.connections - 1
+        if full and waiting:
+            min(waiting, key=lambda other: other.heard).hang_up()
+            full = False
+        self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(1)  # what a client does not read is noticed at once; TLS would stop at 0
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.heard = self.loop.time()
+        if not self.is_between_requests:
+            self._cancel("_headers_due")
+        elif self._headers_due is None:
+            self._expect_headers()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reading_due = self.loop.call_later(self.limits.answer_seconds, self.hang_up)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel("_reading_due")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel("_headers_due")
+        self._cancel("_reading_due")
+        if hasattr(self, "pipeline"):
+            self.pipeline.clear()  # requests that wait behind the one whose answer nobody reads any more
+        super().connection_lost(exc)
+
+    def hang_up(self) -> None:
+        self.transport.abort()
+
+    def _expect_headers(self) -> None:
+        self.heard = self.loop.time()
+        self._headers_due = self.loop.call_later(self.limits.header_seconds, self.hang_up)
+
+    def _cancel(self, name: str) -> None:
+        timer: asyncio.TimerHandle | None = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)
+
+
+def with_deadlines(limits: Limits) -> type[Any]:
+    """The protocol for uvicorn."""
+    return type("Connection", (_Connection,), {"limits": limits})

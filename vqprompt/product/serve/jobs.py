@@ -14,14 +14,15 @@ import signal
 import threading
 import time
 import traceback
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_message
+from typing import Any, Literal
 
 import psutil
+from pydantic import BaseModel, Field, PrivateAttr, computed_field
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
@@ -32,33 +33,50 @@ from vqprompt.product.serve.models import without_folder
 
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
-SECONDS_IDLE = 1.0  # between two checks whether other programs changed the models
 SECONDS_BETWEEN_UPDATES = 0.1
-NICENESS = 5
 CANCEL = "cancel"  # the server sends this to stop the running change
-ENDED = ("done", "failed", "cancelled")
 
 
-@dataclass(eq=False)
-class Job:
-    """One change of one model. finish: called with the last update, before the job is shown as ended. held: what the
-    job uses; it is given back when the job has ended."""
+class Job(BaseModel):
+    """A change of a model: waiting, running or ended."""
 
+    id: str = Field(default_factory=lambda: secrets.token_hex(8))
+    kind: str
     model: str
-    change: Change
-    finish: Callable[[JobUpdate], None]
-    held: ExitStack = field(default_factory=ExitStack)
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
-    state: str = "queued"
-    stage: str = "waiting"
+    preview: bool = Field(description="It only tells which answers would change.")
+    state: Literal["queued", "running", "done", "failed", "cancelled"] = "queued"
+    stage: str = Field("waiting", description="What is being done.")
     done: float = 0
     total: float = 0
-    started: float | None = None
-    ended: float | None = None
-    result: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = {}
     error: str | None = None
+    _change: Change = PrivateAttr()
+    _finish: Callable[[JobUpdate], None] = PrivateAttr()
+    _future: Future[None] = PrivateAttr()
+    _cancelled: threading.Event = PrivateAttr(default_factory=threading.Event)
+    _started: float | None = None
+    _ended: float | None = None
     _stage_began: float = 0.0
-    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    @computed_field(description="Seconds since it started.")  # type: ignore[prop-decorator]
+    @property
+    def elapsed(self) -> float | None:
+        return None if self._started is None else (self._ended or time.time()) - self._started
+
+    @computed_field(description="Estimated seconds until this stage is done.")  # type: ignore[prop-decorator]
+    @property
+    def remaining(self) -> float | None:
+        if self.state != "running" or not self.total or not self.done:
+            return None
+        return (time.monotonic() - self._stage_began) / self.done * (self.total - self.done)
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ("queued", "running")
+
+    def wait(self) -> None:
+        """Until it has ended, or the server."""
+        wait([self._future])
 
     def follow(self, event: Progress | None) -> None:
         if event is None:
@@ -68,115 +86,86 @@ class Job:
             self.stage, self._stage_began = stage, time.monotonic()
         self.done, self.total = event.done, event.total
 
-    def remaining(self) -> float | None:
-        """Estimated seconds until this stage is done; None if unknown."""
-        if self.state != "running" or not self.total or not self.done:
-            return None
-        return (time.monotonic() - self._stage_began) / self.done * (self.total - self.done)
-
-    def to_json(self) -> dict[str, Any]:
-        elapsed = None if self.started is None else (self.ended or time.time()) - self.started
-        return {
-            "id": self.id, "kind": self.change.body.kind, "model": self.model, "state": self.state, "stage": self.stage,
-            "done": self.done, "total": self.total, "elapsed": elapsed, "remaining": self.remaining(),
-            "result": self.result, "error": self.error,
-        }  # fmt: skip
-
 
 class Jobs:
-    """A queue, and the thread that gives its jobs to the worker. Nothing that a job or a model does ends the thread.
-    idle: called once per second while there is nothing to do. ended: called with every job that has ended."""
+    """Those that wait, the one that runs, and the last ones that ended. A thread gives them to the worker, one after
+    another. ended: called with every job that has ended."""
 
-    def __init__(self, limits: Limits, idle: Callable[[], None], ended: Callable[[Job], None]) -> None:
-        self.limits, self._idle, self._ended = limits, idle, ended
-        self._queue: deque[Job] = deque()
-        self._all: OrderedDict[str, Job] = OrderedDict()
-        self._wake = threading.Condition()
-        self._closing = False
+    def __init__(self, limits: Limits, ended: Callable[[Job], None]) -> None:
+        self.limits, self._ended = limits, ended
+        self._jobs: dict[str, Job] = {}
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "jobs")
         self._process: Any = None
         self._connection: Any = None
-        self._thread = threading.Thread(target=self._work, name="jobs", daemon=True)
-        self._thread.start()
 
     # ------------------------------------------------------------------ for requests
 
-    def add(self, job: Job) -> Job:
-        with self._wake:
-            if len(self._queue) >= self.limits.jobs:
-                raise Busy(f"{len(self._queue)} changes are already waiting; try again later", retry_after=10)
-            self._queue.append(job)
-            self._all[job.id] = job
-            over = [j for j in self._all.values() if j.state in ENDED][: max(0, len(self._all) - FINISHED_KEPT)]
-            for old in over:
-                del self._all[old.id]
-            self._wake.notify()
+    def add(self, job: Job, change: Change, finish: Callable[[JobUpdate], None]) -> Job:
+        """finish: called with the last update, before the job is shown as ended."""
+        job._change, job._finish = change, finish
+        with self._lock:
+            if (waiting := self.waiting()) >= self.limits.jobs:
+                raise Busy(f"{waiting} changes are already waiting; try again later", retry_after=10)
+            ended = [j for j in self.all() if not j.is_active]
+            for old in ended[: max(0, len(self._jobs) + 1 - FINISHED_KEPT)]:
+                self._jobs.pop(old.id, None)
+            job._future = self._thread.submit(self._run, job)
+            self._jobs[job.id] = job
         return job
 
     def get(self, name: str) -> Job:
-        if (job := self._all.get(name)) is None:
+        if (job := self._jobs.get(name)) is None:
             raise NotThere(f"there is no such job; only the last {FINISHED_KEPT} are remembered")
         return job
 
     def all(self) -> list[Job]:
-        with self._wake:
-            return list(self._all.values())
+        return list(self._jobs.values())
 
     def waiting(self) -> int:
-        return len(self._queue)
+        return sum(job.state == "queued" for job in self.all())
 
     def cancel(self, job: Job) -> None:
         """A waiting job ends at once, a running one soon. A job that is already finishing still ends as done."""
-        with self._wake:
-            job.cancelled.set()
-            if job in self._queue:
-                self._queue.remove(job)
+        job._cancelled.set()
+        with self._lock:
+            if not job._future.cancelled() and job._future.cancel():
                 self._end(job, JobUpdate("cancelled"))
 
     def forget_ended(self, model: str) -> None:
         """Forget what the ended jobs of a model were about."""
-        with self._wake:
-            for job in [j for j in self._all.values() if j.model == model and j.state in ENDED]:
-                del self._all[job.id]
+        for job in self.all():
+            if job.model == model and not job.is_active:
+                self._jobs.pop(job.id, None)
+
+    def when_idle(self, work: Callable[[], None]) -> None:
+        """Do something between two jobs; nothing while a job waits or runs."""
+        if not any(job.is_active for job in self.all()):
+            self._thread.submit(work).result()
 
     def close(self) -> None:
-        with self._wake:
-            self._closing = True
-            for job in self._all.values():
-                job.cancelled.set()
-            self._wake.notify()
-        self._thread.join(timeout=SECONDS_TO_CANCEL + 5)
+        for job in self.all():
+            job._cancelled.set()
+        self._thread.shutdown(cancel_futures=True)
         self._stop_worker()
 
     # ------------------------------------------------------------------ the thread
 
-    def _work(self) -> None:
-        while not self._closing:
-            with self._wake:
-                if not self._queue and not self._closing:
-                    self._wake.wait(SECONDS_IDLE)
-                job = self._queue.popleft() if self._queue and not self._closing else None
-            try:
-                if job is not None:
-                    self._end(job, self._run(job))
-                elif not self._closing:
-                    self._idle()
-            except Exception:
-                traceback.print_exc()
-
-    def _run(self, job: Job) -> JobUpdate:
-        job.started, job.state, job.stage = time.time(), "running", "starting"
+    def _run(self, job: Job) -> None:
+        job._started, job.state, job.stage = time.time(), "running", "starting"
         job._stage_began = time.monotonic()
         try:
-            return self._hand_over(job)
+            update = self._hand_over(job)
         except Exception as error:
             if not isinstance(error, EOFError | OSError):  # these: it was killed, by the system or by a person
                 traceback.print_exc()
             self._stop_worker()
-            return JobUpdate("failed", error="the learning process was killed; the model is as it was")
+            update = JobUpdate("failed", error="the learning process was killed; the model is as it was")
+        self._end(job, update)
 
     def _hand_over(self, job: Job) -> JobUpdate:
         self._start_worker()
-        self._connection.send(job.change)
+        self._connection.send(job._change)
         deadline, asked_to_stop = time.monotonic() + self.limits.job_minutes * 60, None
         while True:
             if self._connection.poll(0.05):
@@ -188,7 +177,7 @@ class Jobs:
             if now > deadline:
                 late = JobUpdate("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
                 return self._stop_worker() or late
-            if job.cancelled.is_set():
+            if job._cancelled.is_set():
                 if asked_to_stop is None:
                     asked_to_stop = now
                     self._connection.send(CANCEL)
@@ -196,12 +185,11 @@ class Jobs:
                     return self._stop_worker() or JobUpdate("cancelled")
 
     def _end(self, job: Job, update: JobUpdate) -> None:
-        with job.held:
-            try:
-                job.finish(update)
-            except Exception as error:
-                update = JobUpdate("failed", error=f"{error}")
-        job.result, job.error, job.ended = update.result, update.error or None, time.time()
+        try:
+            job._finish(update)
+        except Exception as error:
+            update = JobUpdate("failed", error=f"{error}")
+        job.result, job.error, job._ended = update.result, update.error or None, time.time()
         job.stage = job.state = update.state
         self._ended(job)
 
@@ -244,7 +232,7 @@ def work(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(psutil.Error):
-        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", NICENESS))  # Windows has classes
+        psutil.Process().nice(getattr(psutil, "BELOW_NORMAL_PRIORITY_CLASS", 5))  # Windows has classes
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     while True:
         try:
@@ -258,7 +246,7 @@ def work(connection: Connection) -> None:
 def _end_with_the_server() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        wait_for_message([parent.sentinel])
         os._exit(1)
 
 

@@ -14,11 +14,9 @@ import base64
 import binascii
 import json
 import os
-import threading
-import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
@@ -30,10 +28,10 @@ from vqprompt.core.errors import UserError
 from vqprompt.product.model.pictures import content_id
 from vqprompt.product.serve.changes import Relabel, Teach
 from vqprompt.product.serve.errors import Refused
-from vqprompt.product.serve.jobs import ENDED, Job
+from vqprompt.product.serve.jobs import Job
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ServedModel
-from vqprompt.product.serve.state import Serving, State, ThisModel, warn
+from vqprompt.product.serve.models import ServedModel, warn
+from vqprompt.product.serve.state import Serving, State, ThisModel
 
 router = APIRouter(prefix="/label-studio/{name}", include_in_schema=False)
 SECONDS = 30  # for one answer of Label Studio
@@ -77,10 +75,9 @@ def webhook(state: Serving, served: ThisModel, body: dict[str, Any], later: Back
     if body.get("action") not in (*ANNOTATED, "START_TRAINING"):
         return {"status": "ignored"}
     tasks = body.get("task", [None])
-    waiting = state.annotated.setdefault(served.name, AnnotatedTasks())
     for task in tasks if isinstance(tasks, list) else [tasks]:
-        waiting.tasks.add((body["project"]["id"], None if task is None else task["id"]))
-    later.add_task(waiting.teach, state, served)
+        served.annotated.add((body["project"]["id"], None if task is None else task["id"]))
+    later.add_task(_teach_annotated, state, served)
     return {"status": "ok"}
 
 
@@ -88,46 +85,43 @@ def _version(served: ServedModel) -> str:
     return f"{served.name}-{served.snapshot.version}"
 
 
-@dataclass(eq=False)
-class AnnotatedTasks:
-    """Tasks of one model that have annotations to learn. tasks: (project, task); a task that is None means all."""
+def _teach_annotated(state: State, served: ServedModel) -> None:
+    """Returns at once if another thread is at it, which then does these as well."""
+    while served.annotated and not state.closing and served.annotating.acquire(blocking=False):
+        taken, served.annotated = served.annotated, set()
+        try:
+            for job in _teach(state, served, taken):
+                job.wait()
+                if job.state == "failed":
+                    warn(f"Label Studio: {job.error}")
+        except (UserError, OSError) as error:
+            warn(f"Label Studio: {error}; trying again with the next annotation")
+            served.annotated |= taken
+            return
+        finally:
+            served.annotating.release()
 
-    tasks: set[tuple[int, int | None]] = field(default_factory=set)
-    _teaching: threading.Lock = field(default_factory=threading.Lock)
 
-    def teach(self, state: State, served: ServedModel) -> None:
-        """Returns at once if another thread is at it, which then does these as well."""
-        while self.tasks and not state.closing and self._teaching.acquire(blocking=False):
-            taken, self.tasks = self.tasks, set()
-            try:
-                self._teach(state, served, taken)
-            except (UserError, OSError) as error:
-                warn(f"Label Studio: {error}; trying again with the next annotation")
-                self.tasks |= taken
-                return
-            finally:
-                self._teaching.release()
+def _teach(state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> list[Job]:
+    studio, jobs, records = LabelStudio.connect(), list[Job](), served.snapshot.model.knowledge.records
 
-    def _teach(self, state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> None:
-        studio, upload, jobs = LabelStudio.connect(), state.uploads.new(served.name), list[Job]()
-        records = served.snapshot.model.knowledge.records
-        with upload.in_use():
-            for task, choices in studio.tasks(taken):
-                if (label := choices.label(task["annotations"])) is None:
-                    continue
-                content = studio.image(task["data"].get(choices.key), state.limits)
-                image = content_id(content)
-                if all(np.uint64(image) not in record.ids for record in records.values()):
-                    upload.add(f"task {task['id']}", label, content)
-                elif label not in records or np.uint64(image) not in records[label].ids:
-                    jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
-            if upload.images:
-                jobs.append(state.submit(served, Teach(upload=upload.id), upload))
-        while any(job.state not in ENDED for job in jobs) and not state.closing:
-            time.sleep(0.1)
-        for job in jobs:
-            if job.state == "failed":
-                warn(f"Label Studio: {job.error}")
+    def new_images() -> Iterator[tuple[str, str, bytes]]:
+        """Of tasks that were not taught before; the others move to their class."""
+        for task, choices in studio.tasks(taken):
+            if (label := choices.label(task["annotations"])) is None:
+                continue
+            content = studio.image(task["data"].get(choices.key), state.limits)
+            image = content_id(content)
+            if all(np.uint64(image) not in record.ids for record in records.values()):
+                yield f"task {task['id']}", label, content
+            elif label not in records or np.uint64(image) not in records[label].ids:
+                jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
+
+    upload = state.uploads.add(served.name, new_images())
+    if not upload.images:
+        state.uploads.release(upload)
+        return jobs
+    return [*jobs, state.submit(served, Teach(upload=upload.id), upload)]
 
 
 @dataclass(frozen=True)

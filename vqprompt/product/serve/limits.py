@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from vqprompt.core.errors import UserError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vqprompt.core.errors import UserError, explain
 
 
-def _limit(default: float, says: str) -> Any:
-    return field(default=default, metadata={"says": says})
+def _limit(default: float, says: str, least: float = 1) -> Any:
+    return Field(default, ge=least, lt=1e9, description=says)
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(BaseModel):
     """Each can be raised or lowered: `vqprompt serve --limit upload_mb=1000`."""
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
     image_mb: float = _limit(32, "MB per image, and per request that is not an upload")
     upload_mb: float = _limit(512, "MB per upload of images to teach")
     upload_images: float = _limit(2000, "images per upload")
-    receiving_mb: float = _limit(1024, "MB of uploads that are on their way at the same time, in memory")
+    receiving_mb: float = _limit(1024, "MB of requests that are on their way at the same time, in memory")
     uploads: float = _limit(8, "uploads that wait to be taught")
     upload_minutes: float = _limit(30, "minutes until an upload that nobody teaches is deleted")
     jobs: float = _limit(16, "teachings and other changes that wait")
@@ -32,24 +33,13 @@ class Limits:
     idle_seconds: float = _limit(30, "seconds that a connection may be idle between two requests")
     connections: float = _limit(512, "connections at once")
     answer_seconds: float = _limit(60, "seconds that a client may take to read the next 64 kB of an answer")
-    thumbnails: float = _limit(4000, "thumbnails of taught images, in memory")
+    thumbnails: float = _limit(4000, "thumbnails of taught images, in memory", least=0)
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> Limits:
         """From `name=number`, as on the command line."""
-        limits: dict[str, float] = {}
-        for text in given:
-            name, _, number = text.partition("=")
-            try:
-                limits[name] = float(number)
-            except ValueError:
-                raise UserError(f"--limit {text!r}: give a name and a number, such as upload_mb=1000") from None
-            if name not in {f.name for f in fields(cls)}:
-                raise UserError(f"--limit {text!r}: there is no such limit; the limits are\n{cls.described()}")
-            if not 0 <= limits[name] < 1e9 or (limits[name] < 1 and name != "thumbnails"):
-                raise UserError(f"--limit {text!r}: give a number from 1 (thumbnails: from 0)")
-        return replace(cls(), **limits)
-
-    @classmethod
-    def described(cls) -> str:
-        return "\n".join(f"  {f.name}={f.default:g}  {f.metadata['says']}" for f in fields(cls))
+        try:
+            return cls.model_validate({name: number for name, _, number in (text.partition("=") for text in given)})
+        except ValidationError as error:
+            limits = "\n".join(f"  {name}={f.default:g}  {f.description}" for name, f in cls.model_fields.items())
+            raise UserError(f"{explain(error, '--limit NAME=NUMBER')}; the limits are\n{limits}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -27,6 +27,3 @@ class Metrics:
         self.classes = Gauge("vqprompt_model_classes", "Classes that a model knows.", ["model"], registry=own)
         self.accuracy = Gauge("vqprompt_model_accuracy", "Of images left out one at a time.", ["model"], registry=own)
         self.version = Gauge("vqprompt_model_version", "The version that answers.", ["model"], registry=own)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,16 +18,21 @@ from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
 from vqprompt.product.serve.errors import Conflict, NotThere
 
-OLDER_IN_MEMORY = 2  # older versions that stay loaded, for requests that name a version
-
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """How to make a model that does not exist yet."""
+    """How to make a model that does not exist yet, and where to compute."""
 
     backbone: str = "vit-s14"
     size: int | None = None
     device: str = "auto"
+
+    def open(self, path: Path) -> Model:
+        if not path.exists():
+            return Model(self.backbone, size=self.size, device=self.device)
+        # None: the weights are where the model's file says
+        weights = self.backbone if self.backbone != ModelDefaults.backbone else None
+        return Model.load(path, device=self.device, backbone=weights)
 
 
 @dataclass(eq=False)
@@ -35,6 +42,28 @@ class Snapshot:
     name: str
     version: int
     model: Model
+    _older: Snapshot | None = field(init=False, default=None)
+
+    @property
+    def versions(self) -> list[int]:
+        """The numbers of all versions in the file."""
+        return [version.number for version in self.model.versions]
+
+    def at(self, version: str) -> Snapshot:
+        """Another version, by its number. The one that was asked for last stays in memory."""
+        numbers = {str(number): number for number in self.versions}
+        if version not in numbers:
+            raise NotThere(f"there is no version {version[:20]!r} of {self.name}; there are {', '.join(numbers)}")
+        older = self if numbers[version] == self.version else self._older
+        if older is None or older.version != numbers[version]:
+            model = copy(self.model)
+            model.return_to(numbers[version])
+            self._older = older = Snapshot(self.name, numbers[version], model)
+        return older
+
+    def check_taught(self) -> None:
+        if not self.model.classes:
+            raise Conflict("the model has learned nothing yet; teach it first")
 
     @cached_property
     def left_out(self) -> LeftOutAnswers:
@@ -60,17 +89,21 @@ class Snapshot:
 @dataclass(eq=False)
 class ServedModel:
     """One model's file, and the snapshot that answers for it. drawings: whether it knows drawings (the example).
-    problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one."""
+    problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one. export: the
+    ONNX file that was made of it, and what it is called. annotated: tasks of Label Studio that wait to be taught, as
+    (project, task); a task that is None means all."""
 
     name: str
     path: Path
     defaults: ModelDefaults
     drawings: bool = False
     problem: str | None = field(init=False, default=None)
+    export: tuple[Path, str] | None = field(init=False, default=None)
+    annotated: set[tuple[int, int | None]] = field(init=False, default_factory=set)
+    annotating: threading.Lock = field(init=False, default_factory=threading.Lock)  # held while these are taught
     _snapshot: Snapshot | None = field(init=False, default=None)
-    _older: dict[int, Snapshot] = field(init=False, default_factory=dict)
     _stamp: tuple[int, ...] | None = field(init=False, default=())  # () before the first look at the file
-    _loading: threading.Lock = field(init=False, default_factory=threading.Lock)
+    loading: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -82,64 +115,41 @@ class ServedModel:
     def usable(self) -> bool:
         return self._snapshot is not None
 
-    def refresh(self, replacing: Callable[[Snapshot], None] = lambda now: None) -> None:
-        """Load the file if it is not the one that was loaded last, and replace the snapshot in one step. replacing:
-        called with the new one just before. A file that cannot be used is a problem of this model alone, until it
-        changes."""
-        with self._loading:
-            stamp = _stamp(self.path)
-            if stamp == self._stamp:
-                return
-            self._stamp, self.problem = stamp, None
-            try:
-                model = self._load()
-                snapshot = Snapshot(self.name, model.knowledge.version, model)
-            except Exception as error:  # whatever is in the file, only this model suffers
-                self.problem = without_folder(error, self.path)
-                return
-            try:
-                replacing(snapshot)
-            finally:
-                self._older.clear()
-                self._snapshot = snapshot
+    def load_new(self) -> Snapshot | None:
+        """The file's snapshot, if the file is not the one that was loaded last. A file that cannot be used is a problem
+        of this model alone, until it changes."""
+        if (stamp := _stamp(self.path)) == self._stamp:
+            return None
+        self._stamp, self.problem = stamp, None
+        try:
+            model = self.defaults.open(self.path)
+            return Snapshot(self.name, model.knowledge.version, model)
+        except Exception as error:  # whatever is in the file, only this model suffers
+            self.problem = without_folder(error, self.path)
+            return None
 
-    def at(self, version: str) -> Snapshot:
-        """The snapshot of a version, by its number."""
-        numbers = {str(number): number for number in self.versions}
-        if version not in numbers:
-            raise NotThere(f"there is no version {version[:20]!r} of {self.name}; there are {', '.join(numbers)}")
-        if (number := numbers[version]) == self.snapshot.version:
-            return self.snapshot
-        with self._loading:
-            if number not in self._older:
-                model = self._load()
-                model.return_to(number)
-                while len(self._older) >= OLDER_IN_MEMORY:
-                    self._older.pop(next(iter(self._older)))
-                self._older[number] = Snapshot(self.name, number, model)
-            return self._older[number]
+    def show(self, snapshot: Snapshot) -> None:
+        """Answer with this one from now on."""
+        self._snapshot = snapshot
 
-    @property
-    def versions(self) -> list[int]:
-        """The numbers of all versions in the file."""
-        return [version.number for version in self.snapshot.model.versions]
+    def drop_export(self) -> None:
+        if self.export is not None:
+            self.export[0].unlink(missing_ok=True)
+            self.export = None
 
     def warm_up(self) -> None:
         """Load the backbone, so that the first answer comes as fast as any other."""
         self.snapshot.model.embed(np.zeros((32, 32, 3), np.uint8))
-
-    def _load(self) -> Model:
-        if self._stamp is None:
-            return Model(self.defaults.backbone, size=self.defaults.size, device=self.defaults.device)
-        # None: the weights are where the model's file says
-        weights = self.defaults.backbone if self.defaults.backbone != ModelDefaults.backbone else None
-        return Model.load(self.path, device=self.defaults.device, backbone=weights)
 
 
 def without_folder(error: Exception, path: Path) -> str:
     """A message about a model's file as clients may read it: they know its name, and need not know its folder."""
     text = str(error) if isinstance(error, UserError) else f"{path}: {type(error).__name__}: {error}"
     return text.replace(str(path), path.name)
+
+
+def warn(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
@@ -151,14 +161,11 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
 
 
 class ModelFolder:
-    """All models of a server, by name. folder: where to look for new ones. warn: told once about each bad file."""
+    """All models of a server, by name. folder: where to look for new ones; None if there is one model alone."""
 
-    def __init__(
-        self, models: list[ServedModel], defaults: ModelDefaults, folder: Path | None = None,
-        warn: Callable[[str], None] = print,
-    ) -> None:  # fmt: skip
+    def __init__(self, models: list[ServedModel], defaults: ModelDefaults, folder: Path | None = None) -> None:
         self._models = {model.name: model for model in models}
-        self.defaults, self.folder, self._warn = defaults, folder, warn
+        self.defaults, self.folder = defaults, folder
 
     def __iter__(self) -> Iterator[ServedModel]:
         """Those that can answer."""
@@ -174,13 +181,14 @@ class ModelFolder:
             raise NotThere(f"there is no model {name[:100]!r}; the models are {', '.join(self._models) or 'none'}")
         return self._models[name]
 
-    def look_again(self, refresh: Callable[[ServedModel], Any] = ServedModel.refresh) -> None:
+    def look_again(self, refresh: Callable[[ServedModel], Any]) -> None:
         """Notice what other programs did: models taught with `vqprompt learn`, files added or deleted. refresh: called
-        with each model."""
+        with each model. A bad file is told once."""
         models = dict(self._models)  # requests iterate over the other one
         if self.folder is not None:
-            for path in _model_files(self.folder):
-                models.setdefault(path.stem, ServedModel(path.stem, path, self.defaults))
+            for path in sorted(self.folder.glob("*.vqp")):
+                if not path.name.startswith(".") and path.stem.isprintable():
+                    models.setdefault(path.stem, ServedModel(path.stem, path, self.defaults))
         for served in list(models.values()):
             is_empty = served.usable and not served.snapshot.model.classes  # it has no file until it is taught
             if self.folder is not None and not served.path.exists() and not is_empty:
@@ -188,10 +196,7 @@ class ModelFolder:
                 continue
             before = served.problem
             refresh(served)
-            if served.problem is not None and served.problem != before:
-                self._warn(f"{served.path.parent}: {served.problem}")
+            is_told = self.folder is None and not served.usable  # by the command, which then ends
+            if served.problem not in (None, before) and not is_told:
+                warn(f"{served.path.parent}: {served.problem}")
         self._models = models
-
-
-def _model_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.glob("*.vqp") if not p.name.startswith(".") and p.stem.isprintable())

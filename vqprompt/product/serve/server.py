@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import secrets
 import socket
+import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import generate_latest
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -24,18 +25,18 @@ from starlette.exceptions import HTTPException
 from vqprompt._version import __version__
 from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
-from vqprompt.product.serve import api_changes, api_models, api_predict, example, label_studio
-from vqprompt.product.serve.connections import with_deadlines
-from vqprompt.product.serve.errors import NotThere, Refused
-from vqprompt.product.serve.guard import Guard, as_response, check_token, is_local
+from vqprompt.product import example
+from vqprompt.product.serve import api_models, api_predict, label_studio
+from vqprompt.product.serve.errors import as_response
+from vqprompt.product.serve.guard import Guard, check_token, is_local, with_deadlines
+from vqprompt.product.serve.images import drawn_thumbnails
 from vqprompt.product.serve.lan import certificate, network_address
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
-from vqprompt.product.serve.state import State, warn
+from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel, warn
+from vqprompt.product.serve.state import State
 
 UNNAMED = "my-model.vqp"
 STATIC = Path(__file__).parent / "static"
-SECONDS_TIDYING = 5.0  # between two looks for uploads that have waited too long
 DESCRIPTION = """Teach a model classes of images, ask it, and look at what it knows.
 
 Errors are JSON, `{"error": "…"}`, with a message that says what to do. If the server has a token, send
@@ -67,11 +68,7 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
             raise UserError(
                 f"{given}: this is a folder, and --example makes one model; give a file such as {given}/drawings.vqp"
             )
-        models = ModelFolder([], defaults, given, warn)
-        models.look_again()
-        if not list(models):
-            raise UserError(f"{given}: no model in this folder; put .vqp files there, made with vqprompt learn")
-        return models
+        return ModelFolder([], defaults, given)
     path = given or (private / f"{example.NAME}.vqp" if settings.example else Path(UNNAMED))
     if path.suffix != ".vqp" and not path.is_file():
         raise UserError(f"{path}: no such model; give a file that ends in .vqp (it may be new), or a folder of them")
@@ -82,11 +79,7 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
         example.make_example(path, defaults.device)
     elif not path.exists():
         say(f"{path}: a new model; it knows nothing until it is taught")
-    served = ServedModel(path.stem, path, defaults, drawings=settings.example)
-    served.refresh()
-    if served.problem is not None:
-        raise UserError(served.problem)
-    return ModelFolder([served], defaults, None, warn)
+    return ModelFolder([ServedModel(path.stem, path, defaults, drawings=settings.example)], defaults)
 
 
 def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[[str], None]) -> Server:
@@ -99,41 +92,46 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
         listening = opened.enter_context(_listen(settings.host, settings.port))
         state = opened.enter_context(closing(State(settings.limits, settings.defaults)))
         state.models = find_models(settings, state.folder, say)
+        state.models.look_again(state.refresh)
+        if not list(state.models):
+            advice = "no model in this folder; put .vqp files there, made with vqprompt learn"
+            raise UserError(f"{settings.model}: {advice}" if state.models.folder else state.models.get(None).problem)
         if settings.example:
-            example.fill(state.gallery, next(iter(state.models)).name)
+            state.gallery.add(state.models.get(None).name, drawn_thumbnails(example.example_drawings()[0]))
         server = Server(settings, state, listening, ready)
         opened.pop_all()
         return server
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    with ExitStack() as opened:
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listening = opened.enter_context(socket.socket(family, kind, protocol))
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-        except (OSError, UnicodeError, OverflowError) as error:
-            advice = f"try another, such as --port {port + 1}"
-            raise UserError(f"--host {host} --port {port}: cannot be used ({error}); {advice}") from None
-        opened.pop_all()
-        return listening
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError, OverflowError) as error:
+        advice = f"try another, such as --port {port + 1}"
+        raise UserError(f"--host {host} --port {port}: cannot be used ({error}); {advice}") from None
 
 
 class Server(uvicorn.Server):
-    """Says when it is ready, and answers that it is not when it is being stopped."""
+    """Answers that it is not ready when it is being stopped."""
 
     def __init__(
         self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]
     ) -> None:
-        self.state, self._listening, self._tell = state, listening, ready
+        self.state, self._listening = state, listening
         host, port = settings.host, listening.getsockname()[1]
         self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
         if settings.lan:
             self.url = state.phone_url = f"{self.url}#token={settings.token}"
         limits = settings.limits
         own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
-        app = Guard(make_app(state), limits, state.metrics, settings.token, own, frozenset(settings.allow_hosts))
+        app = Guard(
+            make_app(state, lambda: ready(self.url)),
+            limits,
+            state.metrics,
+            settings.token,
+            own,
+            frozenset(settings.allow_hosts),
+        )
         config = uvicorn.Config(
             app, ws="none", access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
@@ -152,11 +150,6 @@ class Server(uvicorn.Server):
                     warn(f"{served.path}: {error}")
             super().run(sockets=[self._listening])
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._tell(self.url)
-
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.state.closing = True
         super().handle_exit(sig, frame)
@@ -169,11 +162,13 @@ class ErrorAnswer(BaseModel):
     error: str
 
 
-def make_app(state: State) -> FastAPI:
+def make_app(state: State, ready: Callable[[], None]) -> FastAPI:
+    """ready: called when requests are answered; those that come a moment before wait at the open port."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tidying = asyncio.create_task(_tidy(state))
+        ready()
         yield
         tidying.cancel()
         state.close()
@@ -183,20 +178,21 @@ def make_app(state: State) -> FastAPI:
         lifespan=lifespan, responses={"4XX": {"model": ErrorAnswer}},
     )  # fmt: skip
     app.state.serving = state
-    for part in (api_models.router, api_predict.router, api_changes.router, api_predict.protocol, label_studio.router):
+    for part in (api_models.router, api_predict.router, api_predict.protocol, label_studio.router):
         app.include_router(part)
-    for kind in (UserError, OSError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, lambda request, error: as_response(_as_refused(error)))
+    for kind in (UserError, OSError, MemoryError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, lambda request, error: as_response(error))
     _add_pages(app, state)
     return app
 
 
 async def _tidy(state: State) -> None:
-    """Delete uploads that nobody teaches in time."""
     while True:
-        await asyncio.sleep(min(SECONDS_TIDYING, state.limits.upload_minutes * 60))
-        with suppress(OSError):
-            await run_in_threadpool(state.uploads.delete_expired)
+        await asyncio.sleep(1)
+        try:
+            await run_in_threadpool(state.tidy)
+        except Exception:  # whatever a model or a disk does, the next one is done
+            traceback.print_exc()
 
 
 def _add_pages(app: FastAPI, state: State) -> None:
@@ -219,25 +215,6 @@ def _add_pages(app: FastAPI, state: State) -> None:
             m.version.labels(served.name).set(snapshot.version)
             if snapshot.model.accuracy is not None:
                 m.accuracy.labels(served.name).set(snapshot.model.accuracy)
-        return Response(m.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(m.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
-
-
-def _as_refused(error: Exception) -> Refused:
-    """What a client is told about an error."""
-    match error:
-        case Refused():
-            return error
-        case UserError():
-            return Refused(str(error))
-        case RequestValidationError():
-            first = error.errors()[:5]
-            return Refused("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in first), 422)
-        case HTTPException(status_code=404):
-            return NotThere("there is no such address; /docs lists them")
-        case HTTPException():
-            return Refused(str(error.detail), error.status_code, dict(error.headers or {}))
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return Refused("the disk of the server is full; free some space and try again", 507)
-    raise error

@@ -5,30 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import sys
 from collections.abc import Sequence, Set
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from vqprompt.core.errors import UserError
 from vqprompt.product.serve.batching import Batcher
-from vqprompt.product.serve.changes import Body, Change, Check, Forget, JobUpdate, Onnx, Unlearn
+from vqprompt.product.serve.changes import Body, Change, Check, Forget, JobUpdate, Onnx, Teach, Unlearn
 from vqprompt.product.serve.errors import Conflict
-from vqprompt.product.serve.gallery import Gallery
+from vqprompt.product.serve.images import Gallery, Upload, Uploads, private_folder
 from vqprompt.product.serve.jobs import Job, Jobs
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel, Snapshot
-from vqprompt.product.serve.uploads import Upload, Uploads, private_folder
-
-if TYPE_CHECKING:
-    from vqprompt.product.serve.label_studio import AnnotatedTasks
-
-
-def warn(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
 
 
 class State:
@@ -41,10 +32,8 @@ class State:
         self.gallery = Gallery(int(limits.thumbnails))
         self.uploads = Uploads(self.folder, limits)
         self.batcher = Batcher(limits, self.metrics)
-        self.jobs = Jobs(limits, self._idle, self._count)
-        self.exports: dict[str, tuple[Path, str]] = {}  # by model: the ONNX file, and what it is called
-        self.annotated: dict[str, AnnotatedTasks] = {}  # tasks of Label Studio that wait to be taught, by model
-        self.parsing = asyncio.Lock()
+        self.jobs = Jobs(limits, lambda job: self.metrics.jobs.labels(job.kind, job.state).inc())
+        self.parsing, self.attending = asyncio.Lock(), asyncio.Lock()
         self.closing = False
         self.phone_url: str | None = None  # for phones on the same network
 
@@ -58,37 +47,44 @@ class State:
         self, served: ServedModel, body: Body, upload: Upload | None = None, left_out: Sequence[int] = ()
     ) -> Job:
         """Queue a change of a model, which uses the upload until it has ended. left_out: images of the upload."""
-        body.check(served)
-        images = () if upload is None else upload.without(left_out)
-        change = Change(served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
-        job = Job(served.name, change, lambda update: self._finish(served, change, upload, update))
-        with ExitStack() as until_queued:
+        waited = upload is not None and upload.waits
+        try:
+            body.check(served.snapshot)
+            images = () if upload is None else upload.without(left_out)
+            change = Change(served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
+            job = Job(kind=body.kind, model=served.name, preview=getattr(body, "preview", False))
             if upload is not None:
-                upload.used_by = job.id
-                upload.check = job.id if isinstance(body, Check) else upload.check
-                job.held.enter_context(upload.in_use())
-                until_queued.push(job.held)
-            self.jobs.add(job)
-            until_queued.pop_all()
-        return job
+                upload.in_use, upload.used_by = True, job.id
+                if isinstance(body, Check):
+                    upload.waits, upload.check = True, job.id
+            return self.jobs.add(job, change, lambda update: self._finish(served, change, upload, update))
+        except UserError:
+            if upload is not None:
+                upload.waits = waited
+                self.uploads.release(upload)
+            raise
 
     def _finish(self, served: ServedModel, change: Change, upload: Upload | None, update: JobUpdate) -> None:
         done, body = update.state == "done", change.body
         if done:
             self.gallery.add(served.name, update.thumbnails)
-        if upload is not None and isinstance(body, Check) and done:
-            upload.left_out = {f["image"] for f in update.result["findings"] if f["leave_out"]}  # until people decide
-        elif upload is not None and (isinstance(body, Check) or (done and not body.preview)):
-            upload.waits = False
+        if upload is not None:
+            if isinstance(body, Check):
+                upload.waits, upload.in_use = done, False
+                doubtful = {f["image"] for f in update.result.get("findings", ()) if f["leave_out"]}
+                upload.decide(sorted(doubtful), None, left_out=True)
+            elif done and isinstance(body, Teach) and not body.preview:
+                upload.waits = False
+            self.uploads.release(upload)
         if done and isinstance(body, Unlearn) and body.for_good:
             self.jobs.forget_ended(served.name)  # their results name images
         erased = {body.name} if done and isinstance(body, Forget) and body.for_good else set()
         gone = self.refresh(served, erased)
         if done and update.file is not None:
-            self._drop_export(served.name)
-            self.exports[served.name] = update.file, f"{served.name}-{served.snapshot.version}.onnx"
+            served.drop_export()
+            served.export = update.file, f"{served.name}-{served.snapshot.version}.onnx"
         if gone and isinstance(body, Check | Onnx):  # another program changed the file, so this may know too much
-            self._drop_export(served.name)
+            served.drop_export()
             raise Conflict("the model has forgotten something meanwhile; try again")
 
     # ------------------------------------------------------------------ what is kept
@@ -97,31 +93,26 @@ class State:
         """Load a model's file if it has changed. What the new model does not know, the server must not know either: it
         is deleted before the new model is shown. erased: classes that were forgotten for good, if that is known.
         Returns all that are gone."""
-        gone: Set[str] = frozenset()
-
-        def delete_unknown(now: Snapshot) -> None:
-            nonlocal gone
+        with served.loading:
+            if (now := served.load_new()) is None:
+                return frozenset()
             before = served.snapshot.names if served.usable else frozenset()
-            self.gallery.keep_only(served.name, now.images)
-            self._drop_export(served.name)
-            if gone := (before | erased) - now.names:  # undone, or forgotten for good
-                self.jobs.forget_ended(served.name)
-                last = now.model.history[-1:]
-                if last and last[0].what == "forgot" and not last[0].name:  # for good
-                    self.uploads.forget_classes(served.name, gone)
+            try:
+                self.gallery.keep_only(served.name, now.images)
+                served.drop_export()
+                if gone := (before | erased) - now.names:  # undone, or forgotten for good
+                    self.jobs.forget_ended(served.name)
+                    last = now.model.history[-1:]
+                    if last and last[0].what == "forgot" and not last[0].name:  # for good
+                        self.uploads.forget_classes(served.name, gone)
+                return gone
+            finally:
+                served.show(now)
 
-        served.refresh(delete_unknown)
-        return gone
-
-    def _drop_export(self, model: str) -> None:
-        if model in self.exports:
-            self.exports.pop(model)[0].unlink(missing_ok=True)
-
-    def _idle(self) -> None:
-        self.models.look_again(self.refresh)
-
-    def _count(self, job: Job) -> None:
-        self.metrics.jobs.labels(job.change.body.kind, job.state).inc()
+    def tidy(self) -> None:
+        """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
+        self.uploads.delete_expired()
+        self.jobs.when_idle(lambda: self.models.look_again(self.refresh))
 
 
 # ---------------------------------------------------------------------------------------------- for routes

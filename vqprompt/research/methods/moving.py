@@ -43,10 +43,7 @@ from vqprompt.research.training.rebalancing import Rebalancing, solve
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
-FALL_BACK = (
-    "with frozen_beside: of all, the moved and the frozen features, use those that recognize images best before these "
-    "are trained on"
-)
+FALL_BACK = "with frozen_beside: of all, the moved and the frozen features, use those that recognize new images best"
 MOST_DOUBT = (
     "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
     "would bring more is undone, in part or as a whole; 0: no limit"

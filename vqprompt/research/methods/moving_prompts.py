@@ -15,13 +15,7 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import Losses, TaskData, View
-from vqprompt.research.methods.moving import (
-    FROZEN_BESIDE,
-    MOST_DOUBT,
-    PLASTICITY,
-    MovingMemory,
-    MovingOptions,
-)
+from vqprompt.research.methods.moving import FROZEN_BESIDE, MOST_DOUBT, PLASTICITY, MovingMemory, MovingOptions
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
 from vqprompt.research.training.rebalancing import Rebalancing
 

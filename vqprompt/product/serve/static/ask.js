@@ -1,6 +1,6 @@
 // Ask: an image or the live camera in, the best classes out; and a way to say what it really is.
 
-import { ended, send } from "./api.js";
+import { ended, post, send } from "./api.js";
 import { button, complain, fill, h, toast } from "./dom.js";
 import { Camera, View, cameraButton, chooser, isImage, takesDrops } from "./images.js";
 import { CHANGED, address, lookNow, state, undo } from "./model.js";
@@ -43,19 +43,43 @@ export class Answers {
   }
 }
 
+/** The name of an image by its content, as the server knows it; null where browsers do not compute hashes (plain http). */
+async function contentId(image) {
+  if (!crypto.subtle) return null;
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", await image.arrayBuffer()));
+  return [...digest.slice(0, 8)].reverse().map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** Teach an image; one that was taught as another class moves. Returns whether something was learned, or why not. */
+async function teachOne(image, label) {
+  const form = new FormData();
+  form.append("files", image, image.name || "image.png");
+  if (label === null) form.append("as_unknown", "true");
+  else form.append("label", label);
+  try {
+    const result = await ended(await send(`/models/${state.path}/teach`, form));
+    return result?.images ? true : result?.notes?.at(-1);
+  } catch (error) {
+    const id = await contentId(image);
+    if (id === null) throw error;
+    const moved = await post(`/models/${state.path}/relabel`, { images: [id], label: label ?? "unknown" });
+    await ended(moved).catch(() => { throw error; }); // it was not taught before
+    return true;
+  }
+}
+
 /** "Wrong? It is …": teaches one image. picture: a function that gives it, as a file. */
 export function correction(picture, done = () => {}) {
   const name = h("input", { type: "text", list: "classes", autocomplete: "off", maxlength: "200", "aria-label": T.trueName, placeholder: T.trueExample, class: "correct-name" });
-  const teach = async (form, message) => {
+  const teach = async (label) => {
     const image = await picture();
     if (!image) return;
-    form.append("files", image, image.name || "image.png");
     element.inert = true;
     try {
-      const result = await ended(await send(`/models/${state.path}/teach`, form));
+      const learned = await teachOne(image, label);
       await lookNow();
-      if (result?.images) toast(message, { action: [T.undo, () => undo(1)] });
-      else toast(result?.notes?.at(-1) || T.nothingNew);
+      if (learned === true) toast(label === null ? T.thisIsNone : T.thisIs(label), { action: [T.undo, () => undo(1)] });
+      else toast(learned || T.nothingNew);
       name.value = "";
       done();
     } catch (error) {
@@ -63,21 +87,36 @@ export function correction(picture, done = () => {}) {
     }
     element.inert = false;
   };
-  const form = (field, value) => {
-    const data = new FormData();
-    data.append(field, value);
-    return data;
-  };
   const element = h("form", {
     class: "correction", hidden: true,
     onsubmit: (event) => {
       event.preventDefault();
-      const label = name.value.trim();
-      if (label) teach(form("label", label), T.thisIs(label));
+      if (name.value.trim()) teach(name.value.trim());
     },
   }, h("span", {}, T.wrong), name, h("button", { type: "submit" }, T.teachIt),
-  button(T.none, () => teach(form("as_unknown", "true"), T.thisIsNone), { class: "quiet none" }));
+  button(T.none, () => teach(null), { class: "quiet none" }));
   return element;
+}
+
+/** A picture's shade: dark where the network does not look. It covers the picture exactly, as both are fitted alike. */
+function shade(picture, { patches, box: [left, top, right, bottom] }) {
+  const scale = Math.min(1, 512 / Math.max(picture.naturalWidth, picture.naturalHeight));
+  const [width, height] = [picture.naturalWidth * scale, picture.naturalHeight * scale];
+  const sorted = patches.flat().sort((a, b) => a - b);
+  const most = sorted[Math.floor(sorted.length * 0.95)] || 1; // a few patches may take much more than all others
+  const small = h("canvas", { width: patches[0].length, height: patches.length });
+  const points = new ImageData(small.width, small.height);
+  patches.flat().forEach((share, n) => points.data.set([8, 10, 24, 200 * (1 - Math.min(1, share / most))], 4 * n));
+  small.getContext("2d").putImageData(points, 0, 0);
+  const canvas = h("canvas", { width, height, class: "shade", role: "img", "aria-label": T.attention });
+  const brush = canvas.getContext("2d");
+  brush.fillStyle = "rgb(8 10 24 / 78%)"; // what the network does not see at all
+  brush.fillRect(0, 0, width, height);
+  const place = [left * width, top * height, (right - left) * width, (bottom - top) * height];
+  brush.clearRect(...place);
+  brush.imageSmoothingQuality = "high";
+  brush.drawImage(small, ...place);
+  return canvas;
 }
 
 export class Ask extends View {
@@ -95,6 +134,7 @@ export class Ask extends View {
     if (!this.camera.isOpen) return;
     this.camera.close();
     fill(this.preview);
+    this.attention.hidden = true;
   }
 
   start() {
@@ -102,12 +142,15 @@ export class Ask extends View {
     this.image = null;
     this.preview = h("div", { class: "preview" });
     this.correction = correction(() => this.image, () => this.again());
+    this.looks = h("input", { type: "checkbox", role: "switch", id: "attention", onchange: () => this.showAttention() });
+    this.attentionSays = h("p", { class: "hint", role: "status" });
+    this.attention = h("div", { hidden: true }, h("label", { class: "switch" }, this.looks, T.attention), this.attentionSays);
     this.empty = h("div", { class: "empty" }, h("p", {}, T.askEmpty), button(T.teachFirst, () => (location.hash = address("teach")), { class: "primary" }));
     this.zone = takesDrops(h("div", { class: "dropzone" }, h("p", { class: "big" }, T.dropOne),
       h("div", { class: "actions" }, chooser(T.chooseImage, ([one]) => this.take(one.file)), cameraButton(T.live, () => this.live()))),
     ([one]) => one && this.take(one.file));
     fill(this.place, h("div", { class: "card" }, h("h1", {}, T.askTitle), this.empty, this.zone,
-      h("div", { class: "split" }, this.preview, h("div", {}, this.answers.element, this.correction))));
+      h("div", { class: "split" }, this.preview, h("div", {}, this.answers.element, this.correction, this.attention))));
     this.showEmpty();
   }
 
@@ -119,11 +162,11 @@ export class Ask extends View {
   async take(file) {
     this.leave();
     this.image = file;
-    this.correction.hidden = true;
+    this.correction.hidden = this.attention.hidden = true;
     const shown = h("img", { src: URL.createObjectURL(file), alt: file.name || T.yourImage });
     shown.addEventListener("load", () => URL.revokeObjectURL(shown.src), { once: true });
     shown.addEventListener("error", () => fill(this.preview, h("p", { class: "hint" }, T.cannotShow)), { once: true });
-    fill(this.preview, shown);
+    fill(this.preview, h("div", { class: "picture" }, shown));
     await this.again();
   }
 
@@ -131,9 +174,28 @@ export class Ask extends View {
     try {
       this.answers.show(await ask(this.image));
       this.correction.hidden = false;
+      this.attention.hidden = !state.about.attention;
+      await this.showAttention();
     } catch (error) {
-      this.correction.hidden = true;
+      this.correction.hidden = this.attention.hidden = true;
       this.answers.clear(error.message);
+    }
+  }
+
+  async showAttention() {
+    this.preview.querySelector(".shade")?.remove();
+    fill(this.attentionSays);
+    const image = this.image, picture = this.preview.querySelector("img");
+    if (!this.looks.checked || this.attention.hidden || !picture) return;
+    this.attentionSays.textContent = T.looking;
+    try {
+      const seen = await send(`/models/${state.path}/attention`, image, typed(image));
+      if (image !== this.image || !this.looks.checked) return;
+      picture.after(shade(picture, seen));
+      this.attentionSays.textContent = T.attentionSays(seen.prompt);
+    } catch (error) {
+      fill(this.attentionSays);
+      complain(error);
     }
   }
 
