@@ -354,11 +354,17 @@ def best_temperature(
 
 
 def _lowest(loss: Callable[[float], float], low: float, high: float, precision: float) -> float:
-    """Where a function with one valley is lowest: the half in which it falls, again and again."""
+    """Where a function with one valley is lowest: golden-section search. (SciPy, which has it, is large to install.)"""
+    golden = (5**0.5 - 1) / 2
+    left, right = high - golden * (high - low), low + golden * (high - low)
+    at_left, at_right = loss(left), loss(right)
     while high - low > 2 * precision:
-        middle = (low + high) / 2
-        if loss(middle - precision / 2) < loss(middle + precision / 2):
-            high = middle
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - golden * (high - low)
+            at_left = loss(left)
         else:
-            low = middle
+            low, left, at_left = left, right, at_right
+            right = low + golden * (high - low)
+            at_right = loss(right)
     return (low + high) / 2

@@ -162,11 +162,11 @@ class Weighing:
     """
 
     certainty: str = "entropy"
-    nearness: float = 0.5
+    nearness: float = 0.25
     far: float = 4.0
     steep: float = 5.0
     world: float = 0.5
-    steeper: float = 10.0
+    steeper: float = 6.0
 
 
 @dataclass(frozen=True)
