@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vqprompt.core.backbones.config import ViTConfig
+from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.graph import TYPES, Array, Graph
 
 
@@ -38,6 +39,11 @@ def class_tokens_graph(
     packed: store weights as int8 where that loses nothing; a run then takes a little longer. in_digits: compute with
     integers where weights are int8, see `_Network.product_of_digits`.
     """
+    if config.particular:
+        what = ", ".join(config.particular)
+        raise UserError(
+            f"the backbone has {what}, which no ONNX graph computes here; take another (vqprompt backbones)"
+        )
     graph = Graph()
     images = draw(graph, config, side, crop)
     if mirrored:

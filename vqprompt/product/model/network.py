@@ -44,7 +44,7 @@ def on_gpu(device: str) -> bool:
 
 def open_extractor(backbone: str, size: int | None, crop: float, device: str) -> Extractor:
     """Models of one process share it."""
-    if on_gpu(device):
+    if on_gpu(device) or open_weights(backbone).config.particular:
         return open_in_torch(backbone, size, crop, device)
     with _opening:
         return _open_onnx(open_weights(backbone), size, crop)
@@ -115,7 +115,7 @@ class Network:
             if trained is None:
                 return self._plain
             if self._trained is None or self._trained[0] is not trained:
-                if on_gpu(self.device):
+                if on_gpu(self.device) or open_weights(self.weights).config.particular:
                     self._trained = trained, self.in_torch(wanted, trained)
                 else:
                     self._trained = trained, OnnxFeatures(open_weights(self.weights), self.size, self.crop, trained)
