@@ -46,7 +46,7 @@ class EASE(CosineTraining):
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """In training, with the task's own adapters [B, D]; afterwards in all subspaces, joined [B, T·D]."""
         used = [self.adapters[self.task.number]] if view.labels is not None else self.adapters
-        seen = [self.vit.encode(view.tokens, adapters=a.by_block()).float() for a in used]  # type: ignore[operator]
+        seen = [self.vit.encode(view.tokens, adapters=a.by_block()).float() for a in used]
         return torch.cat(seen, dim=1), {}
 
     @torch.no_grad()
