@@ -406,7 +406,8 @@ def bytes_per_class(width: int) -> dict[str, int]:
     for covariance in ("diagonal", "full", "shared"):
         remembered = make_statistics(width, covariance)
         remembered.add(torch.randn(4, width), torch.tensor([0, 0, 1, 1]))
-        found[covariance] = remembered.bytes_per_class
+        per_class = [remembered.means, remembered.shares, *([] if covariance == "shared" else [remembered.spread])]
+        found[covariance] = sum(rows[0].nbytes for rows in per_class)
     return {**found, "classifier row": 4 * (width + 1), "shared, once": remembered.spread.nbytes}
 
 

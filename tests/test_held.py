@@ -10,9 +10,11 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViTConfig
 from vqprompt.core.data.stream import Stream
+from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Stage
 from vqprompt.core.runtime.distributed import Ranks, ShardedRows
 from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.learner import queries as queries_module
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.rows import JoinedRows, RowsInFile, open_rows, save_rows
@@ -133,25 +135,29 @@ def test_files_of_a_task_are_closed_after_it(nothing_held):
 
 @pytest.mark.parametrize("variance", ["sample", "population"])
 @pytest.mark.parametrize("kind", ["diagonal", "full", "shared"])
-def test_sums_give_the_statistics_of_all_features(kind, variance):
+def test_sums_give_the_statistics_of_all_features_also_of_classes_that_come_back(kind, variance):
     features, labels = torch.randn(90, 12) * 2 + 30, torch.arange(90) % 3  # far from zero: squares lose digits
     labels[labels == 2] = torch.where(torch.rand(30) < 0.1, 2, 1)
     labels[-1] = 3  # a class with one image
     at_once, summed = (make_statistics(12, kind, variance=variance) for _ in range(2))
-    at_once.add(features.double()[labels < 2], labels[labels < 2])
-    summed.add(features[labels < 2], labels[labels < 2])
-    sums, rest = summed.new_sums(2), labels >= 2
+    at_once.add(features.double(), labels)
+    first = (labels < 2) & (torch.arange(90) < 40)
+    summed.add(features[first], labels[first])
+    rest = ~first
+    sums = ClassSums(kind, labels[rest].unique(), 12)
     for batch in torch.nonzero(rest)[:, 0].split(4):
         sums.add(features[batch], labels[batch])
     summed.add_sums(sums)
-    at_once.add(features[rest], labels[rest])
     for name in ("means", "shares", "spread", "seen"):
-        torch.testing.assert_close(getattr(summed, name), getattr(at_once, name), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(getattr(summed, name), getattr(at_once, name), rtol=1e-5, atol=1e-4)
+    summed.seen = torch.ones(1)  # as earlier versions saved it: the number of images of a class is not known
+    with pytest.raises(UserError, match="saved by an earlier version"):
+        summed.add_sums(sums)
 
 
 def test_sums_are_exact():
     features, labels = torch.randn(700, 16, dtype=torch.float64), torch.arange(700) % 5
-    sums = make_statistics(16, "full").new_sums(5)
+    sums = ClassSums("full", torch.arange(5), 16)
     for part in torch.randperm(700).split(64):
         sums.add(features[part], labels[part])
     for label in range(5):
@@ -162,7 +168,7 @@ def test_sums_are_exact():
 
 
 def test_sums_refuse_a_class_without_features_and_several_centroids():
-    sums = make_statistics(4).new_sums(3)
+    sums = ClassSums("diagonal", torch.arange(3), 4)
     sums.add(torch.randn(4, 4), torch.tensor([0, 0, 2, 2]))
     with pytest.raises(ValueError, match="class 1 has no features"):
         make_statistics(4).add_sums(sums)
@@ -170,13 +176,12 @@ def test_sums_refuse_a_class_without_features_and_several_centroids():
         make_statistics(4, centroids=2).add_sums(sums)
 
 
-@pytest.mark.parametrize(("method", "options"), [("linear", CLOSED_FORM), ("simplecil", {}), ("ease", {"rank": 4})])
-def test_a_method_learns_from_sums_what_it_learns_from_features(method, options, monkeypatch):
+def test_a_method_learns_from_sums_what_it_learns_from_features(monkeypatch):
     training = Training(epochs=1, batch_size=16, test_crop=0.0)
     found = []
     for held in (1 << 20, 0):
         monkeypatch.setattr(task_module, "MOST_IN_MEMORY", held)
-        learner = make_learner(method, training=training, **options)
+        learner = make_learner("linear", training=training, **CLOSED_FORM)
         answers, _ = learn_and_test(learner, stream(40))
         found.append((tensors_of(learner), answers.guesses))
     (whole, guesses), (summed, same_guesses) = found

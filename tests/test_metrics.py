@@ -1,5 +1,6 @@
 """Numbers worked out by hand. accuracy[i][j]: task i after task j."""
 
+import json
 import math
 
 import pytest
@@ -23,6 +24,16 @@ def test_three_tasks_by_hand():
     assert m.cumulative_average_accuracy(THREE) == pytest.approx((90 + 70 + 50) / 3)
     assert m.forgetting_per_task(THREE) == [90 - 30, 80 - 70]
     assert m.forgetting(THREE) == 35
+
+
+def test_what_tasks_do_to_each_other_by_hand():
+    assert m.transfer(THREE) == {
+        "backward_transfer": (30 - 90 + 70 - 80) / 2, "plasticity": (90 + 80 + 50) / 3, "new_accuracy": (80 + 50) / 2,
+        "old_accuracy": (60 + (30 + 70) / 2) / 2,
+    }  # fmt: skip
+    assert m.area_under_curve([(10, 50.0), (30, 80.0)]) == (10 * 50 + 20 * 80) / 30, (
+        "a test counts for the images before"
+    )
 
 
 def test_forgetting_is_measured_from_the_best_and_may_be_negative():
@@ -89,6 +100,9 @@ class TestResult:
         (tmp_path / "metrics.json").write_text('{"done": true, "faa": 50.0, "no_longer_known": 1}')
         result = RunResult.read(tmp_path)
         assert (result.schema_version, result.faa, result.caa, result.losses) == (1, 50.0, None, [])
+        assert result.measures == {} and result.kept_bytes is None
+        (tmp_path / "metrics.json").write_text(json.dumps({"done": True, "accuracy": THREE}))
+        assert RunResult.read(tmp_path).measures == m.transfer(THREE), "they follow from the accuracies"
 
     @pytest.mark.parametrize(
         ("text", "message"),

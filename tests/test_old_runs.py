@@ -55,6 +55,7 @@ def test_it_is_resumed_to_the_end_that_the_first_version_reached(folder):
     assert [(entry.task, entry.epoch) for entry in result.losses] == [(t, e) for t in range(3) for e in range(3)]
     tensors, expected = read_checkpoint(folder)[0], load_file(END)
     assert tensors.keys() == expected.keys()
+    expected.pop("method.statistics.seen")  # one number then, one per class now
     for name, tensor in expected.items():
         if rounding(torch.device("cpu")) == WRITTEN_ON:
             assert torch.equal(tensors[name], tensor), name

@@ -20,9 +20,8 @@ from vqprompt.research.methods.l2p import pull_to_batch
 from vqprompt.research.methods.recipes import PAPER_DATA, describe_recipe, find_recipe, in_use, recipe_settings
 from vqprompt.research.paper.grids import GRIDS, plan
 from vqprompt.research.paper.table_rows import make_rows, read_runs
-from vqprompt.research.report.pages import prompts_chosen, prompts_kept
 from vqprompt.research.results.config import completed, resolve
-from vqprompt.research.results.result import PromptUse, RunResult
+from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs.runner import run
 from vqprompt.research.training import rebalancing as rebalancing_module
 from vqprompt.research.training.optim import clip_gradients, make_optimizer, rate_at
@@ -62,6 +61,12 @@ class TestRecipes:
             ("vq-prompt", {**R10, "tasks": 20}, {"hold": 20, "nominal_steps": 20}),
             ("vq-prompt", CUB, {"schedule": "coda", "tau": 5, "batch_size": 128}),
             ("vq-prompt", {"data": "vtab"}, {"batch_size": 8}),
+            ("simplecil", R10, {"normalize": "none", "crop_area": 0.05}),
+            ("ease", R10, {"lr": 0.05, "batch_size": 16, "weight_decay": 0.005, "normalize": "none", "others": 0.1}),
+            ("aper", R10, {"lr": 0.05, "batch_size": 16, "weight_decay": 0.005, "epochs": 10, "crop_area": 0.05}),
+            ("ranpac", CUB, {"lr": 0.01, "batch_size": 48, "weight_decay": 5e-4, "epochs": 20, "normalize": "none"}),
+            ("ssiat", CUB, {"lr": 0.01, "batch_size": 48, "sharpness": 20.0}),
+            ("sldc", CUB, {"epochs": 15, "batch_size": 16, "min_lr": 1e-4 / 3, "rank": 4, "augment": "window"}),
         ],
     )
     def test_published_settings(self, method, given, wanted):
@@ -90,7 +95,13 @@ class TestRecipes:
         assert published("vq-prompt", data="cub200", backbone="vit-s14").normalize == "backbone"
         assert published("vq-prompt", **CUB).normalize == "none"
 
+    def test_the_correction_of_sldc_is_the_published_one(self):
+        settings = published("sldc", **CUB).options["rebalancing"]
+        wanted = {"lr": 5e-4, "min_lr": 5e-5, "symmetric": True, "epochs": 6, "samples": 1024, "covariance": "full"}
+        assert wanted.items() <= settings.items()
+
     def test_seeds_are_the_published_ones(self):
+        assert GRIDS["self-supervised"].seeds == (0, 1, 2), "the only table of three runs"
         assert GRIDS["cub200"].seeds == (0, 12, 24, 36, 48)
         assert GRIDS["imagenet-r-10"].seeds == GRIDS["cifar100"].seeds == (0, 1, 2, 3, 4)
 
@@ -475,9 +486,3 @@ class TestPromptUse:
         assert [len(after) for after in use.test] == [1, 2, 3]
         assert all(sum(block.values()) == 6 for after in use.test for task in after for block in task)
         assert RunResult.read(tmp_path / "run").prompt_use == use, "kept, and read back"
-        assert [len(row) for row in prompts_chosen(use)] == [5, 5, 5], "tasks × blocks"
-
-    def test_numbers(self):
-        use = PromptUse(blocks=[0], counts=[[[4, 0]], [[0, 4]]], test=[[[{0: 4}]], [[{0: 1, 1: 3}], [{1: 4}]]])
-        assert prompts_kept(use) == [0.25, 1.0]
-        assert prompts_chosen(use) == [["2: 75 %, 1: 25 %"], ["2: 100 %"]]

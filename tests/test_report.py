@@ -167,6 +167,9 @@ def test_headline_numbers(tmp_path):
         f"{metrics['forgetting']:.2f}",
         "12 min 34 s",
         "1,235",
+        f"{(more := measure.transfer(metrics['accuracy']))['backward_transfer']:.2f}",
+        f"{more['plasticity']:.2f} %",
+        f"{more['new_accuracy']:.1f} / {more['old_accuracy']:.2f} %",
         "153,600",
     ]
     assert "not finished" not in page.source

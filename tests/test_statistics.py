@@ -309,16 +309,6 @@ class TestClosedForm:
         assert torch.equal(statistics.shared_covariance(), before)
 
 
-@pytest.mark.parametrize(
-    ("kind", "centroids", "floats"),
-    [("diagonal", 1, 32 + 1 + 32), ("diagonal", 3, 3 * 65), ("full", 1, 32 + 1 + 32 * 32), ("shared", 2, 2 * 33)],
-)
-def test_bytes_per_class(kind, centroids, floats):
-    statistics, _, _ = filled(kind, centroids, classes=4, width=32)
-    assert statistics.bytes_per_class == 4 * floats
-    assert make_statistics(32, kind, centroids).bytes_per_class == 0
-
-
 # ---------------------------------------------------------------------------------------------- in a method
 
 

@@ -1,11 +1,13 @@
-"""Tasks with disjoint classes, and what may be read when."""
+"""Which images are in which task, for every kind of stream, and what may be read when."""
 
+import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, make_dataset, make_learner, make_stream
+from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset, Stream, split_rows
 from vqprompt.core.errors import ImageError, PastImagesError, UserError
 from vqprompt.research import methods
+from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.bic import Exemplars
 from vqprompt.research.methods.finetuning import LinearProbe
 
@@ -115,6 +118,141 @@ class TestDivision:
                 for row, label in zip(images.rows, images.labels.tolist(), strict=True):
                     assert dataset.classes[dataset.labels[row]] == task.classes[label]
                     assert dataset.is_test[row] == held_out
+
+
+def with_domains(classes: int = 4, train: int = 6, test: int = 2) -> Dataset:
+    """Each class in two domains; the last one only in the first."""
+    dataset = make_dataset(classes=classes, train=train, test=test)
+    half = np.where(np.arange(len(dataset.labels)) % 2, "paint", "photo")
+    return replace(dataset, domains=np.where(dataset.labels == classes - 1, "photo", half))
+
+
+class TestKinds:
+    """Streams in which classes come back. Every image is learned once and tested once."""
+
+    @pytest.mark.parametrize(
+        "text", ["blurry", "blurry:50", "blurry:50,101", "blurry:5 0,10", "few-shot:30,5", "few-shot:30,0,5", "online",
+                 "disjoint:1", "repeated:30+", "repeated:30+online:0", "sometimes", "", "domains,online:5"],
+    )  # fmt: skip
+    def test_what_is_no_kind_is_refused_with_all_that_are(self, text):
+        with pytest.raises(UserError, match=r"no such kind; there are disjoint, domains, blurry:50,10 .*online:100"):
+            make_stream(kind=text)
+
+    @pytest.mark.parametrize("kind", ["blurry:50,30", "repeated:30", "online:5", "domains", "domains+online:4"])
+    @pytest.mark.parametrize("validation", [0.0, 0.25])
+    def test_every_image_is_in_one_task_whatever_the_kind(self, kind, validation):
+        dataset = with_domains()
+        stream, again, other = (Stream(dataset, 2, seed, validation, kind=kind) for seed in (1, 1, 2))
+        learned = [row for task in stream.tasks for row in task.train.rows.tolist()]
+        tested = [row for task in stream.stages for row in task.test.rows.tolist()]
+        everything = np.flatnonzero(~dataset.is_test) if validation else np.arange(len(dataset.labels))
+        assert sorted([*learned, *tested]) == everything.tolist()
+        for task in stream.tasks:
+            for images in (task.train, task.test):
+                names = [dataset.classes[c] for c in dataset.labels[images.rows]]
+                assert names == [task.classes[label] for label in images.labels.tolist()]
+        by_task = [[task.train.rows.tolist() for task in s.tasks] for s in (stream, again, other)]
+        assert by_task[0] == by_task[1] != by_task[2]
+        (whole,) = Stream(dataset, 2, 1, validation, kind=kind, joint=True).tasks
+        assert sorted(whole.train.rows) == sorted(learned) and sorted(whole.test.rows) == sorted(tested)
+
+    def test_blurry_classes_visit_other_tasks_and_disjoint_ones_do_not(self):
+        stream = Stream(make_dataset(classes=8, train=20, test=2), 4, seed=3, kind="blurry:25,10")
+        tasks_of = {name: {t.number for t in stream.tasks if name in t.classes} for name in stream.dataset.classes}
+        assert sorted(len(tasks) > 1 for tasks in tasks_of.values()) == [False] * 2 + [True] * 6
+        home = {name: t for t in stream.tasks for name in {t.classes[label] for label in t.test.labels.tolist()}}
+        for name, task in home.items():
+            stayed = int((task.train.labels == task.classes.index(name)).sum())
+            assert stayed == (18 if len(tasks_of[name]) > 1 else 20)
+
+    def test_repeated_classes_come_only_later(self):
+        stream = Stream(make_dataset(classes=6, train=20, test=2), 3, seed=3, kind="repeated:30")
+        first = {name: task.number for task in reversed(stream.tasks) for name in task.classes}
+        disjoint = {name: t.number for t in Stream(stream.dataset, 3, seed=3).tasks for name in t.classes}
+        assert first == disjoint and len(stream.tasks[0].train) == 28
+
+    def test_few_shots_follow_a_base_task(self):
+        stream = Stream(make_dataset(classes=7, train=9, test=2), seed=1, kind="few-shot:3,2,4")
+        assert [(len(t.classes), len(t.train), len(t.test)) for t in stream.tasks] == [(3, 27, 6), (2, 8, 4), (2, 8, 4)]
+        with pytest.raises(UserError, match="do not fit 7 classes"):
+            Stream(stream.dataset, kind="few-shot:6,2,4")
+
+    def test_an_online_stream_tests_after_every_piece_on_classes_seen_so_far(self):
+        stream = Stream(make_dataset(classes=6, train=8, test=4), 3, seed=1, kind="online:5")
+        assert [len(t.train) for t in stream.tasks] == [6, 5, 5] * 3 and [t.ends for t in stream.tasks[:3]] == [0, 0, 1]
+        known = set()
+        for task in stream:
+            known |= {task.classes[label] for label in task.train.labels.tolist()}
+            seen = stream.seen(task.number)
+            assert {t.classes[label] for t in seen for label in t.test.labels.tolist()} == known
+            assert [t.stage for t in seen] == list(range(task.stage + 1))
+
+    def test_a_task_is_a_domain(self):
+        stream = Stream(with_domains(), seed=0, kind="domains", train_per_class=2)
+        assert [(len(t.classes), len(t.train)) for t in stream.tasks] == [(4, 8), (3, 6)], "of 2 per class and domain"
+        with pytest.raises(UserError, match="toy has none; give a folder of DOMAIN/CLASS/…"):
+            make_stream(kind="domains")
+
+    def test_a_file_lists_the_images_of_each_task(self, tmp_path):
+        dataset = replace(make_dataset(classes=3, train=4, test=2), where=lambda row: f"{row}.png")
+        images = [[f"{row}.png" for row in np.flatnonzero(dataset.labels == c)] for c in range(3)]
+        train = [[i for i in part if not dataset.is_test[int(i[:-4])]] for part in images]
+        file = tmp_path / "tasks.json"
+
+        def made(tasks) -> Stream:
+            file.write_text(json.dumps(tasks))
+            return Stream(dataset, kind=str(file))
+
+        stream = made([train[0] + train[1][:2], train[1][2:] + train[2]])
+        assert names(stream) == [["class 0", "class 1"], ["class 1", "class 2"]]
+        assert [len(t.test) for t in stream.tasks] == [4, 2], "class 1 is tested with its first task"
+        whole = made([images[0], images[2]])
+        assert [(len(t.train), len(t.test)) for t in whole.tasks] == [(4, 2), (4, 2)]
+        for tasks, wrong in [
+            ([["lion.png"]], "task 1: 'lion.png' is not in toy, as '0.png' is"), ([train[0], train[0]], "listed twice"),
+            ([train[0], [7]], "task 2: 7 is not in toy"), ({}, "expected tasks of toy"), ([train[0], []], "task 2: no"),
+            ([train[0][:2], train[0][2:]], "task 2: no test images; list some"),
+        ]:  # fmt: skip
+            with pytest.raises(UserError, match=wrong):
+                made(tasks)
+
+
+@pytest.mark.parametrize("name", [n for n, m in methods.METHODS.items() if "classes_return" in vars(m) or m.joint])
+def test_methods_that_say_so_learn_classes_that_come_back(name, tmp_path):
+    """The head grows for new classes only; a task without a new class teaches, and a saved learner goes on alike."""
+    stream = Stream(with_domains(train=16, test=4), seed=1, kind="domains", joint=methods.METHODS[name].joint)
+    options = {"projection": 50} if name == "ranpac" else {}
+    learner = make_learner(name, training=QUICK.model_copy(update={"epochs": 6, "lr": 0.03}), **options)
+    for task in stream:
+        before = learner.logits(task.test) if learner.history else None
+        learner.learn(task)
+        assert learner.method.head.out_features == len(learner.classes)
+        assert before is None or not torch.equal(before, learner.logits(task.test)[:, : before.shape[1]])
+        learner.save(tmp_path)
+        learner = Learner.load(tmp_path, backbone=make_vit(), device="cpu")
+    assert sorted(learner.classes) == sorted(stream.dataset.classes)
+    assert np.mean(learner.accuracies(stream.stages)) > 40, "of 4 classes"
+
+
+def test_statistics_of_a_class_that_comes_back_are_those_of_all_its_images():
+    dataset, kept = with_domains(), []
+    for options in ({"kind": "domains"}, {"kind": "domains", "joint": True}):
+        learners = make_learner("linear", statistics=True), make_learner("simplecil")
+        for learner in learners:
+            for task in Stream(dataset, seed=1, **options):
+                learner.learn(task)
+        order = np.argsort(learners[0].classes)
+        statistics = learners[0].method.statistics
+        kept.append([t[order] for t in (statistics.means, statistics.spread, learners[1].method.prototypes)])
+    for apart, at_once in zip(*kept, strict=True):
+        torch.testing.assert_close(apart, at_once, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_that_cannot_learn_a_class_again_says_so():
+    learner, stream = make_learner("ease"), iter(Stream(with_domains(), kind="domains"))
+    learner.learn(next(stream))
+    with pytest.raises(UserError, match="'class 0' was learned before; ease cannot learn it again"):
+        learner.learn(next(stream))
 
 
 class TestRows:

@@ -1,6 +1,7 @@
-"""More images than fit: shards and streamed stores give what folders and whole stores give, within bounds."""
+"""Runs on streams of every kind; and more images than fit: shards and streamed stores give what folders give."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -141,6 +142,69 @@ def test_a_run_that_streams_ends_as_one_that_does_not_and_resumes(sources, weigh
     monkeypatch.delenv("VQPROMPT_CACHE_GB")
     with pytest.raises(UserError, match="VQPROMPT_CACHE_GB"):
         runner.run(settings("folder"), tmp_path / "streamed", resume=True, report=False)
+
+
+@pytest.fixture(scope="module")
+def domains(tmp_path_factory):
+    """Images of three classes, light or dark by class, in two domains of opposite tints."""
+    root = tmp_path_factory.mktemp("domains")
+    for d, tint in (("paint", [40, 0, 0]), ("photo", [0, 0, 40])):
+        for c in range(3):
+            for i in range(10):
+                place = root / d / f"kind {c}" / f"{d} {i}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                noise = np.random.default_rng(100 * c + i).integers(0, 40, (30, 40, 3))
+                Image.fromarray((80 * c + noise // 2 + tint).clip(0, 255).astype(np.uint8)).save(place)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("kind", "tasks"), [("domains", 2), ("blurry:50,30", 2), ("repeated:30", 2), ("few-shot:2,1,4", 3), ("file", 2),
+                        ("online:8", 2), ("domains+online:12", 2)],
+)  # fmt: skip
+def test_a_run_of_every_kind_learns_and_ends_the_same_after_a_kill(sources, domains, weights, tmp_path, kind, tasks):
+    data = domains if "domains" in kind else sources / "folder"
+    if kind == "file":
+        kind = str(tmp_path / "tasks.json")
+        halves = [[f"kind {c}/{i:03}.png" for c in range(n, n + 3) for i in range(5 * n, 5 * n + 5)] for n in (0, 1)]
+        Path(kind).write_text(json.dumps(halves))
+    settings = {
+        "data": str(data), "stream": kind, "tasks": 2, "backbone": weights, "size": 28, "batch_size": 4,
+        "device": "cpu", "rebalancing": {"how": "closed-form", "covariance": "shared"},
+    }  # fmt: skip
+    settings |= {} if "online" in kind else {"epochs": 2}
+    config = resolve(settings)
+    whole = runner.run(config, tmp_path / "whole")
+
+    def kill(event):
+        if event.task == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(config, tmp_path / "killed", report=False, progress=kill)
+    resumed = runner.run(config, tmp_path / "killed", resume=True, report=False)
+    changing = {"seconds", "task_seconds", "images_per_second", "peak_memory"}
+    assert resumed.model_dump(exclude=changing) == whole.model_dump(exclude=changing)
+    assert len(whole.tasks) == tasks and whole.faa > 55, "3 or 4 classes"
+    assert whole.stream == kind and whole.kept_bytes > 0 and whole.training_flops > whole.test_flops > 0
+    assert len(whole.within_task) == tasks and whole.measures["within_task"] >= whole.faa
+    assert bool(whole.curve) == ("area_under_curve" in whole.measures) == ("online" in kind)
+    page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "Backward transfer" in page and ("Accuracy as images come" in page) == ("online" in kind)
+
+
+def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, sources, tmp_path):
+    def refused(message, **settings):
+        with pytest.raises(UserError, match=message):
+            runner.run(resolve({"data": str(sources / "folder"), "tasks": 2, **settings}), tmp_path / "out")
+        assert not (tmp_path / "out" / "config.json").exists()
+
+    message = "{} cannot learn --stream repeated:30, in which classes come back; these can, with .*: .*vq-prompt"
+    refused(message.format("ease"), method="ease", stream="repeated:30")
+    refused(message.format("vq-prompt"), stream="repeated:30", rebalancing={"centroids": 2})
+    refused("an online stream shows every image once; leave epochs out", stream="online:8", epochs=2)
+    refused("'kind 0/000.png' is not DOMAIN/CLASS/image, as --stream domains needs it", stream="domains")
+    assert resolve({"stream": "domains+online:50", "method": "slca"}).epochs == 1
 
 
 def test_shuffling_by_groups_keeps_groups_together():

@@ -16,11 +16,12 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.stream import Stream
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.distributed import join
-from vqprompt.core.statistics.gaussians import KINDS, make_statistics
+from vqprompt.core.statistics.gaussians import KINDS
+from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.learner import queries
 from vqprompt.research.learner.state import saved_names
 from vqprompt.research.methods import METHODS
-from vqprompt.research.methods.recipes import PRESETS
+from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskFeatures
 from vqprompt.research.results.config import resolve
 from vqprompt.research.runs import runner
@@ -28,7 +29,7 @@ from vqprompt.research.training.loop import Epoch
 from vqprompt.research.training.settings import Training
 
 SETTINGS = {"epochs": 1, "batch_size": 7, "test_crop": 0.0}  # shares of 3 and 4; the last batch has a single image
-CLOSED_FORM = PRESETS["linear"]["closed-form"]
+CLOSED_FORM = FACTS["Linear"]["presets"]["closed-form"]
 TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
 CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "rebalancing": {"epochs": 2, "ratio": 1},
          "identity_rebalancing": {"epochs": 2, "ratio": 1}}  # fmt: skip
@@ -78,7 +79,7 @@ def class_sums() -> dict[str, Tensor]:
     found = {}
     for kind in KINDS:
         features = TaskFeatures(learner.evaluator.features(images), labels)
-        sums = features.add_up(make_statistics(learner.vit.config.width, kind).new_sums(4))
+        sums = features.add_up(ClassSums(kind, torch.arange(4), learner.vit.config.width))
         found |= {f"{kind} {name}": getattr(sums, name) for name in ("counts", "totals", "squares")}
         found[f"{kind} turns"] = torch.tensor(sum(1 for _ in features.computed.own()))
     return found

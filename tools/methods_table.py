@@ -19,8 +19,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from vqprompt.core.backbones.vit import Block, ViT, ViTConfig
 from vqprompt.core.progress import Progress, Stage
+from vqprompt.core.statistics.gaussians import ClassStatistics
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS, after_all_tasks
+from vqprompt.research.methods.base import Method
 from vqprompt.research.training.settings import Training
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -29,9 +31,10 @@ from common import noise_stream
 HEADINGS = ("method", "parameters", "kept, D = 384", "kept, D = 768", "passes")
 VIT_B16 = ViTConfig(width=768, depth=12, heads=12, patch=16)
 QUICK = {
+    "map_steps": 20,
     "length": 2,
     "projection": 40,
-    "rebalancing": {"epochs": 1, "ratio": 1},
+    "rebalancing": {"epochs": 1, "ratio": 1, "samples": 0},
     "identity_rebalancing": {"epochs": 1, "ratio": 1},
 }
 
@@ -77,7 +80,16 @@ def kept(learner: Learner) -> str:
     if learner.method.exemplar_count():
         return f"{learner.method.options.exemplars:,} images in total"
     few, all_features = (getattr(o, "projection", 1) for o in (learner.method.options, type(learner.method).Options()))
-    return f"{learner.method.bytes_per_class() * all_features // few:,} B"
+    return f"{bytes_per_class(learner.method) * all_features // few:,} B"
+
+
+def bytes_per_class(method: Method) -> int:
+    """Without the class's row in the classifier, and without a matrix that all classes share."""
+    tables = (getattr(method, name, None) for name in ("prototypes", "weight", "unaligned"))
+    rows = [table for table in tables if table is not None]
+    for statistics in (module for module in method.modules() if isinstance(module, ClassStatistics)):
+        rows += [statistics.means, statistics.shares, *([] if statistics.kind == "shared" else [statistics.spread])]
+    return sum(table[0].nbytes for table in rows if len(table))
 
 
 def row(name: str) -> tuple[str, ...]:

@@ -66,6 +66,11 @@ def run(
         "Or your own images: a folder or zip with train/<class>/… and test/<class>/…, or just <class>/…."
     ),
     tasks: str | None = option("Number of tasks, or number of classes per task: 10, or 20,10,10."),
+    stream: str | None = option(
+        "disjoint: classes of their own per task. domains: the same in other styles. blurry:50,10: half of the classes "
+        "are in one task, 10 % of the others' images are elsewhere. repeated:30: 30 % come later. few-shot:30,5,5: 30 "
+        "classes, then 5 with 5 images. FILE.json: images per task. +online:100 shows all once, tests every 100."
+    ),
     method: str | None = option("How to learn; `vqprompt methods` lists the names."),
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),
     seed: int | None = option("Fixes the order of the classes and everything random. 0 keeps the natural class order."),
@@ -106,6 +111,7 @@ def run(
     direct = {
         "data": data,
         "tasks": parse_tasks(tasks),
+        "stream": stream,
         "method": method,
         "backbone": backbone,
         "seed": seed,
@@ -138,6 +144,7 @@ def run(
     for note in result.notes:
         print_plain(f"note: {note}", style="yellow")
     console.print(summary([result]))
+    print_plain(", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in result.measures.items()))
     if resolved.validation:
         print_plain(f"Tested on {resolved.validation:.0%} of the training images, held out; not on the test images.")
     print_plain(f"\nLook at {out / 'report.html'}", style="bold")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ def _column(accuracy: Matrix, j: int) -> list[float]:
 
 def average_accuracies(accuracy: Matrix) -> list[float]:
     """Mean accuracy over the tasks seen so far, after each task: the curve that papers plot."""
-    return [sum(column) / len(column) for column in (_column(accuracy, j) for j in range(len(accuracy)))]
+    return [fmean(_column(accuracy, j)) for j in range(len(accuracy))]
 
 
 def final_average_accuracy(accuracy: Matrix) -> float:
@@ -35,8 +36,7 @@ def final_average_accuracy(accuracy: Matrix) -> float:
 
 def cumulative_average_accuracy(accuracy: Matrix) -> float:
     """CAA: mean over j of the average accuracy after task j."""
-    averages = average_accuracies(accuracy)
-    return sum(averages) / len(averages)
+    return fmean(average_accuracies(accuracy))
 
 
 def forgetting_per_task(accuracy: Matrix) -> list[float]:
@@ -55,7 +55,28 @@ def forgetting_per_task(accuracy: Matrix) -> list[float]:
 def forgetting(accuracy: Matrix) -> float:
     """Mean of `forgetting_per_task`; 0 for a single task, because nothing came after it."""
     drops = forgetting_per_task(accuracy)
-    return sum(drops) / len(drops) if drops else 0.0
+    return fmean(drops) if drops else 0.0
+
+
+def transfer(accuracy: Matrix) -> dict[str, float]:
+    """What tasks do to each other, of two or more. backward_transfer: how later tasks changed earlier ones, mean of
+    A_iT − A_ii (Lopez-Paz & Ranzato 2017). plasticity: accuracy on a task right after it was learned, mean of A_ii.
+    new_accuracy, old_accuracy: after each task but the first, on it and on those before, mean of each; the classifier
+    favours the newest task if they are far apart."""
+    columns = [_column(accuracy, j) for j in range(len(accuracy))]
+    learned = [column[-1] for column in columns]
+    return {
+        "backward_transfer": fmean(columns[-1][:-1]) - fmean(learned[:-1]),
+        "plasticity": fmean(learned),
+        "new_accuracy": fmean(learned[1:]),
+        "old_accuracy": fmean(fmean(column[:-1]) for column in columns[1:]),
+    }
+
+
+def area_under_curve(curve: Sequence[tuple[int, float]]) -> float:
+    """Accuracy of an online stream, as a mean over the images shown. curve: images shown so far, accuracy then."""
+    shown = [0, *(images for images, _ in curve)]
+    return sum((now - before) * a for before, (now, a) in zip(shown, curve, strict=False)) / shown[-1]
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

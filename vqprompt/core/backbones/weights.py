@@ -53,7 +53,8 @@ class Weights:
         """16 hex digits that change with the config or with any weight."""
         if self.known_fingerprint:
             return self.known_fingerprint
-        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        stated = {name: value for name, value in asdict(self.config).items() if value}  # plain ones as ever
+        digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
         for key, array in sorted(self.arrays.items()):
             digest.update(f"{key} torch.{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
@@ -113,8 +114,9 @@ def read_weights(
         tensors, stated = read_checkpoint(path)
         state, origin, hints = to_timm_names(tensors, path.stem)
         stated = {**(asdict(known.config) if known else {}), **stated, **(config_overrides or {})}
-        if hints.pop("guessed") and not {"mean", "std"} <= set(stated):
-            warnings.warn(f"{path}: mean and std are guessed; state them in config_overrides", stacklevel=3)
+        if not set(guessed := hints.pop("guessed")) <= set(stated):
+            what = " and ".join(guessed) + (" are" if len(guessed) > 1 else " is")
+            warnings.warn(f"{path}: {what} guessed; state the right values in config_overrides", stacklevel=3)
         config = make_config(state, hints, stated)
         check_fit(state, config, origin)
     except WeightsError as error:
@@ -146,12 +148,13 @@ MAX_NESTING = 8  # dictionaries inside dictionaries
 
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     """The file's tensors under its own names, and the ViTConfig fields it states."""
-    if path.suffix not in WEIGHTS_SUFFIXES:
+    suffix = Path(path.name.removesuffix(".tar")).suffix  # MoCo's files end with .pth.tar, but are no archives
+    if suffix not in WEIGHTS_SUFFIXES:
         raise WeightsError(f"unknown kind of file; expected one of {', '.join(WEIGHTS_SUFFIXES)}")
     try:
-        if path.suffix == ".safetensors":
+        if suffix == ".safetensors":
             tensors, stated = _read_safetensors(path)
-        elif path.suffix == ".npz":
+        elif suffix == ".npz":
             tensors, stated = _read_npz(path), {}
         else:
             tensors, stated = _read_pickle(path), {}

@@ -1,23 +1,44 @@
-"""A stream of tasks with disjoint classes, and which images may be read when (paper, section 3).
+"""A stream of tasks, and which images may be read when (paper, section 3).
 
 Only the task being learned can be read: opening the next task closes the one before, and every later read of its
 training images raises `PastImagesError`. Test images of the tasks seen so far can be read for evaluation.
+
+A stream has a kind, written as one short text (docs/research.md):
+
+disjoint          every class in one task
+domains           one task per domain: the same classes again, in another style
+blurry:D,B        D % of the classes stay in one task; of the others, B % of the images come in other tasks (Si-Blurry)
+repeated:R        R % of the images of each class come in later tasks
+few-shot:N,W,S    a first task of N classes, then tasks of W classes with S images each
+FILE.json         a list of tasks, each a list of images: [["crow/1.jpg", "owl/7.jpg"], ["crow/2.jpg"]]
+KIND+online:N     any of these, shown once in pieces of N images, each followed by a test; `online:N`: disjoint ones
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
-from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.core.errors import ImageError, PastImagesError, UserError, shown
+from vqprompt.core.files import read_json
 from vqprompt.core.words import shorten
+
+Division = int | Sequence[int] | Sequence[Sequence[str]]  # how many tasks, or the number of classes of each, or names
+PERCENT, COUNT = r"(?:100|[1-9]?\d)", r"[1-9]\d{0,8}"
+FORMS = re.compile(
+    rf"(disjoint|domains|(?:blurry:{PERCENT},|repeated:){PERCENT}|few-shot:{COUNT},{COUNT},{COUNT}|.+\.json)?"
+    rf"(?:(?:^|\+)online:({COUNT}))?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +51,11 @@ class Dataset:
     labels: np.ndarray  # [N], positions in `classes`
     is_test: np.ndarray  # [N], bool
     notes: tuple[str, ...] = ()  # what a user should know about how it was read
-    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several domains
+    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several kinds of images
+    domains: np.ndarray | None = (
+        None  # [N], the name of each image's domain, for sets that have the same classes in each
+    )
+    where: Callable[[int], str] | None = None  # what a file that lists images calls the one in a row
 
     def __post_init__(self) -> None:
         check_names(self.name, self.classes)
@@ -62,11 +87,47 @@ def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np
             raise ImageError(f"{name}: no {split} images for the class {shorten(empty)}; every class needs some")
 
 
+@dataclass(eq=False)
 class Task:
-    """One task of a stream: class names, and images labelled by position among these names."""
+    """One task of a stream: class names, and images labelled by position among these names.
 
-    def __init__(self, number: int, classes: list[str], train: Images, test: Images) -> None:
-        self.number, self.classes, self.train, self.test = number, classes, train, test
+    Of an online stream, it is one piece of a stage; `ends` says whether the last. Otherwise every task is a stage.
+    """
+
+    number: int
+    classes: list[str]
+    train: Images
+    test: Images
+    stage: int = 0
+    ends: bool = True
+
+
+@dataclass(frozen=True)
+class StreamKind:
+    """name: disjoint, domains, blurry, repeated, few-shot or file. piece: images between two tests of an online stream;
+    0: it is not online."""
+
+    name: str
+    numbers: tuple[int, ...]
+    file: str
+    piece: int
+
+    @classmethod
+    def parse(cls, text: str) -> StreamKind:
+        """Raises UserError for what is no kind of stream."""
+        if not text or not (found := FORMS.fullmatch(text)):
+            raise UserError(
+                f"--stream {shown(text)}: no such kind; there are disjoint, domains, blurry:50,10 and repeated:30 (in "
+                "percent), few-shot:30,5,5 (classes, then ways and shots), FILE.json and, alone or after +, online:100"
+            )
+        kind = "file" if (found[1] or "").endswith(".json") else found[1] or "disjoint"
+        name, _, numbers = kind.partition(":")
+        return cls(name, tuple(map(int, re.findall(r"\d+", numbers))), found[1] or "", int(found[2] or 0))
+
+    @property
+    def returns(self) -> bool:
+        """Whether classes come back in later tasks, or may (a file)."""
+        return self.name in ("domains", "blurry", "repeated", "file") or self.piece > 0
 
 
 class Stream:
@@ -75,28 +136,53 @@ class Stream:
     tasks: how many (of sizes as equal as possible), or the number of classes per task, or the class names per task.
     seed: 0 keeps the natural class order, others shuffle it. It also decides the validation split.
     validation: fraction of the training images per class that replaces the test images, to tune settings on.
-    train_per_class, test_per_class: use only this many images per class. train_choice: which training images these
-    are, the "first" ones, or some drawn by "seed". The first files of a folder are often alike: one day, one place.
+    train_per_class, test_per_class: use only this many images per class (and domain). train_choice: which training
+    images these are, the "first" ones, or some drawn by "seed". The first files of a folder are often alike: one day,
+    one place.
+    kind: see above. Domains, few shots and files decide on the tasks themselves.
+    joint: all of it as one task, for an upper bound.
     """
 
     def __init__(
         self,
         dataset: Dataset,
-        tasks: int | Sequence[int] | Sequence[Sequence[str]] = 10,
+        tasks: Division = 10,
         seed: int = 0,
         validation: float = 0.0,
         train_per_class: int | None = None,
         test_per_class: int | None = None,
         train_choice: Literal["first", "seed"] = "first",
+        kind: str = "disjoint",
+        joint: bool = False,
     ) -> None:
-        self.dataset, self.seed, self.train_choice = dataset, seed, train_choice
-        self._position = {name: i for i, name in enumerate(dataset.classes)}
+        if not 0 <= validation < 1:
+            raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
+        self.dataset, self.seed, self.train_choice, self.kind = dataset, seed, train_choice, StreamKind.parse(kind)
         self._open: int | None = None
-        train_rows, test_rows = self._rows(validation, train_per_class, test_per_class)
-        self.tasks = [
-            self._task(number, classes, train_rows, test_rows)
-            for number, classes in enumerate(_divide(dataset, tasks, seed))
-        ]
+        if self.kind.name == "few-shot":
+            base, ways, _ = self.kind.numbers
+            tasks = [base, *[ways] * max(1, (len(dataset.classes) - base) // ways)]
+        together = self.kind.name in ("domains", "file")  # then classes are not what tasks differ in
+        groups = [_shuffled(dataset.classes, seed)] if together else _divide(dataset, tasks, seed)
+        train, test = self._assign(groups, validation, train_per_class, test_per_class)
+        if self.kind.name == "file":
+            train, test = self._listed(train, test)
+        if joint:
+            train, test = np.minimum(train, 0), np.minimum(test, 0)
+        self._names = [name for group in groups for name in group]  # in the order in which tasks have them
+        place = {name: n for n, name in enumerate(self._names)}
+        self._labels = np.array([place.get(name, -1) for name in dataset.classes])[dataset.labels]  # [N], among these
+        self.tasks: list[Task] = []
+        for stage in range(train.max() + 1):
+            rows, tested = np.flatnonzero(train == stage), np.flatnonzero(test == stage)
+            pieces = [rows]
+            if self.kind.piece and not joint:  # of about the same size, drawn at random
+                order = random.Random(f"{seed}:online:{stage}").sample(rows.tolist(), len(rows))
+                pieces = np.array_split(np.array(order), max(1, round(len(rows) / self.kind.piece)))
+            for n, piece in enumerate(pieces, start=1):
+                train[piece] = -2  # learned
+                now = tested[np.isin(self._labels[tested], self._labels[train == -2])]
+                self.tasks.append(self._task(len(self.tasks), piece, now, stage, n == len(pieces)))
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -111,11 +197,18 @@ class Stream:
             yield task
         self._open = None
 
-    def seen(self, number: int) -> list[Task]:
-        """The tasks up to and including `number`, to test on after it was learned."""
-        return self.tasks[: number + 1]
+    @property
+    def stages(self) -> list[Task]:
+        """The tasks; of an online stream, the last piece of each stage."""
+        return [task for task in self.tasks if task.ends]
 
-    def _task(self, number: int, names: list[str], train_rows: list[np.ndarray], test_rows: list[np.ndarray]) -> Task:
+    def seen(self, number: int) -> list[Task]:
+        """What to test on after the task `number` was learned: it, and the stages before."""
+        return [*(task for task in self.stages if task.stage < self.tasks[number].stage), self.tasks[number]]
+
+    def _task(self, number: int, train: np.ndarray, test: np.ndarray, stage: int, ends: bool) -> Task:
+        """train, test: rows."""
+
         def guard() -> None:
             if self._open != number:
                 now = "no task" if self._open is None else f"task {self._open + 1}"
@@ -124,41 +217,99 @@ class Stream:
                     "a rehearsal-free learner sees each task's images once"
                 )
 
-        ids = [self._position[name] for name in names]
+        store, labels = self.dataset.store, self._labels
+        present = np.union1d(labels[train], labels[test])
 
-        def images(rows: list[np.ndarray], guard=None) -> Images:  # type: ignore[no-untyped-def]
-            labels = np.concatenate([np.full(len(rows[c]), i) for i, c in enumerate(ids)])
-            places = np.concatenate([rows[c] for c in ids])
-            if self.dataset.store.groups is not None:  # as they lie in their files, not class by class
-                order = np.argsort(places, kind="stable")
-                places, labels = places[order], labels[order]
-            return Images(self.dataset.store, places, labels, guard)
+        def images(rows: np.ndarray, guard: Callable[[], None] | None = None) -> Images:
+            rows = np.sort(rows)
+            if store.groups is None:  # class by class, not as they lie in their files
+                rows = rows[labels[rows].argsort(kind="stable")]
+            return Images(store, rows, np.searchsorted(present, labels[rows]), guard)
 
-        return Task(number, names, images(train_rows, guard), images(test_rows))
+        names = [self._names[label] for label in present]
+        return Task(number, names, images(train, guard), images(test), stage, ends)
 
-    def _rows(
-        self, validation: float, train_per_class: int | None, test_per_class: int | None
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Per class, the rows of its training images and of its test images."""
-        if not 0 <= validation < 1:
-            raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
-        train, test = [], []
-        by_class = rows_by_class(self.dataset.labels, len(self.dataset.classes))
-        for name, rows in zip(self.dataset.classes, by_class, strict=True):
-            own, other = rows[~self.dataset.is_test[rows]], rows[self.dataset.is_test[rows]]
-            if validation:
-                own, other = split_rows(own, validation, f"{self.seed}:{name}")
-                if not len(other):
-                    raise ImageError(f"class {name!r} has {len(own)} training image(s), too few to hold some out")
-            train.append(self._chosen(own, name, train_per_class))
-            test.append(other[:test_per_class])
+    # ------------------------------------------------------------------ which images are in which task
+
+    def _assign(
+        self, groups: list[list[str]], validation: float, train_per_class: int | None, test_per_class: int | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The task in which each image is learned [N], and the one with which it is tested [N]; -1: in none. groups:
+        the classes of each task."""
+        dataset, kind, numbers, staying = self.dataset, self.kind.name, self.kind.numbers, set[str]()
+        inside = np.zeros(0, str) if dataset.domains is None else dataset.domains
+        domains = _shuffled(list(dict.fromkeys(inside.tolist())), self.seed)
+        if kind == "domains" and not domains:
+            raise UserError(
+                f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/…, or quickdraw50"
+            )
+        if kind == "blurry":
+            names = [name for group in groups for name in group]
+            staying = {*random.Random(f"{self.seed}:blurry").sample(names, round(len(names) * numbers[0] / 100))}
+        train, test = np.full((2, len(dataset.labels)), -1)
+        by_class = dict(zip(dataset.classes, rows_by_class(dataset.labels, len(dataset.classes)), strict=True))
+        for task, label in ((task, label) for task, group in enumerate(groups) for label in group):
+            cells = {label: (task, by_class[label])}
+            if kind == "domains":
+                each = ((t, d, by_class[label][inside[by_class[label]] == d]) for t, d in enumerate(domains))
+                cells = {f"{domain}/{label}": (t, rows) for t, domain, rows in each if len(rows)}
+            for name, (home, rows) in cells.items():
+                own, other = rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
+                if validation:
+                    own, other = split_rows(own, validation, f"{self.seed}:{name}")
+                if not len(own) or not len(other):
+                    few = ", too few to hold some out" if validation else f" and {len(other)} test images; give both"
+                    raise ImageError(f"class {name!r} has {len(own)} training image(s){few}")
+                own = self._chosen(own, name, numbers[2] if kind == "few-shot" and home else train_per_class)
+                train[own], test[other[:test_per_class]] = home, home
+                others = [t for t in range(len(groups)) if (t != home if kind == "blurry" else t > home)]
+                if kind in ("blurry", "repeated") and numbers[-1] and others and name not in staying:
+                    moved = split_rows(own, numbers[-1] / 100, f"{self.seed}:{kind}:{name}")[1]
+                    train[moved] = random.Random(f"{self.seed}:{kind}:to:{name}").choices(others, k=len(moved))
         return train, test
+
+    def _listed(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `_assign`, by a file. If it lists no test images, a class is tested with the first task that has it.
+        train, test: of the images that may be used."""
+        dataset, where, file, listed = self.dataset, self.dataset.where, self.kind.file, read_json(Path(self.kind.file))
+        if not (isinstance(listed, list) and listed and all(isinstance(task, list) for task in listed)) or not where:
+            raise UserError(f'--stream {file}: expected tasks of {dataset.name}, as in [["crow/1.jpg"], ["owl/2.jpg"]]')
+        row_of, task_of = {where(row): row for row in range(len(train))}, np.full(len(train), -1)
+        for number, images in enumerate(listed):
+            for image in images:
+                row = row_of.get(image) if isinstance(image, str) else None
+                if row is None or task_of[row] >= 0:
+                    wrong = (
+                        "is listed twice"
+                        if row is not None
+                        else f"is not in {dataset.name}, as {next(iter(row_of))!r} is"
+                    )
+                    raise UserError(f"--stream {file}, task {number + 1}: {shown(image)} {wrong}")
+                task_of[row] = number
+        train, tested = (np.where(may == 0, task_of, -1) for may in (train, test))
+        if tested.max() < 0:
+            first = np.full(len(dataset.classes), len(listed))  # the first task of each class
+            np.minimum.at(first, dataset.labels[train >= 0], train[train >= 0])
+            tested = np.where((test == 0) & (first[dataset.labels] < len(listed)), first[dataset.labels], -1)
+        for number in range(len(listed)):
+            for what, tasks in (("training", train), ("test", tested)):
+                if number not in tasks:
+                    raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some")
+        return train, tested
 
     def _chosen(self, rows: np.ndarray, name: str, count: int | None) -> np.ndarray:
         """As many of a class's training images as are wanted; in order, whatever was drawn."""
         if self.train_choice == "first" or count is None or count >= len(rows):
             return rows[:count]
         return rows[sorted(random.Random(f"{self.seed}:train:{name}").sample(range(len(rows)), count))]
+
+
+def _shuffled(names: Sequence[str], seed: int) -> list[str]:
+    """In the order of a seed; 0 keeps the natural one."""
+    order = list(names)
+    if seed:
+        random.Random(seed).shuffle(order)
+    return order
 
 
 def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
@@ -178,12 +329,9 @@ def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray
     return rows[~chosen], rows[chosen]
 
 
-def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str]], seed: int) -> list[list[str]]:
+def _divide(dataset: Dataset, tasks: Division, seed: int) -> list[list[str]]:
     """The class names of each task, in order."""
-    order = list(range(len(dataset.classes)))
-    if seed:
-        random.Random(seed).shuffle(order)
-    names = [dataset.classes[c] for c in order]
+    names = _shuffled(dataset.classes, seed)
     if isinstance(tasks, bool) or not isinstance(tasks, int | Sequence) or isinstance(tasks, str):
         raise UserError(f"tasks={tasks!r}: give a number of tasks, the number of classes of each, or their names")
     if isinstance(tasks, int):
@@ -200,16 +348,13 @@ def _divide(dataset: Dataset, tasks: int | Sequence[int] | Sequence[Sequence[str
             raise UserError(f"task sizes {sizes} do not fit {len(names)} classes; each must be at least 1")
         return [names[start : start + size] for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False)]
     groups = [list(t) for t in tasks]  # type: ignore[arg-type]
-    seen: dict[str, int] = {}
+    first: dict[str, int] = {}
     for number, group in enumerate(groups, start=1):
         for name in group:
             if name not in dataset.classes:
                 raise UserError(f"task {number} wants the class {name!r}, which {dataset.name} does not have")
-            if name in seen:
-                raise UserError(
-                    f"the class {name!r} is in task {seen[name]} and in task {number}; tasks must be disjoint"
-                )
-            seen[name] = number
+            if (before := first.setdefault(name, number)) != number or group.count(name) > 1:
+                raise UserError(f"the class {name!r} is in task {before} and in task {number}; tasks must be disjoint")
         if not group:
             raise UserError(f"task {number} has no classes")
     return groups

@@ -17,6 +17,7 @@ import numpy as np
 
 from vqprompt.core.backbones.config import ViTConfig
 from vqprompt.core.backbones.weights import Weights
+from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.graph import TYPES, Array, Graph
 
 
@@ -38,6 +39,11 @@ def class_tokens_graph(
     packed: store weights as int8 that are int8 in their file; a run then takes a little longer. in_digits: compute with
     integers there, see `_Network.product_of_digits`.
     """
+    if weights.config.particular:
+        what = ", ".join(weights.config.particular)
+        raise UserError(
+            f"the backbone has {what}, which no ONNX graph computes here; take another (vqprompt backbones)"
+        )
     graph = Graph()
     images = draw(graph, weights.config, side, crop)
     if mirrored:

@@ -33,7 +33,7 @@ class ClassStatistics(nn.Module, ABC):
     means: Tensor  # [C, k, D]
     shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
     spread: Tensor  # the covariance, in the form that each kind describes
-    seen: Tensor  # [1], degrees of freedom of a shared scatter; other kinds do not use it
+    seen: Tensor  # [C], degrees of freedom of each class's scatter; their sum [1], where an earlier version saved them
     doubt: Tensor  # [D, D], sum over classes: covariance of what moves left their means off by; only if measured
 
     def __init__(
@@ -50,7 +50,7 @@ class ClassStatistics(nn.Module, ABC):
         self.register_buffer("means", torch.zeros(0, centroids, width))
         self.register_buffer("shares", torch.zeros(0, centroids))
         self.register_buffer("spread", torch.zeros(empty[self.kind]))
-        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("seen", torch.zeros(0))
         if doubts:
             self.register_buffer("doubt", torch.zeros(width, width))
 
@@ -64,6 +64,10 @@ class ClassStatistics(nn.Module, ABC):
     @abstractmethod
     def _add_squares(self, sums: ClassSums) -> Tensor | None:
         """Add all classes of `sums`. Returns their rows of `spread`, if this kind has one row per class."""
+
+    @abstractmethod
+    def _squares(self, known: Tensor, totals: Tensor, counts: Tensor) -> Tensor:
+        """What `_add_squares` started from, for classes that are here already [c]; the inverse of it."""
 
     @abstractmethod
     def shared_covariance(self) -> Tensor:
@@ -89,11 +93,6 @@ class ClassStatistics(nn.Module, ABC):
     def width(self) -> int:
         return self.means.shape[-1]
 
-    @property
-    def bytes_per_class(self) -> int:
-        """Bytes kept per class. A matrix that all classes share is not counted."""
-        return sum(t[0].nbytes for t in (self.means, self.shares, self.spread)) if len(self.means) else 0
-
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add new classes by their features [n, D]; their labels continue those of the classes already here."""
@@ -101,6 +100,8 @@ class ClassStatistics(nn.Module, ABC):
         if 0 in counts[start:]:
             raise ValueError(f"class {counts.index(0, start)} has no features to take statistics of")
         means, shares, rows = [self.means], [self.shares], []  # joined once, not class by class
+        degrees = torch.tensor(counts[start:]).to(self.seen) - self.centroids
+        self.seen = torch.cat([self.seen, degrees.clamp(min=0)])
         for own in features.float()[labels.argsort(stable=True)].split(counts)[start:]:
             member = self._assign(own)
             belongs = F.one_hot(member, self.centroids).to(own).T  # a product adds up in the same order every time
@@ -114,21 +115,32 @@ class ClassStatistics(nn.Module, ABC):
         if rows:
             self.spread = torch.cat([self.spread, *rows])
 
-    def new_sums(self, classes: int) -> ClassSums:
-        """Empty sums. Fill them batch by batch with the features of new classes, then give them to `add_sums`."""
-        return ClassSums(self.kind, len(self.means), classes, self.width, self.means.device)
-
     @torch.no_grad()
     def add_sums(self, sums: ClassSums) -> None:
-        """Add new classes by their sums. The result is that of `add`, up to rounding. Not for several centroids per
-        class: k-means needs the features themselves."""
+        """Add classes by their sums, whose labels continue those here, or more images of classes already here. The
+        result is that of `add` with all images at once, up to rounding. Not for several centroids per class: k-means
+        needs the features themselves."""
         if self.centroids > 1:
             raise ValueError("several centroids per class cannot be computed from sums")
-        rows = self._add_squares(sums)
-        self.means = torch.cat([self.means, sums.means.to(self.means)[:, None]])
-        self.shares = torch.cat([self.shares, torch.ones(len(sums.means), 1).to(self.shares)])
+        known = sums.labels[sums.labels < len(self.means)]
+        if len(known):
+            if len(self.seen) < len(self.means):
+                raise UserError(
+                    "these classes were saved by an earlier version and cannot be learned again; start anew"
+                )
+            counts = self.seen[known].double() + 1
+            totals = self.means[known, 0].double() * counts[:, None]
+            sums.counts[: len(known)] += counts
+            sums.totals[: len(known)] += totals
+            before = self._squares(known, totals, counts)
+            sums.squares[: len(before)] += before
+        rows, ones = self._add_squares(sums), torch.ones(len(sums.labels), 1, device=known.device)
+        self.means, self.shares, self.seen = (
+            _written(old, known, new)
+            for old, new in ((self.means, sums.means[:, None]), (self.shares, ones), (self.seen, sums.counts - 1))
+        )
         if rows is not None:
-            self.spread = torch.cat([self.spread, rows.to(self.spread)])
+            self.spread = _written(self.spread, known, rows)
 
     def _shares(self, sizes: Tensor) -> Tensor:
         """Weights of a class's centroids, from the number of images of each [k]."""
@@ -214,6 +226,10 @@ class DiagonalGaussians(ClassStatistics):
         scatter = (sums.squares - sums.means.square() * sums.counts[:, None]).clamp(min=0)
         return (scatter / self._degrees(sums.counts)[:, None] + JITTER)[:, None]
 
+    def _squares(self, known: Tensor, totals: Tensor, counts: Tensor) -> Tensor:
+        scatter = (self.spread[known, 0].double() - JITTER) * self._degrees(counts)[:, None]
+        return scatter + totals.square() / counts[:, None]
+
     def shared_covariance(self) -> Tensor:
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
 
@@ -241,6 +257,10 @@ class FullGaussians(ClassStatistics):
         scatter = torch.baddbmm(sums.squares, sums.totals[:, :, None], sums.means[:, None], alpha=-1)
         return scatter / self._degrees(sums.counts)[:, None, None]
 
+    def _squares(self, known: Tensor, totals: Tensor, counts: Tensor) -> Tensor:
+        scatter = self.spread[known].double() * self._degrees(counts)[:, None, None]
+        return scatter + totals[:, :, None] * totals[:, None] / counts[:, None, None]
+
     def shared_covariance(self) -> Tensor:
         return self.spread.mean(0)
 
@@ -255,25 +275,29 @@ class SharedGaussians(ClassStatistics):
 
     def _add_spread(self, residuals: Tensor, belongs: Tensor, sizes: Tensor) -> None:
         self.spread = self.spread + residuals.T @ residuals
-        self.seen = self.seen + max(len(residuals) - self.centroids, 0)
 
     def _add_squares(self, sums: ClassSums) -> None:
         self.spread = (self.spread + (sums.squares - sums.totals.T @ sums.means)).to(self.spread)
-        self.seen = self.seen + (sums.counts - 1).sum().to(self.seen)
+
+    def _squares(self, known: Tensor, totals: Tensor, counts: Tensor) -> Tensor:
+        return totals.T @ (totals / counts[:, None])  # their scatter is in `spread` already
 
     def shared_covariance(self) -> Tensor:
-        return self.spread / self.seen.clamp(min=1)
+        return self.spread / self.seen.sum().clamp(min=1)
 
     @property
     def images_per_class(self) -> float:
-        return float(self.seen) / max(len(self.means), 1) + self.centroids
+        return float(self.seen.sum()) / max(len(self.means), 1) + self.centroids
 
     def roots(self) -> Tensor:
         return _root(self.shared_covariance()[None])
 
-    @property
-    def bytes_per_class(self) -> int:
-        return sum(t[0].nbytes for t in (self.means, self.shares)) if len(self.means) else 0
+
+def _written(rows: Tensor, places: Tensor, new: Tensor) -> Tensor:
+    """Rows with the first new ones at these places, and the others appended."""
+    rows, new = rows.clone(), new.to(rows)
+    rows[places] = new[: len(places)]
+    return torch.cat([rows, new[len(places) :]])
 
 
 def means_by_class(features: Tensor, labels: Tensor, first: int, last: int) -> Tensor:

@@ -17,14 +17,14 @@ Covariance = Literal["diagonal", "full", "shared"]
 
 
 class ClassSums:
-    """Sums over the features of `classes` new classes, whose labels begin at `first`.
+    """Sums over the features of some classes. labels: theirs, in order [C].
 
     counts: n [C]. totals: Σx [C, D]. squares: as much of Σxxᵀ as the kind of covariance needs: its diagonal per class
     [C, D], all of it per class [C, D, D], all of it over all classes [D, D]; None: nothing of it [0].
     """
 
-    def __init__(self, kind: Covariance | None, first: int, classes: int, width: int, device: torch.device) -> None:
-        self.kind, self.first = kind, first
+    def __init__(self, kind: Covariance | None, labels: Tensor, width: int) -> None:
+        self.kind, self.labels, classes, device = kind, labels, len(labels), labels.device
         shapes = {None: (0,), "diagonal": (classes, width), "full": (classes, width, width), "shared": (width, width)}
         self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
         self.totals = torch.zeros(classes, width, dtype=torch.float64, device=device)
@@ -33,7 +33,7 @@ class ClassSums:
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add a batch of features [B, D] with their labels [B]."""
-        present, member = (labels - self.first).unique(return_inverse=True)
+        present, member = torch.searchsorted(self.labels, labels).unique(return_inverse=True)
         # products of matrices add up in the same order every time
         belongs, features = F.one_hot(member, len(present)).double().T, features.double()
         self.counts[present] += belongs.sum(1)
@@ -55,5 +55,5 @@ class ClassSums:
     def means(self) -> Tensor:
         """[C, D], in float64."""
         if not self.counts.all():
-            raise ValueError(f"class {self.first + int(self.counts.argmin())} has no features to take statistics of")
+            raise ValueError(f"class {int(self.labels[self.counts.argmin()])} has no features to take statistics of")
         return self.totals / self.counts[:, None]

@@ -47,7 +47,7 @@ def open_extractor(
     backbone: str, size: int | None, crop: float, device: str, precision: str | None = None
 ) -> Extractor:
     """An `Opener`. Models of one process share what it opens."""
-    if on_gpu(device):
+    if on_gpu(device) or open_weights(backbone).config.particular:
         return open_in_torch(backbone, size, crop, device)
     with _opening:
         return _open_onnx(open_weights(backbone), size, crop, precision)
@@ -116,7 +116,7 @@ class Network:
             if trained is None:
                 return self._plain
             if self._trained is None or self._trained[0] is not trained:
-                if on_gpu(self.device):
+                if on_gpu(self.device) or open_weights(self.weights).config.particular:
                     self._trained = trained, self.in_torch(wanted, trained)
                 else:
                     weights = open_weights(self.weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import STORED_MARGIN, stored_side
-from vqprompt.core.data.drawings import embedded_drawings
-from vqprompt.core.data.shards import Shards, find_shards, open_shards
+from vqprompt.core.data.drawings import STYLES, embedded_drawings
+from vqprompt.core.data.shards import find_shards, open_shards
 from vqprompt.core.data.store import Store, StreamedStore
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
 from vqprompt.core.errors import UserError
@@ -40,17 +40,24 @@ class DatasetEntry:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def open_quickdraw(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
-    """Quick, Draw!: 50 classes × 100 drawings of 28×28, inside the package (see assets/README.md)."""
+def open_quickdraw(
+    source: str | None, side: int, seed: int, progress: Report = ignore, styles: Sequence[str] = ()
+) -> Dataset:
+    """Quick, Draw!: 50 classes × 100 drawings of 28×28, inside the package (see assets/README.md). styles: several of
+    STYLES, which are its domains then."""
     if source is not None:
         raise UserError(f"quickdraw50={source}: quickdraw50 is part of the package; give --data quickdraw50")
     drawings, classes = embedded_drawings()
-    count = drawings.shape[1]
-    pixels = drawings.reshape(-1, 1, *drawings.shape[2:])
-    labels = np.repeat(np.arange(len(classes)), count)
-    is_test = np.tile(np.arange(count) >= DRAWINGS_TO_LEARN, len(classes))
+    (total, count), pixels = drawings.shape[:2], drawings.reshape(-1, 1, *drawings.shape[2:])
+    domains = np.repeat(styles, len(pixels)) if styles else None
+    if styles:
+        shape = len(pixels), 3, *pixels.shape[2:]
+        pixels = np.concatenate([np.broadcast_to(STYLES[s](pixels), shape).astype(np.uint8) for s in styles])
+    labels = np.arange(len(pixels)) // count % total
+    is_test = np.arange(len(pixels)) % count >= DRAWINGS_TO_LEARN
     store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.tobytes()).hexdigest()[:24])
-    return Dataset("quickdraw50", classes, store, labels, is_test)
+    names = [f"{classes[label]}/{row % count}" for row, label in enumerate(labels)]
+    return Dataset("quickdraw50", classes, store, labels, is_test, domains=domains, where=names.__getitem__)
 
 
 OPENERS: dict[str, Opener] = {"quickdraw50": open_quickdraw, "cifar100": open_cifar100}
@@ -70,39 +77,32 @@ def parse_data(data: str) -> tuple[str | None, str | None]:
 
 
 def open_dataset(
-    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = STORED_MARGIN
+    data: str, size: int, seed: int = 0, progress: Report = ignore, stored: float = STORED_MARGIN, domains: bool = False
 ) -> Dataset:
     """A data set by name, by NAME=PATH, or any folder or archive of images.
 
     size: side in px of the images that the ViT takes. stored: they are stored larger by this factor, to leave something
-    to crop.
+    to crop. seed: decides which images are held out, if the source has no split. domains: with the domain of each
+    image: folders are DOMAIN/CLASS, and drawings are in several styles.
     """
     side = stored_side(size, stored)
     name, path = parse_data(data)
+    if domains and (name, path) == ("quickdraw50", None):
+        return open_quickdraw(None, side, seed, progress, list(STYLES))
     if name is not None:
         return DATASETS[name].open(path, side, seed, progress)
     check_data(data)
-    return open_folder(data, side, seed, progress)
-
-
-def open_folder(path: str | Path, side: int, seed: int, progress: Report = ignore) -> Dataset:
-    """seed: decides which images of each class are held out, if the source has no split."""
-    shards = open_shards(path)
-    if shards is not None:
-        return of_shards(str(path), shards, side, seed, progress)
-    return make_dataset(str(path), list_images(Path(path).expanduser()), side, seed, progress)
-
-
-def of_shards(name: str, shards: Shards, side: int, seed: int, progress: Report) -> Dataset:
-    """Images that are decoded when they are needed. A few arrays are all that is in memory."""
-    check_names(name, shards.classes)
+    shards = open_shards(data)
+    if shards is None:
+        return make_dataset(data, list_images(Path(data).expanduser(), domains), side, seed, progress)
+    check_names(data, shards.classes)  # images of shards are decoded when they are needed
     labels, is_test, notes = shards.labels.astype(np.int64), shards.splits, tuple[str, ...]()
     if is_test is None:
         is_test = hold_out(shards.path, shards.classes, labels, np.arange(len(labels)), seed)
         notes = (no_split_note(seed),)
-    check_classes(name, shards.classes, labels, is_test)
+    check_classes(data, shards.classes, labels, is_test)
     store = StreamedStore(shards, side, progress, None if shards.scattered else shards.groups)
-    return Dataset(name, shards.classes, store, labels, is_test, notes)
+    return Dataset(data, shards.classes, store, labels, is_test, notes)
 
 
 def check_data(data: str) -> None:

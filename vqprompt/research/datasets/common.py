@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,8 @@ class Listing(RowsOfEntries):
     key: str
     notes: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several domains
+    groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several kinds of images
+    domains: list[str] | None = None  # of each image, where the source has domains
 
 
 # ---------------------------------------------------------------------------------------------- where it is
@@ -154,11 +155,16 @@ def read_file(files: Files, name: str) -> bytes:
 # ---------------------------------------------------------------------------------------------- what is in it
 
 
-def list_images(path: Path) -> Listing:
-    """Class folders, with or without train/ and test/ above them."""
+def list_images(path: Path, by_domain: bool = False) -> Listing:
+    """Class folders, with or without train/ and test/ above them. by_domain: they are inside folders of domains."""
     source = Source(path)
-    classes = sorted({e.label for e in source.entries})
-    return Listing(source.path, source.entries, classes, source.read_path, source.key, ignored=source.ignored)
+    entries, domains = source.entries, None
+    if by_domain:  # then the outer folder, which was taken for the class, is the domain
+        if wrong := [e.path for e in entries if e.path.split("/")[-3:-2] != [e.label]]:
+            raise ImageError(f"{path}: {wrong[0]!r} is not DOMAIN/CLASS/image, as --stream domains needs it")
+        domains, entries = [e.label for e in entries], [replace(e, label=e.path.split("/")[-2]) for e in entries]
+    classes, read = sorted({e.label for e in entries}), source.read_path
+    return Listing(source.path, entries, classes, read, source.key, ignored=source.ignored, domains=domains)
 
 
 def make_dataset(
@@ -183,7 +189,11 @@ def make_dataset(
         notes.append(no_split_note(seed))
         names = [(e.path.rpartition("/")[2], e.path) for e in listing.entries]
         by_name = np.array(sorted(range(len(names)), key=names.__getitem__))  # the same split for every layout
-        is_test = hold_out(listing.path, listing.classes, labels, by_name, seed)
+        cells, of_cell = np.array(listing.classes), labels
+        if listing.domains is not None:
+            pairs = zip(listing.domains, listing.entries, strict=True)
+            cells, of_cell = np.unique([f"{domain}/{e.label}" for domain, e in pairs], return_inverse=True)
+        is_test = hold_out(listing.path, cells.tolist(), of_cell, by_name, seed)
     elif expected is not None and expected.images and expected.train not in (None, int((~is_test).sum())):
         notes.append(
             f"{name}: split {(~is_test).sum():,} to learn from / {is_test.sum():,} to test with, not the usual "
@@ -191,7 +201,8 @@ def make_dataset(
         )
     check_classes(str(listing.path), listing.classes, labels, is_test)
     store = build_store(listing, side, progress)
-    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), listing.groups)
+    domains = None if listing.domains is None else np.array(listing.domains)
+    return Dataset(name, listing.classes, store, labels, is_test, tuple(notes), listing.groups, domains, listing.where)
 
 
 def hold_out(path: Path, classes: Sequence[str], labels: np.ndarray, order: np.ndarray, seed: int) -> np.ndarray:

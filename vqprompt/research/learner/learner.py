@@ -74,7 +74,7 @@ class Learner:
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
         depends_on = (built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic)
-        self.known_queries = QueryCache(self.evaluator.compute_queries, self.vit, self.device, depends_on)
+        self.known_queries = QueryCache(self.evaluator.compute_known, self.method, self.device, depends_on)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
         self.classes: list[str] = []
@@ -131,9 +131,11 @@ class Learner:
         """Refuse what cannot be learned, before anything changes."""
         self._refuse_if_interrupted()
         task.train.check()
-        known = sorted(set(task.classes) & set(self.classes))
-        if known:
-            raise UserError(f"the class {known[0]!r} was learned before; a task must bring new classes")
+        present = self._positions(task)[task.train.labels.unique()].sort().values.tolist()
+        returning = tuple(place for place in present if place < len(self.classes))
+        if returning and not self.method.classes_return:
+            name = self.classes[returning[0]]
+            raise UserError(f"the class {name!r} was learned before; {self.method_name} cannot learn it again")
         if self.method.joint and self.history:
             raise UserError(
                 f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "
@@ -143,7 +145,7 @@ class Learner:
             raise CheckpointError(
                 f"the checkpoint was learning {self.open_task.classes}, not {task.classes}; resume with the same data"
             )
-        info = TaskInfo(len(self.history), len(self.classes), len(task.classes))
+        info = TaskInfo(len(self.history), len(self.classes), len({*task.classes} - {*self.classes}), returning)
         self.method.check_task(info)
         return info
 
@@ -156,7 +158,7 @@ class Learner:
             with seeded(derive_seed(seed, "start")):
                 self.method.start_task(info)
             self.method.to(self.device)
-        labels = (task.train.labels + info.old_classes).to(self.device)
+        labels = self._positions(task)[task.train.labels].to(self.device)
         finish_seed = derive_seed(seed, "finish")
         data = TaskData(info, task.train, labels, self.evaluator, self.settings.batch_size, finish_seed)
         data.features_before = None if before is None else before.to(self.device)
@@ -190,8 +192,13 @@ class Learner:
         self.method.end_task()
         self._agree()
         self.history.append(data.task)
-        self.classes += task.classes
+        self.classes += [name for name in task.classes if name not in self.classes]
         self.open_task = None
+
+    def _positions(self, task: Task) -> Tensor:
+        """Where the classes of a task are in the head [c]: new ones come after those learned so far."""
+        position = {name: place for place, name in enumerate(dict.fromkeys([*self.classes, *task.classes]))}
+        return torch.tensor([position[name] for name in task.classes])
 
     def _refuse_if_interrupted(self) -> None:
         if self.open_task is not None and self.open_task.loop is None:
@@ -213,14 +220,17 @@ class Learner:
 
     def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Predictions:
         """Predictions for each task's test images, among all classes learned so far."""
-        position = {name: i for i, name in enumerate(self.classes)}
-        truth = torch.cat([torch.tensor([position[name] for name in t.classes])[t.test.labels] for t in tasks])
-        sizes, queries = [len(t.test) for t in tasks], None
-        if self.method.uses_query:  # they are kept per task, so they are joined here
-            queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
+        truth = torch.cat([self._positions(t)[t.test.labels] for t in tasks])
+        sizes = [len(t.test) for t in tasks]
+        known = JoinedRows([self.evaluator.known_rows(t.test) for t in tasks], sizes)  # they are kept per task
+        task_of = torch.arange(len(tasks)).repeat_interleave(torch.tensor(sizes))
+        candidates = torch.zeros(len(tasks), self.method.head.out_features, dtype=torch.bool)
+        candidates[task_of, truth] = True
         with self.evaluator.reporting(progress):
-            guesses, probability = self.evaluator.guesses(Images.concatenate([t.test for t in tasks]), queries)
-        return Predictions(truth, guesses.cpu(), probability.cpu(), sizes)
+            images = Images.concatenate([t.test for t in tasks])
+            answers = self.evaluator.guesses(images, known, candidates, task_of)
+        guesses, probability, within = (answer.cpu() for answer in answers)
+        return Predictions(truth, guesses, probability, within, sizes)
 
     def accuracies(self, tasks: Sequence[Task], progress: Report = ignore) -> list[float]:
         """Percent right on each task's test images, among all classes learned so far."""

@@ -65,9 +65,10 @@ class LearnerRecord(BaseModel, strict=True):
         tasks, classes, half = self.tasks, self.classes, self.unfinished
         learned = len(tasks)
         if half is not None:
-            tasks, classes = [*tasks, half.task], [*classes, *half.classes]
+            tasks, classes = [*tasks, half.task], list(dict.fromkeys([*classes, *half.classes]))
         starts = [0, *accumulate(task.new_classes for task in tasks)]
         numbered = all((t.number, t.old_classes) == (n, starts[n]) for n, t in enumerate(tasks))
+        numbered = numbered and all(place < t.old_classes for t in tasks for place in t.returning)
         return numbered and len(self.classes) == starts[learned] and starts[-1] == len(classes) == len(set(classes))
 
 

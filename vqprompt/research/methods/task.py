@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
-from pydantic import NonNegativeInt
+import torch
+from pydantic import NonNegativeInt, Strict
 from torch import Tensor
 
 from vqprompt.core.data.images import Images
 from vqprompt.core.runtime.distributed import ShardedRows
-from vqprompt.core.statistics.gaussians import means_by_class
 from vqprompt.core.statistics.sums import ClassSums
 
 MOST_IN_MEMORY = 16 << 20  # bytes; where a task's features are larger, only sums per class are held
 
 
 class TaskInfo(NamedTuple):
-    """A task's place in the stream."""
+    """A task's place in the stream. returning: positions in the head of old classes that it has images of."""
 
     number: NonNegativeInt
     old_classes: NonNegativeInt
     new_classes: NonNegativeInt
+    returning: Annotated[tuple[NonNegativeInt, ...], Strict(False)] = ()
 
     @property
     def all_classes(self) -> int:
@@ -119,13 +120,15 @@ class TaskData:
             return self.trained_features
         return TaskFeatures(self.augmented(self.task.number), self.labels)
 
-    def class_means(self, width: int) -> Tensor:
-        """Mean features of the task's classes [new classes, D]."""
-        first, last = self.task.old_classes, self.task.all_classes
-        if self.trained_features.few(width):
-            return means_by_class(self.features, self.labels, first, last)
-        sums = ClassSums(None, first, last - first, width, self.labels.device)
-        return self.trained_features.add_up(sums).means.float()
+    def class_sums(self, width: int) -> ClassSums:
+        """Sums of the features of the task's classes."""
+        return self.trained_features.add_up(ClassSums(None, self.classes, width))
+
+    @property
+    def classes(self) -> Tensor:
+        """Positions in the head of the classes that the task has images of [c], in order."""
+        new = range(self.task.old_classes, self.task.all_classes)
+        return torch.tensor([*self.task.returning, *new], device=self.labels.device)
 
     def logits(self, images: Images) -> Tensor:
         """Scores of the task's images, or of exemplars that the method keeps [n, classes]."""

@@ -43,6 +43,7 @@ class Grid:
     sweeps: tuple[Sweep, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     backbones: tuple[str, ...] = ("vit-b16-in1k",)
+    measures: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def axes(self, sweep: Sweep) -> dict[str, tuple[Any, ...]]:
         several = len(self.backbones) > 1 and "backbone" not in self.settings
@@ -54,12 +55,14 @@ class Grid:
 
     def declared(self, method: str, variant: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         """The settings of a run as the grid declares them, without a user's changes."""
-        return {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}
+        settings = {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}
+        online = "online" in str(settings.get("stream"))  # one pass, whatever the others have
+        return {key: value for key, value in settings.items() if not (online and key == "epochs")}
 
     @property
     def ablation(self) -> bool:
         """Whether an axis is a setting of the method. Then the figure is drawn over that axis, else over the tasks."""
-        return any(key not in ("tasks", "backbone") for sweep in self.sweeps for key in sweep.axes)
+        return any(key not in ("tasks", "backbone", "stream") for sweep in self.sweeps for key in sweep.axes)
 
 
 class Quoted(NamedTuple):
@@ -115,7 +118,7 @@ def smaller(grid: Grid) -> Grid:
         both = values if len(values) == 1 else (values[0], values[-1])
         return tuple(few(value) if key == "tasks" else value for value in both)
 
-    tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults["tasks"])
+    tasks = grid.settings.get("tasks", DATASETS[grid.settings["data"]].defaults.get("tasks", 10))
     settings = {**SMALL, "tasks": few(tasks)} | {k: v for k, v in grid.settings.items() if k == "validation"}
     sweeps = (Sweep(s.methods[-2:], {key: ends(key, values) for key, values in s.axes.items()}) for s in grid.sweeps)
     title = f"Stand-in for: {grid.title}; the embedded drawings, 28 px"

@@ -64,11 +64,11 @@ def distinct_line(number: int, name: str, values: Values) -> Line:
     return Line(name, values, COLORS[number % len(COLORS)], list(MARKERS)[number % len(MARKERS)])
 
 
-def accuracy_chart(lines: Sequence[Line], key: str, title: str) -> str:
+def accuracy_chart(lines: Sequence[Line], key: str, title: str, xlabel: str = "after learning task") -> str:
     """Accuracy in percent after each task. `key` is the figure's name on its page."""
     many = max(0, len(lines) - 6)  # with more than six lines the chart is higher and the lines are thinner
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
-        figure, axes = _axes(4.3, 2.6 + 0.15 * many, "after learning task", "accuracy (%)")
+        figure, axes = _axes(4.3, 2.6 + 0.15 * many, xlabel, "accuracy (%)")
         for line in lines:
             look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
             # not clipped, because a marker at 100 % is partly outside the axes
@@ -96,8 +96,27 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
                 axes.errorbar(
                     at, values, _numbers(line.spread), fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2
                 )
-        axes.set_xticks(range(len(ticks)), list(ticks))
+        slanted: dict[str, Any] = (
+            {"rotation": 30, "ha": "right"} if sum(map(len, ticks)) > 45 else {}
+        )  # else they touch
+        axes.set_xticks(range(len(ticks)), list(ticks), **slanted)
         axes.margins(y=0.12)
+        return _svg(figure, key, title)
+
+
+def search_chart(
+    points: Sequence[tuple[float, float]], limits: tuple[float, float], log: bool, key: str, title: str, xlabel: str
+) -> str:
+    """Accuracies against values of a setting, the best one in red. The range that was searched is shaded."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes(4.3, 2.6, xlabel, "accuracy (%)")
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the page has no TeX
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.axvspan(*limits, color=BAND, linewidth=0, zorder=0)
+        axes.plot(*zip(*points, strict=True), "o", color=COLORS[0], zorder=3)
+        axes.plot(*max(points, key=lambda point: point[1]), "D", color=COLORS[1], zorder=4)
         return _svg(figure, key, title)
 
 

@@ -89,13 +89,21 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
     average = figures.distinct_line(0, "average over the tasks seen so far", result.average_accuracy)
     diagonal = [result.accuracy[j][j] for j in range(result.learned)]
     latest = figures.Line("the task just learned", diagonal, figures.COLORS[3], "D", ":")
-    lines, drops = [average, latest], result.forgetting_per_task
+    columns = [[a for row in result.accuracy[:j] if (a := row[j]) is not None] for j in range(result.learned)]
+    earlier = figures.Line(
+        "the tasks before it", [sum(c) / len(c) if c else None for c in columns], figures.COLORS[1], "s"
+    )
+    lines, drops = [average, latest, earlier], result.forgetting_per_task
+    online = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in result.curve])
     after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
     forgetting = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
     return {
         "lines": lines,
         "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
         "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
+        "online": Markup(figures.accuracy_chart([online], "online", line_in_words(online), "test"))
+        if result.curve
+        else None,
     }
 
 
@@ -126,31 +134,7 @@ def _prompt_use(use: PromptUse | None) -> dict[str, Any] | None:
         )
         chart = Markup(figures.prompt_use_chart(of_tasks, highest or 1, f"use{b}", title))
         blocks.append({"block": block, "in_use": in_use, "total": total, "chart": chart})
-    tested = {"cells": prompts_chosen(use), "kept": prompts_kept(use)} if use.test else None
-    return {"blocks": blocks, "highest": 100 * highest, "tested": tested}
-
-
-def prompts_chosen(use: PromptUse) -> list[list[str]]:
-    """For each task and block, which prompts its test images use after the last task: `3: 88 %, 7: 12 %`."""
-
-    def shown(block: dict[int, int]) -> str:
-        images, order = max(sum(block.values()), 1), sorted(block, key=lambda n: (-block[n], n))
-        first = ", ".join(f"{n + 1}: {100 * block[n] / images:.0f} %" for n in order[:3])
-        return first + (f" and {len(order) - 3} more" if len(order) > 3 else "")
-
-    return [[shown(block) for block in task] for task in use.test[-1]]
-
-
-def prompts_kept(use: PromptUse) -> list[float]:
-    """For each task, the share of its test images that still use the prompt most of them used when it was new (mean
-    over the blocks), after the last task."""
-    shares = []
-    for number, last in enumerate(use.test[-1]):
-        pairs = [
-            (max(then, key=lambda n: then[n]), now) for then, now in zip(use.test[number][number], last, strict=True)
-        ]
-        shares.append(sum(now.get(best, 0) / max(sum(now.values()), 1) for best, now in pairs) / len(pairs))
-    return shares
+    return {"blocks": blocks, "highest": 100 * highest}
 
 
 def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:

@@ -12,8 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from vqprompt.core.data.stream import StreamKind
 from vqprompt.core.errors import UserError, explain, shown
 from vqprompt.core.files import read_json, read_text
 from vqprompt.core.words import did_you_mean
@@ -39,6 +40,7 @@ class RunConfig(Training, extra="forbid"):
     tasks: int | list[int] | list[list[str]] = Field(
         10, description="number of tasks, or the classes of each task, by count or by name"
     )
+    stream: str = Field("disjoint", description="its kind, such as domains or blurry:50,10 (core/data/stream.py)")
     method: str = "vq-prompt"
     backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
     seed: int = Field(1, ge=0, le=2**63 - 1, description="0 keeps the natural class order")
@@ -68,6 +70,16 @@ class RunConfig(Training, extra="forbid"):
             raise ValueError("expected auto, cpu, cuda, cuda:N, mps or xpu")
         return device
 
+    @model_validator(mode="after")
+    def _known_stream(self) -> RunConfig:
+        if self.kind.piece and self.epochs > 1:
+            raise ValueError(f"epochs={self.epochs}: an online stream shows every image once; leave epochs out")
+        return self
+
+    @property
+    def kind(self) -> StreamKind:
+        return StreamKind.parse(self.stream)
+
     @property
     def training(self) -> Training:
         return Training(**{name: getattr(self, name) for name in Training.model_fields})
@@ -90,11 +102,19 @@ def resolve(
     method = find_method(method_name)
     layers = [given]
     if preset is not None:
-        layers.append(_find_preset(method_name, method, preset))
+        if preset not in method.presets:
+            available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
+            raise UserError(f"{method_name} has no preset {preset!r}; {available}")
+        layers.append(method.presets[preset])
     entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
-    published = published_settings(method_name, {**(entry.defaults if entry else {}), **file, **given}, preset)
+    so_far = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **file, **given}
+    count = len(so_far["tasks"]) if isinstance(so_far["tasks"], list) else so_far["tasks"]
+    name, backbone = parse_data(str(so_far.get("data", "quickdraw50")))[0], str(so_far["backbone"])
+    published = recipe_settings(find_recipe(method_name, name, backbone, count, preset == "released"))
     if preset == "released":  # settings for the data set win over the preset, which knows no data set
         layers.insert(1, published)
+    if "online" in str({**file, **given}.get("stream")):  # one pass, whatever suits the method otherwise
+        layers.insert(1, {"epochs": 1})
     layers += [file, *([published] if recipe else []), method.training_defaults]
     if entry is not None:
         layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
@@ -127,14 +147,6 @@ def resolve(
         raise UserError(explain(error, "run settings")) from None
 
 
-def published_settings(method: str, known: dict[str, Any], preset: str | None = None) -> dict[str, Any]:
-    """The recipe for a run's data, backbone and tasks."""
-    data, backbone = (str(known.get(key, RunConfig.model_fields[key].default)) for key in ("data", "backbone"))
-    tasks = known.get("tasks", RunConfig.model_fields["tasks"].default)
-    count = len(tasks) if isinstance(tasks, list) else tasks
-    return recipe_settings(find_recipe(method, parse_data(data)[0], backbone, count, preset == "released"))
-
-
 def _refuse_absurd(settings: dict[str, Any]) -> None:
     """Numbers beyond 64 bits fit in no setting, and Python does not even print those of thousands of digits. The same
     goes for lists in lists in lists."""
@@ -148,13 +160,6 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
                 raise UserError(f"{key[:200]}: nested more than {DEEPEST} deep; give a simpler value")
             below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
             inner += [(value, depth + 1) for value in below]
-
-
-def _find_preset(name: str, method: type[Method], preset: str) -> dict[str, Any]:
-    if preset not in method.presets:
-        available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
-        raise UserError(f"{name} has no preset {preset!r}; {available}")
-    return method.presets[preset]
 
 
 def _applies(key: str, method: type[Method]) -> bool:

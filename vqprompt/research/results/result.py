@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
+from vqprompt.core import metrics as m
 from vqprompt.core.errors import UserError, explain
 from vqprompt.core.files import read_json, write_atomically
 
@@ -105,7 +106,20 @@ class ClassResults(Record):
         return cls.parse(read_json(path), str(path)) if path.exists() else None
 
 
-class RunResult(Record):
+class Progressed(Record):
+    """What a run adds to with every task. Its checkpoint has it, too."""
+
+    seconds: float | None = None
+    task_seconds: list[float] = []
+    losses: list[EpochLosses] = []
+    within_task: list[float] = Field([], description="after each task: accuracy if the task of an image were known")
+    curve: list[tuple[int, float]] = Field([], description="online: images so far, accuracy on all classes so far")
+    peak_memory: int = Field(0, description="bytes, of the GPU if there is one; 0: not measured")
+    training_flops: int = Field(0, description="per image and step, the most of the first two tasks")
+    rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
+
+
+class RunResult(Progressed):
     """Accuracies are in percent. `accuracy[i][j]`: on task i after learning task j; None before task i was learned."""
 
     what, file = "result", FILE
@@ -123,19 +137,30 @@ class RunResult(Record):
     average_accuracy: list[float] = []
     forgetting_per_task: list[float] = []
     accuracy: list[list[float | None]] = []
-    seconds: float | None = None
-    task_seconds: list[float] = []
     images_per_second: float | None = None
     parameters: ParameterCounts = ParameterCounts()
-    bytes_per_class: int | None = None
     exemplars: int = 0
+    stream: str = "disjoint"
+    kept_bytes: int | None = Field(None, description="carried from task to task, a frozen backbone not counted")
+    test_flops: int | None = None
     prompt_use: PromptUse | None = None
-    losses: list[EpochLosses] = []
     validation: float = 0.0
     notes: list[str] = []
     hardware: str = ""
     processes: int = Field(1, description="how many computed it together, last")
-    rounding: list[dict[str, str | int]] = Field([], description="runtime.rounding of every machine that worked on it")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def measures(self) -> dict[str, float]:
+        """More numbers of a finished run, as far as they are known (core/metrics.py). within_task: FAA if the task of
+        each image were known."""
+        if not self.done:
+            return {}
+        return {
+            **(m.transfer(self.accuracy) if len(self.accuracy) > 1 else {}),
+            **({"within_task": self.within_task[-1]} if self.within_task else {}),
+            **({"area_under_curve": m.area_under_curve(self.curve)} if self.curve else {}),
+        }
 
     @property
     def trainable(self) -> int:

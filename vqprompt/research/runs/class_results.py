@@ -17,10 +17,9 @@ from vqprompt.research.results.result import ClassResult, ClassResults, Mistake
 WORST = 24
 
 
-def class_results(tasks: Sequence[Task], predictions: Predictions) -> ClassResults:
-    """tasks: all that were learned, and tested with these predictions."""
-    names = [name for task in tasks for name in task.classes]
-    of_task = [task.number for task in tasks for _ in task.classes]
+def class_results(tasks: Sequence[Task], names: Sequence[str], predictions: Predictions) -> ClassResults:
+    """tasks: all that were learned, and tested with these predictions. names: of all classes learned."""
+    first = {name: task.stage for task in reversed(tasks) for name in task.classes}
     truth, is_right = predictions.truth, predictions.right
     totals, right = (torch.bincount(t, minlength=len(names)) for t in (truth, truth[is_right]))
     mistaken = Counter(zip(truth[~is_right].tolist(), predictions.guesses[~is_right].tolist(), strict=True))
@@ -30,14 +29,14 @@ def class_results(tasks: Sequence[Task], predictions: Predictions) -> ClassResul
         rival = max(others, key=lambda guess: (others[guess], -guess), default=None)
         classes.append(
             ClassResult(
-                name=name, task=of_task[c], right=int(right[c]), total=int(totals[c]),
+                name=name, task=first.get(name, 0), right=int(right[c]), total=int(totals[c]),
                 taken_for=None if rival is None else names[rival], times=0 if rival is None else others[rival],
             )
         )  # fmt: skip
     images = Images.concatenate([task.test for task in tasks])
     worst = [
         Mistake(
-            label=names[truth[row]], answer=names[predictions.guesses[row]],
+            label=names[int(truth[row])], answer=names[int(predictions.guesses[row])],
             probability=float(predictions.probability[row]), picture=_picture(images, row),
         )
         for row in predictions.worst(WORST).tolist()

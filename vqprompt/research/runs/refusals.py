@@ -13,7 +13,7 @@ from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError, shown
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.learner.checkpoint import INFO
-from vqprompt.research.methods import find_method
+from vqprompt.research.methods import METHODS, find_method
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
 
 LARGEST_COUNT = 1_000_000  # no count among the settings of a run or a method makes sense beyond this
@@ -30,10 +30,19 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
     tasks = config.tasks if isinstance(config.tasks, int) else len(config.tasks)
     _check_counts({"tasks": tasks, "epochs": config.epochs, "batch_size": config.batch_size, **config.options})
     method = find_method(config.method)
+    centroids = (config.options.get("rebalancing") or {}).get("centroids", 1)
+    if config.kind.returns and not (method.classes_return and centroids == 1):
+        able = ", ".join(name for name, method in METHODS.items() if method.classes_return)
+        raise UserError(
+            f"{config.method} cannot learn --stream {config.stream}, in which classes come back; these can, with "
+            f"rebalancing.centroids=1: {able}"
+        )
     known = BACKBONES.get(config.backbone)
     try:
         with torch.device("meta"):
-            vit = ViT(known.config if known else ViTConfig(depth=_depth_for(config.options.get("blocks"))))
+            # a weights file may have more blocks than ViT-S: as many as the options name
+            depth = min(max([ViTConfig().depth, *(block + 1 for block in config.options.get("blocks") or [])]), 1000)
+            vit = ViT(known.config if known else ViTConfig(depth=depth))
             made = method(vit, method.Options(**config.options), tasks)
             parameters = sum(p.numel() for p in made.prompting_parameters())
     except (RuntimeError, OverflowError, MemoryError) as error:
@@ -41,25 +50,15 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         raise UserError(
             f"{config.method} cannot be built with these settings ({reason}); choose smaller ones"
         ) from None
-    needed, available = parameters * BYTES_PER_PARAMETER, available_memory(config.device)
+    needed, available = parameters * BYTES_PER_PARAMETER, psutil.virtual_memory().total
+    if config.device.startswith(("auto", "cuda")) and torch.cuda.is_available():
+        available = torch.cuda.mem_get_info(config.device if ":" in config.device else None)[1]
     if needed > available:
         large = ", ".join(f"{k}={v}" for k, v in config.options.items() if k in ("pool", "length") and v is not None)
         raise UserError(
             f"{config.method} would have {parameters:,} prompting parameters and need {needed / 2**30:,.0f} GiB to "
             f"train them; {available / 2**30:,.0f} GiB are available. Choose a smaller pool or length ({large})"
         )
-
-
-def _depth_for(blocks: list[int] | None) -> int:
-    """How many blocks a ViT needs so that all of `blocks` exist; the weights file may have more than ViT-S."""
-    return min(max([ViTConfig().depth, *(block + 1 for block in blocks or [])]), 1000)
-
-
-def available_memory(device: str) -> int:
-    """Bytes: of the GPU if the run uses one, else of the machine."""
-    if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info(device if ":" in device else None)[1])
-    return int(psutil.virtual_memory().total)
 
 
 def _check_counts(settings: dict[str, Any]) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from vqprompt.core import metrics as m
 from vqprompt.core.data.stream import Stream, Task
@@ -24,8 +25,9 @@ from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
-from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, PromptUse, RunResult
+from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
+from vqprompt.research.runs.costs import count_flops, memory_used
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 from vqprompt.research.training.loop import Epoch
@@ -79,20 +81,16 @@ def run(
         return result
 
 
-class RunState(BaseModel):
+class RunState(Progressed):
     """What a run remembers in its checkpoint besides the learner."""
 
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
-    losses: list[EpochLosses] = []
     prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
     test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
-    task_seconds: list[float] = []
     steps: int = 0
-    seconds: float = 0.0  # up to the last save
     seconds_in_task: float = 0.0  # of the open task, up to the last save
     trainable: int = 0  # the most parameters that any task trained
     images: list[str] = Field([], description="digests of each task's images")
-    rounding: list[dict[str, str | int]] = Field([], description="the machines that worked on it (runtime.rounding)")
 
 
 class Run:
@@ -122,22 +120,23 @@ class Run:
         c, saved = self.config, self.ranks.from_first(lambda: self._read_saved(resume))
         with self.ranks.one_per_machine_first():  # it downloads and decodes what the others then find
             begun = self._create() if saved is None else self._restore(saved)
-            dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored)
-        self.learner.shared_queries = self.shared_queries
+            dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored, c.kind.name == "domains")
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
-        self.stream = Stream(dataset, c.tasks, *images)
-        if self.learner.method.joint:  # the same classes, in one task
-            self.stream = Stream(dataset, [[name for task in self.stream.tasks for name in task.classes]], *images)
+        self.stream = Stream(dataset, c.tasks, *images, c.stream, joint=self.learner.method.joint)
+        if saved is None and c.stream != "disjoint":  # it may decide on the number of tasks itself
+            self._create(len(self.stream))
+        self.learner.shared_queries = self.shared_queries
         self._refuse_other_images(begun)
         self._refuse_ranks_that_cannot_share()
         if self.ranks.first:
             write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
-        self.seconds_before = self.state.seconds
+        self.seconds_before = self.state.seconds or 0.0
 
-    def _create(self) -> int:
+    def _create(self, tasks: int | None = None) -> int:
+        """tasks: how many, if the settings do not tell."""
         c = self.config
         where = {key: getattr(c, key) for key in RESUMABLE_SETTINGS}
-        tasks = c.tasks if isinstance(c.tasks, int) else len(c.tasks)
+        tasks = tasks or (c.tasks if isinstance(c.tasks, int) else len(c.tasks))
         self.learner = Learner(
             c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
         )
@@ -164,8 +163,8 @@ class Run:
 
     def _refuse_other_images(self, begun: int) -> None:
         """A resumed run must have the classes and images that it began with. begun: number of tasks that were begun."""
-        learned = [name for task in self.stream.tasks[: len(self.learner.history)] for name in task.classes]
-        if self.learner.classes != learned:
+        tasks = self.stream.tasks[: len(self.learner.history)]
+        if self.learner.classes != list(dict.fromkeys(name for task in tasks for name in task.classes)):
             raise UserError(
                 f"--resume {self.out}: {self.config.data} has other classes now than when the run began; put them back"
             )
@@ -222,7 +221,10 @@ class Run:
         self.task_started = time.perf_counter() - self.state.seconds_in_task
         self.run_progress.begin(task)
         for epoch in self.learner.epochs(task, self.run_progress.report):
-            self._log(epoch)
+            self._log(task, epoch)
+            if task.number < 2 and epoch.number == 0:  # the first task has no teacher, for example; the second has
+                flops = count_flops(self.learner, training=True)
+                self.state.training_flops = max(self.state.training_flops, flops or 0)
             if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
                 self.state.seconds_in_task = time.perf_counter() - self.task_started
                 self._save()
@@ -230,8 +232,14 @@ class Run:
     def test(self, task: Task) -> None:
         seen = self.stream.seen(task.number)
         predictions = self.learner.test(seen, self.run_progress.report)
+        if self.stream.kind.piece:
+            shown = sum(len(earlier.train) for earlier in self.stream.tasks[: task.number + 1])
+            self.state.curve.append((shown, 100 * int(predictions.right.sum()) / max(len(predictions.right), 1)))
+        if not task.ends:
+            return
         self.state.accuracy.append(predictions.accuracies())
-        self.classes = class_results(seen, predictions)
+        self.state.within_task.append(fmean(predictions.accuracies(within=True)))
+        self.classes = class_results(seen, self.learner.classes, predictions)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
         tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
         self.state.test_prompt_use.append(
@@ -240,12 +248,15 @@ class Run:
 
     def save_task(self, task: Task) -> None:
         state = self.state
-        state.task_seconds.append(time.perf_counter() - self.task_started)
-        state.seconds_in_task = 0.0
+        state.seconds_in_task = time.perf_counter() - self.task_started
         state.trainable = max(state.trainable, self.learner.method.parameter_counts()["trainable"])
-        self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
-        if self.ranks.first:
-            self.classes.write(self.out)
+        state.peak_memory = max(state.peak_memory, memory_used(self.learner.device))
+        if task.ends:
+            state.task_seconds.append(state.seconds_in_task)
+            state.seconds_in_task = 0.0
+            self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
+            if self.ranks.first:
+                self.classes.write(self.out)
         self._save()
         self.write_result()
 
@@ -255,10 +266,10 @@ class Run:
             result.write(self.out)
         return result
 
-    def _log(self, epoch: Epoch) -> None:
+    def _log(self, task: Task, epoch: Epoch) -> None:
         state = self.state
         means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
-        state.losses.append(EpochLosses(task=len(self.learner.history), epoch=epoch.number, losses=means))
+        state.losses.append(EpochLosses(task=task.stage, epoch=epoch.number, losses=means))
         self.tracking.losses(state.steps, epoch.losses)
         state.steps += max(map(len, epoch.losses.values()))
 
@@ -272,19 +283,20 @@ class Run:
 
     def result(self) -> RunResult:
         config, state, method = self.config, self.state, self.learner.method
-        total, learned = len(self.stream), len(state.accuracy)
+        stages, learned = self.stream.stages, len(state.accuracy)
         # the state has one list per column (after task j, on tasks 0..j); the matrix has one row per task
-        accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in range(total)] for i in range(total)]
+        every = range(len(stages))
+        accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in every] for i in every]
         square = [row[:learned] for row in accuracy[:learned]]
-        done, counts = learned == total, method.parameter_counts()
+        done, counts = learned == len(stages), method.parameter_counts()
         counts["trainable"] = max(counts["trainable"], state.trainable)
         speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
         return RunResult(
             schema_version=SCHEMA_VERSION,
-            **{name: getattr(config, name) for name in ("method", "data", "backbone", "seed", "validation")},
-            **{name: getattr(state, name) for name in ("seconds", "task_seconds", "losses", "rounding")},
+            **{name: getattr(config, name) for name in ("method", "data", "stream", "backbone", "seed", "validation")},
+            **{name: getattr(state, name) for name in Progressed.model_fields},
             title=method.title,
-            tasks=[task.classes for task in self.stream.tasks],
+            tasks=[[task.classes[label] for label in task.test.labels.unique()] for task in stages],
             done=done,
             faa=m.final_average_accuracy(square) if done else None,
             caa=m.cumulative_average_accuracy(square) if done else None,
@@ -294,8 +306,9 @@ class Run:
             accuracy=accuracy,
             images_per_second=speed,
             parameters=counts,
-            bytes_per_class=method.bytes_per_class(),
             exemplars=method.exemplar_count(),
+            kept_bytes=method.kept_bytes(),
+            test_flops=count_flops(self.learner) if learned else None,
             prompt_use=self._prompt_use(),
             notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),
@@ -315,16 +328,16 @@ class Run:
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
-        total, used = len(self.stream.dataset.classes), sum(len(task.classes) for task in self.stream.tasks)
-        return [f"{total - used} of {total} classes are in no task"] if used < total else []
+        classes = self.stream.dataset.classes
+        unused = len(classes) - len({name for task in self.stream.tasks for name in task.classes})
+        return [f"{unused} of {len(classes)} classes are in no task"] if unused else []
 
     def _rounding_note(self) -> list[str]:
-        if len(self.state.rounding) < 2:
-            return []
-        return [
+        note = (
             "resumed on another processor, number of threads or processes, or version of PyTorch than it began on: "
             "equal to an uninterrupted run up to rounding, not to the bit"
-        ]
+        )
+        return [note] if len(self.state.rounding) > 1 else []
 
 
 class RunProgress:
@@ -334,12 +347,9 @@ class RunProgress:
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
         self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
-        tested = accumulate(len(task.test) for task in stream.tasks)  # after each task, all tasks so far
-        per_task = [
-            cost + len(task.train) + tests
-            for cost, task, tests in zip(self.learning, stream.tasks, tested, strict=True)
-        ]
-        self.starts = [0.0, *accumulate(per_task)]
+        tests = [sum(len(seen.test) for seen in stream.seen(task.number)) for task in stream.tasks]
+        costs = zip(self.learning, stream.tasks, tests, strict=True)
+        self.starts = [0.0, *accumulate(learning + len(task.train) + tested for learning, task, tested in costs)]
         self.done, self.task = self.starts[len(learner.history)], stream.tasks[0]
 
     def begin(self, task: Task) -> None:
@@ -347,13 +357,10 @@ class RunProgress:
 
     def report(self, event: Progress) -> None:
         """A stage's own progress, as progress of the whole run."""
-        number, share = self.task.number, event.done / event.total if event.total else 0.0
-        start, learned = self.starts[number], self.starts[number] + self.learning[number]
-        if event.stage is Stage.LEARNING:
-            done = start + share * self.learning[number]
-        elif event.stage is Stage.STATISTICS:
-            done = learned + share * len(self.task.train)
-        else:
-            done = learned + len(self.task.train) + event.done
+        number, learning, images = self.task.number, self.learning[self.task.number], len(self.task.train)
+        before, cost = {Stage.LEARNING: (0.0, learning), Stage.STATISTICS: (learning, images)}.get(
+            event.stage, (learning + images, event.total)
+        )
+        done = self.starts[number] + before + cost * event.done / max(event.total, 1)
         self.done = min(max(done, self.done), self.starts[number + 1])
         self.progress(Progress(event.stage, self.done, self.starts[-1], number, len(self.stream)))
