@@ -11,7 +11,6 @@ system), which other programs on the machine disturb less. The median counts.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import subprocess
@@ -36,7 +35,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--before", type=Path)
     options = parser.parse_args()
-    asked = [str(options.model), str(options.photograph)]
+    asked = [str(options.model.resolve()), str(options.photograph.resolve())]
     here, command = Path(__file__).parents[1], ["-m", "vqprompt", "predict", *asked, "--device", "cpu"]
     programs = {
         "python alone": (["-c", "pass"], here),
@@ -54,11 +53,11 @@ def main() -> None:
 
 
 def timed(arguments: list[str], checkout: Path) -> tuple[float, float]:
-    """Seconds of Python with the vqprompt of a checkout: by the clock, and of work on all cores."""
+    """Seconds of Python with the vqprompt of a checkout: by the clock, and of work on all cores. It runs in the folder
+    of the checkout, which comes before PYTHONPATH."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([sys.executable, *arguments], check=True, env=environment, **quiet)
+    subprocess.run([sys.executable, *arguments], check=True, cwd=checkout, **quiet)
     wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
