@@ -2,6 +2,7 @@
 
     python benchmarks/teaching.py                 # everything; about five minutes on two cores
     python benchmarks/teaching.py --quick         # small images
+    python benchmarks/teaching.py --before FOLDER # only `learn`, of this version and of a checkout of another one
 
 - teaching: `learn` of 10 classes × 20 photographs at 224 px, against the bare forward passes plus start-up
 - predict: one photograph with start-up, in seconds; a warm one against the bare forward pass
@@ -69,6 +70,26 @@ with torch.inference_mode():
         vit(batch)
 print(time.monotonic() - started)
 """
+
+
+def both_versions(size: int, home: Path, before: Path) -> dict[str, float]:
+    """`learn` of 200 photographs with both, in turn: seconds by the clock, and of work (user and system, all cores)."""
+    from start_up import timed as timed_python
+
+    images, medians = photographs(home / "photos", 10, 20, 400), {}
+    tries: dict[str, list[tuple[float, float]]] = {"before": [], "now": []}
+    for i in range(3):
+        for name, checkout in (("before", before), ("now", Path(__file__).parents[1])):
+            command = ["-m", "vqprompt", "learn", str(home / f"{name}{i}.vqp"), str(images), "--size", str(size)]
+            tries[name].append(timed_python(command, checkout))
+    for name, measured in tries.items():
+        for kind, values in zip(("by the clock", "of work"), zip(*measured, strict=True), strict=True):
+            medians[f"learn {name}, s {kind}"] = float(np.median(values))
+    ratios = {
+        f"before / now, {kind}": medians[f"learn before, s {kind}"] / medians[f"learn now, s {kind}"]
+        for kind in ("by the clock", "of work")
+    }
+    return {**medians, **ratios}
 
 
 def teaching(size: int, home: Path) -> dict[str, float]:
@@ -174,6 +195,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="70 px instead of 224")
     parser.add_argument("--features", type=Path, action="append", default=[], help="npz of x, y, test: measure quality")
     parser.add_argument("--strangers", type=Path, help="npz of another kind of images, none of which is known")
+    parser.add_argument("--before", type=Path, help="a checkout of another version, to compare `learn` with")
     parser.add_argument("--only", choices=["teaching", "classes", "memory", "quality"], help="one part alone")
     options = parser.parse_args()
     size = 70 if options.quick else 224
@@ -181,6 +203,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         parts = []
+        if options.before is not None:
+            parts, options.only = [lambda: both_versions(size, home, options.before)], "before"
         if options.only in (None, "teaching"):
             parts += [lambda: teaching(size, home), lambda: warm(size, home)]
         if options.only in (None, "classes"):

@@ -5,7 +5,8 @@
 CUB-200's own training and test images, the embedded drawings (80 + 20 per class) and textures made here, all with the
 embedded backbone at 224 px. Parts:
 
-- choose: how settings do on training images alone, those in use and the best; of CUB-200 the first half of the classes
+- choose: how settings of `check` do on training images alone, those in use and the best; of CUB-200 the first half of
+  the classes (weights for the unknown: quality.py --parts choose)
 - quality: accuracy, shrinkage, percentages; on test images
 - unknown: the score for the unknown against its rivals; on test images
 - labels, strangers, copies: what `check` finds of faults put in; all of CUB-200, and the second half of its classes,
@@ -35,7 +36,6 @@ from quality import Images, Unknown, half_known
 from vqprompt import Model
 from vqprompt.core.data.decode import decode
 from vqprompt.product.check import copies, doubts
-from vqprompt.product.model.calibration import Weighing
 
 SIZE = 224
 TRAINING = 80  # drawings per class
@@ -144,9 +144,6 @@ class Everything:
     def choose(self) -> Iterator[dict[str, Any]]:
         birds = self.birds.some(self.first & ~self.birds.test)
         drawn = self.drawings.some(~self.drawings.test)
-        yield from self._chosen(
-            "unknown", quality.choose_weighing(self._held_out_cases(birds, drawn)), vars(Weighing())
-        )
         few = [self._few(drawn, seed) for seed in range(5)]
         found = check.choose_for_labels(
             {"birds": [(birds.x, birds.y)] * 3, "drawings": [(drawn.x, drawn.y)], "10 × 20 drawings": few}
@@ -159,16 +156,6 @@ class Everything:
         rows = np.flatnonzero(self.first & ~self.birds.test)
         found = check.choose_for_copies(self.model, self.pictures.some(rows))
         yield from self._chosen("copies", found, {"alike": copies.ALIKE})
-
-    def _held_out_cases(self, birds: Images, drawn: Images) -> dict[str, list[Unknown]]:
-        """Textures have no part in it: they show how well the choice does on what is new."""
-        nothing = np.stack(list(self.blank.values()))
-        cases = {}
-        for name, known, strange in (("birds", birds, drawn), ("drawings", drawn, birds)):
-            cases[f"half of the {name}"] = [half_known(known.held_out(seed), seed) for seed in range(3)]
-            for kind, unknown in (("the others", strange.x), ("pictures of nothing", nothing)):
-                cases[f"{name}, {kind} unknown"] = [Unknown(known.held_out(), np.unique(known.y), unknown)]
-        return cases
 
     @staticmethod
     def _few(images: Images, seed: int) -> tuple[np.ndarray, np.ndarray]:

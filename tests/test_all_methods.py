@@ -33,8 +33,8 @@ CLASSES = [name for task in TASKS for name in task]
 TRAIN, TEST, SIZE, EXEMPLARS = 6, 3, 42, 9
 SETTINGS = {"tasks": TASKS, "train_per_class": TRAIN, "test_per_class": TEST, "size": SIZE, "epochs": 1,
             "batch_size": 12, "seed": 3, "device": "cpu", "compile": "off"}  # fmt: skip
-QUICK_REPLAY = {"epochs": 2, "ratio": 1}
-CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2,
+QUICK_REPLAY = {"epochs": 2, "ratio": 1, "samples": 0}
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2, "map_steps": 20,
          "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
 TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1}  # other methods train in every task
@@ -182,6 +182,10 @@ def test_other_tasks_images_are_refused_while_one_is_learned(ran):
 def test_options(name):
     options = METHODS[name].Options
     assert len(METHODS[name].summary) <= 65, "`vqprompt methods` has one line of 100 columns for each"
+    defaults = resolve({"method": name})
+    known = {**defaults.model_dump(), **defaults.options}
+    for key, (low, high) in METHODS[name].search_space.items():
+        assert low < known[key] <= high or low == known[key] == 0, f"{key}: a search starts inside of its range"
     for key, field in options.model_fields.items():
         if isinstance(field.default, BaseModel):
             group = type(field.default).model_fields

@@ -26,7 +26,8 @@ WIDTH, CLASSES = 12, ("ant", "bee", "cat", "dog")
 class Colors:
     """Features of images that are one color each: random, but the same for the same color. Reds are near each other."""
 
-    fingerprint, size, width = "0" * 16, 28, WIDTH
+    fingerprint, size, width, precision = "0" * 16, 28, WIDTH, "fp32"
+    at_once = 1
 
     def of(self, pictures):
         for picture in pictures:
@@ -37,9 +38,6 @@ class Colors:
 
     def of_one(self, picture):
         return next(self.of([picture]))
-
-    def seconds_per_image(self):
-        return 0.0
 
 
 def image(kind: int, number: int) -> np.ndarray:

@@ -290,3 +290,23 @@ class TestWhereThingsAre:
         with pytest.raises(UserError, match="holds a run"):
             learner.save(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_frozen_network_sees_every_clean_image_once(monkeypatch):
+    """Moving-Prompts joins its features to the moved ones; they do not change from test to test."""
+    learner = make_learner("moving-prompts")
+    seen, original = [], type(learner.method).frozen_features
+    monkeypatch.setattr(
+        type(learner.method),
+        "frozen_features",
+        lambda own, view: seen.append(len(view.images)) or original(own, view),
+    )
+    stream = make_stream()
+    for task in stream:
+        learner.learn(task)
+        predictions = learner.test(stream.seen(task.number))
+    assert sum(seen) == sum(len(task.train) + len(task.test) for task in stream.tasks)
+    learner.evaluator.known = None  # all are computed again
+    again = learner.test(stream.tasks)
+    assert sum(seen) > sum(len(task.train) + len(task.test) for task in stream.tasks)
+    torch.testing.assert_close(again.probability, predictions.probability)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,18 +11,21 @@ import torch.nn.functional as F
 from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, same_tensors, tensors_of
 
 from vqprompt import Learner, Stream
-from vqprompt.core.backbones.low_rank import add_low_rank, linear_layers, low_rank_changes
+from vqprompt.core.backbones.low_rank import LAYERS, add_low_rank, linear_layers
 from vqprompt.core.statistics.discriminant import shrunk
+from vqprompt.core.statistics.drift import Drift
+from vqprompt.research.methods import sldc
 from vqprompt.research.methods.base import Method, symmetric_cross_entropy
 from vqprompt.research.methods.ease import EASE
 from vqprompt.research.methods.moving import MovingMemory
 from vqprompt.research.methods.ranpac import solve_ridge
-from vqprompt.research.methods.sldc import blended_map
+from vqprompt.research.methods.sldc import blended_map, fit_map
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.view import View
 
 READOUT = {"class_tokens": 2, "scaled": True, "mirror": True}
 CLOSED_FORM = {"statistics": True, "rebalancing": {"how": "closed-form", "covariance": "shared", "shrinkage": 0.1}}
+QUICK_SLDC = {"map_steps": 20, "rebalancing": {"epochs": 2, "samples": 8}}
 SLOW = QUICK.model_copy(update={"lr": 1e-12, "min_lr": 0.0})
 
 
@@ -65,7 +69,7 @@ class TestViT:
         before = vit(images)
         add_low_rank(vit, 2)
         torch.testing.assert_close(vit(images), before, msg="nothing changes before something is learned")
-        for change in low_rank_changes(vit):
+        for change in linear_layers(vit):
             change.up.data.normal_(std=0.1)
         assert not torch.allclose(vit(images), before, atol=1e-2)
         torch.testing.assert_close(vit.frozen_copy()(images), vit(images))
@@ -127,9 +131,24 @@ class TestRanPAC:
             total += 2
         h, y = torch.cat(lifted).double(), torch.cat(targets).double()
         candidates = [np.linalg.solve((h.T @ h).numpy() + r * np.eye(40), (h.T @ y).numpy()).T for r in
-                      (10.0**e for e in range(-8, 10))]  # fmt: skip
+                      (10.0**e for e in range(-8, 9))]  # fmt: skip
         assert min(np.abs(method.weight.double().numpy() - c).max() for c in candidates) < 1e-2
         torch.testing.assert_close(method.gram.double(), h.T @ h, rtol=1e-4, atol=1e-3)
+
+    def test_the_ridge_is_chosen_on_the_current_task_alone(self):
+        method = learned("ranpac", projection=40, adapt=False)[0].method
+        features, targets = torch.randn(60, 32), F.one_hot(torch.arange(60) % 2, 2).float()
+        features[:, 0] += targets[:, 0]
+        chosen = method._choose_ridge(features, targets, seed=5)
+        order = torch.randperm(len(features), generator=torch.Generator().manual_seed(5))
+        cut = int(0.2 * len(features))
+        lifted = (features @ method.projection).relu().double()
+        h, unseen = lifted[order[cut:]], lifted[order[:cut]]
+        errors = {
+            r: F.mse_loss(unseen @ torch.linalg.solve(h.T @ h + r * torch.eye(40), h.T @ targets[order[cut:]].double()),
+                          targets[order[:cut]].double()) for r in (10.0**e for e in range(-1, 9))
+        }  # fmt: skip
+        assert chosen == min(errors, key=errors.get)
 
     def test_sums_do_not_depend_on_the_division_into_tasks(self):
         several, one = (learned("ranpac", tasks=n, projection=30, adapt=False)[0].method for n in (3, 1))
@@ -188,6 +207,34 @@ class TestEASE:
             torch.testing.assert_close(method.logits(view)[:, c] * 0.1, cosines @ weights, rtol=1e-4, atol=1e-4)
 
 
+class TestSSIAT:
+    def test_one_set_of_adapters_learns_in_every_task(self):
+        learner, states = make_learner("ssiat"), []
+        for task in make_stream():
+            learner.learn(task)
+            states.append(copy.deepcopy(learner.method.adapters.state_dict()))
+        assert not same_tensors(states[0], states[1]) and not same_tensors(states[1], states[2])
+
+    def test_scores_are_cosines_times_a_factor_in_training_and_in_the_correction(self):
+        learner, _ = learned("ssiat", sharpness=7.0)
+        view = view_of(learner)
+        cosines = F.cosine_similarity(learner.method.features(view)[0][:, None], learner.method.head.weight, dim=-1)
+        torch.testing.assert_close(learner.method.logits(view), 7 * cosines, rtol=1e-4, atol=1e-4)
+        assert learner.method.head.bias.grad is None
+
+    def test_old_means_follow_and_covariances_stay(self):
+        """With `moving.how=linear` covariances follow as well."""
+        fast = QUICK.model_copy(update={"lr": 0.05})
+        for how, moves in (("kernel", (True, False)), ("linear", (True, True)), ("none", (False, False))):
+            learner, stream = make_learner("ssiat", training=fast, moving={"how": how}), iter(make_stream())
+            learner.learn(next(stream))
+            before = copy.deepcopy(learner.method.statistics)
+            learner.learn(next(stream))
+            after = learner.method.statistics
+            moved = [not torch.equal(a[:2], b) for a, b in ((after.means, before.means), (after.spread, before.spread))]
+            assert tuple(moved) == moves
+
+
 class TestSLDC:
     def test_symmetric_cross_entropy(self):
         logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 3, 1, 0])
@@ -197,14 +244,15 @@ class TestSLDC:
         torch.testing.assert_close(symmetric_cross_entropy(logits, labels), expected)
 
     def test_the_backbone_changes_by_low_rank_matrices_alone(self, tmp_path):
-        learner, start = make_learner("sldc", rank=2), make_vit().state_dict()
+        learner, start = make_learner("sldc", rank=2, **QUICK_SLDC), make_vit().state_dict()
+        first = start["blocks.0.mlp.fc1.weight"]
+        torch.testing.assert_close(linear_layers(learner.vit)[2].down.data, torch.linalg.svd(first).Vh[:2])
         for task in make_stream():
             learner.learn(task)
-        for layer, name in zip(
-            linear_layers(learner.vit)[:4], ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"), strict=True
-        ):
+        for layer, name in zip(linear_layers(learner.vit)[:4], LAYERS, strict=True):
             change = layer.weight.detach() - start[f"blocks.0.{name}.weight"]
-            assert change.abs().max() > 0 and torch.linalg.matrix_rank(change, atol=1e-5) <= 2
+            assert torch.linalg.matrix_rank(change, atol=1e-5) <= 2
+            assert bool(change.abs().max() > 0) == (name != "attn.proj"), "the projection stays, as published"
         learner.save(tmp_path)
         names = {n for n in learner.method.state_dict() if learner.method.saved(n)}
         assert not any(".original" in n or n == "vit.cls_token" for n in names)
@@ -219,6 +267,43 @@ class TestSLDC:
         weight = math.exp(-40 / 8)
         expected = (1 - weight) * a + weight * torch.eye(8)
         torch.testing.assert_close(drift.matrix.float(), expected, rtol=1e-3, atol=1e-3)
+
+    def test_the_weakly_nonlinear_map_follows_where_a_linear_one_cannot(self):
+        """Directions that bend: the sign of one dimension decides where another goes."""
+        x = torch.randn(600, 6)
+        moved = F.normalize(x + 0.8 * F.one_hot(torch.tensor(1), 6) * x[:, :1].abs(), dim=1) * x.norm(dim=1)[:, None]
+        curved = fit_map(x, moved, 1500, seed=0)(x) - moved
+        linear = blended_map(x, moved).points(x) - moved
+        assert curved.norm() < 0.8 * linear.norm() < 0.8 * (x - moved).norm()
+        doubled = fit_map(x, moved, 5, seed=0)
+        torch.testing.assert_close(doubled(2 * x), 2 * doubled(x))
+
+    @pytest.mark.parametrize("weakly_nonlinear", [True, False])
+    def test_moved_gaussians_are_those_of_moved_samples(self, weakly_nonlinear, monkeypatch):
+        """A map that is known, and linear: both kinds of move then give A μ and A Σ Aᵀ, plus a little variance."""
+        learner, seen = learned("sldc", tasks=1, weakly_nonlinear=weakly_nonlinear, **QUICK_SLDC)
+        statistics = learner.method.statistics
+        before = copy.deepcopy(statistics)
+        a = torch.linalg.qr(torch.randn(32, 32))[0] * 1.5
+        monkeypatch.setattr(sldc, "fit_map", lambda *given: lambda points: points @ a)
+        drift = Drift(torch.zeros(32), torch.zeros(32), a - torch.eye(32))
+        monkeypatch.setattr(sldc, "blended_map", lambda *given: drift)
+        data = SimpleNamespace(features=seen[0][1], features_before=seen[0][1], seed=0)
+        learner.method.move_statistics(statistics, data)
+        added, noise = (1e-3, 0.1) if weakly_nonlinear else (1e-2, 1e-5)
+        expected = a.T @ before.spread @ a
+        torch.testing.assert_close(statistics.means, before.means @ a, rtol=noise, atol=noise)
+        traces = [m.diagonal(dim1=1, dim2=2).sum(1) for m in (statistics.spread, expected)]
+        torch.testing.assert_close(traces[0] - traces[1], torch.full((6,), 32 * added), rtol=0.2, atol=noise)
+
+    def test_the_next_task_continues_with_the_classifier_from_before_the_correction(self):
+        learner, stream = make_learner("sldc", **QUICK_SLDC), iter(make_stream())
+        learner.learn(next(stream))
+        learner.learn(next(stream))
+        trained = learner.method.unaligned.clone()
+        assert not torch.equal(learner.method.head.weight, trained[:, :-1])
+        learner.method.start_task(TaskInfo(2, 4, 2))
+        assert torch.equal(learner.method.head.weight[:4], trained[:, :-1])
 
 
 class TestMovingMemory:

@@ -22,6 +22,7 @@ from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.backbones.weights import Weights, read_weights
 from vqprompt.core.onnx.graph import COLUMNS, Session
 from vqprompt.core.runtime.cores import has_vnni
+from vqprompt.product.model import network
 from vqprompt.product.model.efforts import TRAINING, Trained
 from vqprompt.product.model.extractor import load
 from vqprompt.product.model.features import Features
@@ -106,19 +107,44 @@ def test_features_do_not_depend_on_company_nor_on_the_number_of_cores() -> None:
 
 
 @pytest.mark.skipif(not has_vnni(), reason="this processor has no fast products of 8-bit integers")
-def test_teaching_computes_with_integers_and_keeps_the_same_features_up_to_rounding() -> None:
-    plain = OnnxFeatures(read_weights("vit-s14"), 112, 0.875)
-    quick = plain.to_teach
-    assert quick is not plain and quick is plain.to_teach
+def test_features_from_products_of_integers_are_those_in_fp32_up_to_rounding() -> None:
+    plain, quick = (OnnxFeatures(read_weights("vit-s14"), 112, 0.875, precision=p) for p in ("fp32", None))
+    assert (plain.precision, quick.precision) == ("fp32", "int8")
     expected, taught = features(plain), features(quick)
     assert 0 < np.linalg.norm(taught - expected) < 1e-3 * np.linalg.norm(expected)
     np.testing.assert_allclose(taught, expected, atol=4 * STEP)
     assert np.array_equal(np.stack([quick.of_one(seen) for seen in SEEN]), taught), "it depends on cores or company"
 
 
-def test_weights_that_are_not_int8_are_taught_with_as_they_are(file: Path) -> None:
-    plain = OnnxFeatures(read_weights(file), None, 0.875)
-    assert np.array_equal(features(plain.to_teach), features(plain))
+def test_weights_that_are_not_int8_are_computed_with_as_they_are(file: Path) -> None:
+    plain, wanted = (OnnxFeatures(read_weights(file), None, 0.875, precision=p) for p in ("fp32", "int8"))
+    assert wanted.precision == "fp32"
+    assert np.array_equal(features(wanted), features(plain))
+
+
+@pytest.mark.skipif(not has_vnni(), reason="this processor has no fast products of 8-bit integers")
+def test_a_model_is_asked_with_the_features_it_was_taught_with_and_elsewhere_in_fp32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = {precision: Model(size=56, device="cpu", precision=precision) for precision in ("fp32", "int8")}
+    images = [np.random.default_rng(i).integers(0, 256, (60, 60, 3), dtype=np.uint8) for i in range(6)]
+    for precision, model in taught.items():
+        model.learn(images, ["noise", "sound"] * 3)
+        model.save(tmp_path / f"{precision}.vqp")
+        again = Model.load(tmp_path / f"{precision}.vqp", device="cpu")
+        assert again.backbone.precision == again.extractor.precision == precision
+        assert np.array_equal(again.embed(images), model.embed(images))
+    assert not np.array_equal(taught["fp32"].embed(images), taught["int8"].embed(images))
+
+    monkeypatch.setattr("vqprompt.product.model.onnx_features.has_vnni", lambda: False)
+    network._open_onnx.cache_clear()  # as on another machine
+    elsewhere = Model.load(tmp_path / "int8.vqp", device="cpu")
+    with pytest.warns(UserWarning, match="taught with features in int8.* computes them in fp32") as told:
+        assert np.array_equal(elsewhere.embed(images), taught["fp32"].embed(images))
+        elsewhere.predict(images)
+    assert len(told) == 1
+    elsewhere.learn(images[0][::-1].copy(), "noise")
+    assert elsewhere.backbone.precision == "int8", "the others were taught in it"
 
 
 def test_weights_that_are_int8_in_their_file_can_stay_so_in_the_graph() -> None:
@@ -170,7 +196,7 @@ def test_asking_on_a_cpu_imports_nothing_large_and_answers_as_pytorch_does(
     brief = {**TRAINING["good"].training, "epochs": 1}
     monkeypatch.setitem(TRAINING, "good", replace(TRAINING["good"], training=brief))
     folder = write_drawings(tmp_path / "drawn", ["apple", "bicycle", "cactus"], range(8))
-    model = Model(size=42, device="cpu")
+    model = Model(size=42, device="cpu", precision="fp32")
     model.learn(folder, effort=effort)
     path, images = model.save(tmp_path / "m.vqp"), sorted(folder.rglob("*.png"))
     done = alone(home, ["predict", path, *images, "--json", "--no-unknown", "--top", 3])

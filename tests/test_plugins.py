@@ -14,6 +14,7 @@ import pytest
 from vqprompt.core.errors import UserError
 from vqprompt.research import plugins
 from vqprompt.research.paper.execution import Requirements
+from vqprompt.research.paper.grids import find_grid, plan
 from vqprompt.research.plugins import Registry
 
 ROOT = Path(__file__).parents[1]
@@ -78,11 +79,11 @@ def test_what_is_broken_is_named_when_it_is_asked_for(installed, tmp_path):
 
 
 def test_another_machine_must_have_the_package_in_the_same_version():
-    here = Requirements.here([], [], ["vq-prompt"])
-    assert here.packages == () and here.missing() is None, "our own methods need no other package"
-    needs = replace(here, packages=("pip 0.0",)).missing()
+    here = Requirements.of(plan(find_grid("cub200", small=True), ["vq-prompt"], [1]))
+    assert list(here.packages) == ["vqprompt"] and here.missing() is None, "our own methods need no other package"
+    needs = replace(here, packages={"pip": "0.0"}).missing()
     assert needs.endswith("and the work needs 0.0; install the same version there")
-    assert replace(here, packages=("never-made 1.0",)).missing().startswith("it has never-made in no version")
+    assert replace(here, packages={"never-made": "1.0"}).missing().startswith("it has never-made in no version")
 
 
 @pytest.fixture

@@ -61,6 +61,12 @@ class TestRecipes:
             ("vq-prompt", {**R10, "tasks": 20}, {"hold": 20, "nominal_steps": 20}),
             ("vq-prompt", CUB, {"schedule": "coda", "tau": 5, "batch_size": 128}),
             ("vq-prompt", {"data": "vtab"}, {"batch_size": 8}),
+            ("simplecil", R10, {"normalize": "none", "crop_area": 0.05}),
+            ("ease", R10, {"lr": 0.05, "batch_size": 16, "weight_decay": 0.005, "normalize": "none", "others": 0.1}),
+            ("aper", R10, {"lr": 0.05, "batch_size": 16, "weight_decay": 0.005, "epochs": 10, "crop_area": 0.05}),
+            ("ranpac", CUB, {"lr": 0.01, "batch_size": 48, "weight_decay": 5e-4, "epochs": 20, "normalize": "none"}),
+            ("ssiat", CUB, {"lr": 0.01, "batch_size": 48, "sharpness": 20.0}),
+            ("sldc", CUB, {"epochs": 15, "batch_size": 16, "min_lr": 1e-4 / 3, "rank": 4, "augment": "window"}),
         ],
     )
     def test_published_settings(self, method, given, wanted):
@@ -89,7 +95,13 @@ class TestRecipes:
         assert published("vq-prompt", data="cub200", backbone="vit-s14").normalize == "backbone"
         assert published("vq-prompt", **CUB).normalize == "none"
 
+    def test_the_correction_of_sldc_is_the_published_one(self):
+        settings = published("sldc", **CUB).options["rebalancing"]
+        wanted = {"lr": 5e-4, "min_lr": 5e-5, "symmetric": True, "epochs": 6, "samples": 1024, "covariance": "full"}
+        assert wanted.items() <= settings.items()
+
     def test_seeds_are_the_published_ones(self):
+        assert GRIDS["self-supervised"].seeds == (0, 1, 2), "the only table of three runs"
         assert GRIDS["cub200"].seeds == (0, 12, 24, 36, 48)
         assert GRIDS["imagenet-r-10"].seeds == GRIDS["cifar100"].seeds == (0, 1, 2, 3, 4)
 

@@ -418,17 +418,10 @@ def test_missing_positions_and_block_in_the_middle(tmp_path):
     assert "blocks.1.norm1.weight" in refusal(tmp_path, moved)
 
 
-@pytest.mark.parametrize("key", ["reg_token", "register_tokens", "fc_norm.weight", "dist_token"])
+@pytest.mark.parametrize("key", ["fc_norm.weight", "dist_token"])
 def test_parts_a_plain_vit_lacks_are_refused(tmp_path, key):
     message = refusal(tmp_path, timm_checkpoint() | {key: torch.zeros(1, 4, WIDTH)})
     assert key in message and "variant" in message
-
-
-def test_register_tokens_of_transformers_are_refused(tmp_path):
-    message = refusal(
-        tmp_path, transformers_checkpoint(True) | {"embeddings.register_tokens": torch.zeros(1, 4, WIDTH)}
-    )
-    assert "register" in message
 
 
 def test_another_models_keys_are_refused(tmp_path):
@@ -591,20 +584,12 @@ def test_a_download_is_held_to_its_sha256(tmp_path, monkeypatch, damage):
 
 
 def test_backbones_are_described():
-    assert list(BACKBONES) == [
-        "vit-s14",
-        "vit-b16-in1k",
-        "vit-b16-in21k",
-        "dino-b16",
-        "ibot-b16",
-        "dinov2-s14",
-        "dinov2-b14",
-    ]
+    assert list(BACKBONES)[:3] == ["vit-s14", "vit-b16-in1k", "vit-b16-in21k"] and len(BACKBONES) == 14
     for name, backbone in BACKBONES.items():
-        assert backbone.name == name and backbone.summary and backbone.licence
+        assert backbone.name == name and backbone.summary and backbone.licence and backbone.good_for
         assert backbone.config.width == 64 * backbone.config.heads and backbone.config.depth == 12
     halves = {name for name, backbone in BACKBONES.items() if backbone.config.std == (0.5, 0.5, 0.5)}
-    assert halves == {"vit-b16-in1k", "vit-b16-in21k"}
+    assert halves == {"vit-b16-in1k", "vit-b16-in21k", "siglip-b16"}
 
 
 def test_core_imports_without_the_hub():

@@ -145,7 +145,7 @@ def test_a_world_is_made_of_any_folder_for_any_backbone(tmp_path, home):
     for size in ("28", "112"):
         ran = CliRunner().invoke(app, ["backbones", "--world", str(folder), "--size", size])
         assert ran.exit_code == 0 and "3 means in" in ran.output, ran.output
-    for size, expected in ((28, 3), (70, 3), (280, 270), (7, None)):  # its own, then the package's, then none
+    for size, expected in ((28, 3), (70, 3), (280, 168), (7, None)):  # its own, then the package's, then none
         world = find_world(Model(device="cpu").backbone.fingerprint, size)
         assert (world and len(world)) == expected, size
 
@@ -153,6 +153,6 @@ def test_a_world_is_made_of_any_folder_for_any_backbone(tmp_path, home):
 def test_the_embedded_world_belongs_to_the_default_backbone():
     backbone = Model(device="cpu").backbone
     card = (files("vqprompt.assets") / "README.md").read_text()
-    for size, means in ((112, 427), (224, 270)):
+    for size, means in ((112, 316), (224, 168)):
         world = find_world(backbone.fingerprint, size)
         assert world.codes.shape == (2, means, backbone.width) and str(means) in card

@@ -21,7 +21,7 @@ from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.learner import queries
 from vqprompt.research.learner.state import saved_names
 from vqprompt.research.methods import METHODS
-from vqprompt.research.methods.recipes import PRESETS
+from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskFeatures
 from vqprompt.research.results.config import resolve
 from vqprompt.research.runs import runner
@@ -29,7 +29,7 @@ from vqprompt.research.training.loop import Epoch
 from vqprompt.research.training.settings import Training
 
 SETTINGS = {"epochs": 1, "batch_size": 7, "test_crop": 0.0}  # shares of 3 and 4; the last batch has a single image
-CLOSED_FORM = PRESETS["linear"]["closed-form"]
+CLOSED_FORM = FACTS["Linear"]["presets"]["closed-form"]
 TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
 CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "rebalancing": {"epochs": 2, "ratio": 1},
          "identity_rebalancing": {"epochs": 2, "ratio": 1}}  # fmt: skip

@@ -31,9 +31,10 @@ from common import noise_stream
 HEADINGS = ("method", "parameters", "kept, D = 384", "kept, D = 768", "passes")
 VIT_B16 = ViTConfig(width=768, depth=12, heads=12, patch=16)
 QUICK = {
+    "map_steps": 20,
     "length": 2,
     "projection": 40,
-    "rebalancing": {"epochs": 1, "ratio": 1},
+    "rebalancing": {"epochs": 1, "ratio": 1, "samples": 0},
     "identity_rebalancing": {"epochs": 1, "ratio": 1},
 }
 

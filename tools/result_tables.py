@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from vqprompt.research.paper.grids import find_grid
+from vqprompt.research.paper.table_rows import find_rows
 from vqprompt.research.paper.tables import make_charts, make_table
 from vqprompt.research.report.figures import standalone
 
@@ -24,7 +25,8 @@ def fill(page: str) -> str:
 
     def table(block: re.Match[str]) -> str:
         start, name, source, end = block.groups()
-        _, text = make_table(find_grid(name), ROOT / source, from_bench=False).text.markdown().split("\n\n", 1)
+        grid = find_grid(name)
+        _, text = make_table(grid, find_rows(grid, ROOT / source, from_bench=False)).markdown().split("\n\n", 1)
         return f"{start}\n{text}\n{end}"
 
     return BLOCK.sub(table, page)
@@ -35,7 +37,7 @@ def draw(page: str) -> dict[str, str]:
     drawn = {}
     for _, name, source, _ in BLOCK.findall(page):
         grid = find_grid(name)
-        for chart in make_charts(grid, make_table(grid, ROOT / source, from_bench=False).rows):
+        for chart in make_charts(grid, find_rows(grid, ROOT / source, from_bench=False)):
             if f"figures/{chart.name}.svg" in page:
                 drawn.setdefault(f"{chart.name}.svg", standalone(chart.svg, chart.lines))
     return drawn

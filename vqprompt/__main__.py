@@ -13,6 +13,7 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is to be ignored
     if interruptible:  # half-imported modules would turn a KeyboardInterrupt into errors of any kind
         signal.signal(signal.SIGINT, _leave)
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look for them in all installed packages
     from vqprompt.commands.app import main as run
 
     interrupted = []

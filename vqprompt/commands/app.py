@@ -21,6 +21,7 @@ from vqprompt.commands.interrupted import as_command, report_interruption
 from vqprompt.commands.options import option, option_value
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
+from vqprompt.commands.search import search
 from vqprompt.commands.serve import serve
 from vqprompt.commands.settings import read_settings
 from vqprompt.commands.watch import watch
@@ -43,7 +44,7 @@ for command in (
     teach.merge, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(as_command(command))
-for research_command in (demo, run, listings.methods, listings.backbones, listings.datasets):
+for research_command in (demo, run, search, listings.methods, listings.backbones, listings.datasets):
     app.command(rich_help_panel=RESEARCH)(as_command(research_command))
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 

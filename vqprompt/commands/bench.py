@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markdown import Markdown
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Table as RichTable
 
 from vqprompt.commands.console import SafeConsole, console, print_plain, text_table
 from vqprompt.commands.interrupted import as_command
@@ -19,37 +18,44 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.research.paper.execution import Event, Executor
+    from vqprompt.research.paper.execution import Event, Executor, More
     from vqprompt.research.paper.grids import Run
-    from vqprompt.research.paper.tables import Table
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
-LEFT_OUT_FIRST = ("images/s", "trainable", "Δ CAA", "paper CAA", "backbone", "forgetting")  # on a narrow terminal
-PARAMETERS = "parameters"  # the one table that needs no runs
-Name = Annotated[str, typer.Argument(help="The table's name; `vqprompt bench list` lists them.")]
+LISTED = "`vqprompt bench list` lists them."
 SMALL = flag("--small", "Try it at reduced size, on the embedded drawings and backbone.")
 FIGURE = flag("--figure", "Also draw the figure, into the page and as .svg.")
+WORKERS = option(
+    "Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.", min=1
+)
+ON = option(
+    "Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. Results come "
+    "back to OUT. A run that loses its machine continues on another one from its last checkpoint.",
+    "local",
+)
+CPUS = option("CPU cores per run on other machines. Default: 8, or as many as there are.", min=1)
+GPUS = option(
+    "GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if there are any, 0 "
+    "with SLURM."
+)
 
 
 @app.command("list")
 @as_command
 def list_grids() -> None:
     """List the tables."""
-    from vqprompt.research.paper import parameters
     from vqprompt.research.paper.grids import GRIDS, plan
-    from vqprompt.research.paper.table_rows import NONE
+    from vqprompt.research.paper.table_formats import NONE
 
     rows = [(g.name, g.table or NONE, str(len(plan(g))), ", ".join(g.backbones), g.title) for g in GRIDS.values()]
-    what = "How methods prompt, with how many parameters"
-    rows.append((PARAMETERS, parameters.PAPER_TABLE, "0", parameters.BACKBONE, what))
     console.print(text_table(("name", "paper", "runs", "backbone", "what it is"), rows, right=("runs",)))
 
 
 @app.command()
 @as_command
 def run(
-    name: Name,
+    name: Annotated[str, typer.Argument(help=f"The table's name; {LISTED}")],
     out: Path = option("Folder for all tables and runs. A run is written to OUT/NAME/METHOD/seedN.", ...),
     data: str | None = option("NAME=PATH if you have the data elsewhere, or the name of another data set."),
     backbone: str | None = option("Another backbone than the paper's. The table marks such numbers."),
@@ -59,24 +65,16 @@ def run(
         "every method."
     ),
     small: bool = SMALL,
-    workers: int | None = option(
-        "Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.", min=1
-    ),
-    on: str = option(
-        "Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. "
-        "Results come back to OUT. A run that loses its machine continues on another one from its last checkpoint.",
-        "local",
-    ),
-    cpus: int | None = option("CPU cores per run on other machines. Default: 8, or as many as there are.", min=1),
-    gpus: float | None = option(
-        "GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if there are "
-        "any, 0 with SLURM."
-    ),
+    workers: int | None = WORKERS,
+    on: str = ON,
+    cpus: int | None = CPUS,
+    gpus: float | None = GPUS,
     assignments: list[str] | None = option(
         "A setting for every run. If it is an axis of the table, its only value.", None, "--set"
     ),
     settings: Path | None = option(
-        "TOML or JSON file with one section per method: settings for that method's runs only."
+        "TOML or JSON file with one section per method: settings for that method's runs only. `vqprompt search` "
+        "writes such a file."
     ),
     figure: bool = FIGURE,
     track: Track = None,
@@ -86,39 +84,48 @@ def run(
 
     [bold]vqprompt bench run cub200 --data cub200=CUB_200_2011.tgz --out bench[/bold]
     """
-    from vqprompt.research.methods import METHODS
     from vqprompt.research.paper.execution import find_executor
     from vqprompt.research.paper.grids import find_grid, plan
-    from vqprompt.research.paper.pool import adopt, split_done
+    from vqprompt.research.paper.pool import left_to_do
     from vqprompt.research.paper.table_rows import make_rows, read_runs
-    from vqprompt.research.paper.tables import Table
+    from vqprompt.research.paper.tables import make_table
 
-    chosen = list(METHODS) if methods == "all" else list(dict.fromkeys(methods.split(","))) if methods else []
-    if name == PARAMETERS:
-        write_parameters(out, chosen, backbone)
-        return
+    chosen = chosen_methods(methods) if methods else []
     executor = find_executor(on, workers, cpus, gpus)
     grid = find_grid(name, small)
     changes, by_method = read_changes(assignments or [], data, backbone, settings)
     wanted = dict.fromkeys(numbers(seeds, "--seeds", "numbers, as in 1,2,3")) if seeds else ()
     runs = plan(grid, chosen, list(wanted), changes, by_method)
     refuse_early(runs, out, track or ())
-    todo, in_other_tables = split_done(runs, out)
-    for name_here, folder in in_other_tables.items():
-        adopt(folder, out / name_here)
+    todo = left_to_do(runs, out)
     if len(todo) < len(runs):
         print_plain(f"{len(runs) - len(todo)} of {len(runs)} runs are done already")
     failed = run_with_bars(todo, out, executor, track or ())
     rows = make_rows(grid, read_runs(out), out)
-    table = Table(grid, [row for row in rows if row.runs or not chosen or row.method in chosen])
-    written = table.write(out, figure)
-    print_table_for_terminal(table)
-    print_plain(f"\nLook at {written[3]}", style="bold")
+    table = make_table(grid, [row for row in rows if row.runs or not chosen or row.method in chosen], figure)
+    page = table.write(out)[3]
+    if console.is_terminal:
+        console.print(Markdown(table.markdown()))  # folded to its width
+    else:
+        print(table.markdown())
+    print_plain(f"\nLook at {page}", style="bold")
+    report_failures(failed, len(runs))
+
+
+def chosen_methods(text: str) -> list[str]:
+    """Names with commas between them, each once; `all` for every method."""
+    from vqprompt.research.methods import METHODS
+
+    return list(METHODS) if text == "all" else list(dict.fromkeys(text.split(",")))
+
+
+def report_failures(failed: dict[str, str], runs: int, next_time: str = "the same command tries them again") -> None:
+    """End with status 1 if runs failed, and say which."""
     if failed:
         stderr = SafeConsole(stderr=True)
-        stderr.print(f"\n[red]{len(failed)} of {len(runs)} runs failed[/red]; the same command tries them again:")
-        for run_name, reason in failed.items():
-            stderr.print(f"  {run_name}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        stderr.print(f"\n[red]{len(failed)} of {runs} runs failed[/red]; {next_time}:")
+        for name, reason in failed.items():
+            stderr.print(f"  {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -133,7 +140,7 @@ def read_changes(
     by_method = read_settings(file) if file else {}
     refused = {"method", "seed"} & {*changes, *(key for own in by_method.values() for key in own)}
     if refused:
-        raise UserError(f"{refused.pop()} cannot be set: a table has several; choose with --methods and --seeds")
+        raise UserError(f"{refused.pop()} cannot be set for single runs; the command has its own option for it")
     return changes, by_method
 
 
@@ -151,15 +158,19 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
         refuse_what_cannot_fit(config)
 
 
-def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequence[str]) -> dict[str, str]:
-    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text."""
+def run_with_bars(
+    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str], more: More = lambda _: [], total: int = 0
+) -> dict[str, str]:
+    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text. The arguments are
+    those of `Executor.run`."""
     from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 
-    together = counted(len(todo), "run")
+    total = total or len(todo)
+    together = counted(total, "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
     with Bars(console) as bars:
-        if len(todo) > 1:
-            bars.start(together, total=len(todo))
+        if total > 1:
+            bars.start(together, total=total)
 
         def listen(run: Run, event: Event) -> None:
             match event:
@@ -179,7 +190,7 @@ def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequenc
                 case Failed(reason):
                     first = reason.partition("\n")[0]
                     over(run, f"[red]✗[/red] {escape(run.name)}: {escape(first)}")
-            if len(todo) > 1:
+            if total > 1:
                 bars.set(together, sum(shares.values()))
 
         def over(run: Run, line: str) -> None:
@@ -187,40 +198,19 @@ def run_with_bars(todo: list[Run], out: Path, executor: Executor, track: Sequenc
             shares[run.name] = 1.0
             console.print(line, highlight=False, soft_wrap=True)
 
-        return executor.run(todo, out, listen, track)
-
-
-def print_table_for_terminal(table: Table) -> None:
-    console.print()
-    drawn, left_out = fit_to_width(table, console.width)
-    console.print(drawn)
-    if left_out:
-        print_plain(f"Left out, because the terminal is narrow: {', '.join(left_out)}.")
-    for note in table.notes:
-        print_plain(note)
-
-
-def fit_to_width(table: Table, width: int) -> tuple[RichTable, list[str]]:
-    """The table for a terminal, and the columns that were left out to make it fit."""
-    may_go = [heading for heading in LEFT_OUT_FIRST if heading in table.headings]
-    for count in range(len(may_go) + 1):
-        drawn = RichTable(title=escape(table.grid.title), show_edge=False, header_style="bold")
-        kept = [heading for heading in table.headings if heading not in may_go[:count]]
-        for n, heading in enumerate(kept):
-            drawn.add_column(heading, justify="right" if n else "left", overflow="fold", no_wrap=not n)
-        for cells in zip(*(table.columns[heading] for heading in kept), strict=True):
-            drawn.add_row(*map(escape, cells))
-        if Measurement.get(console, console.options.update(width=10_000), drawn).maximum <= width:
-            break
-    return drawn, may_go[:count]
+        return executor.run(todo, out, listen, track, more, total)
 
 
 @app.command("table")
 @as_command
 def print_table(
-    name: Name,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help=f"The table's name; {LISTED} Several: a summary.")
+    ],
     out: Path | None = option("The folder that `bench run` wrote to. The table is written there as files."),
-    results: Path | None = option("Read the runs from here instead: a file that --save wrote, or any folder of runs."),
+    results: list[Path] | None = option(
+        "Read the runs from here instead: a file that --save wrote, or any folder of runs. Give it once per table."
+    ),
     save: Path | None = option("Save the table's runs in one small .json file, for a later --results."),
     small: bool = SMALL,
     figure: bool = FIGURE,
@@ -229,44 +219,33 @@ def print_table(
 
     [bold]vqprompt bench table cub200 --results results/cub200.json --out tables --figure[/bold]
 
-    [bold]vqprompt bench table parameters[/bold] needs no runs.
+    With several names, print one summary of them: the accuracy of every method in each table, its mean and mean rank.
+
+    [bold]vqprompt bench table imagenet-r-10 cifar100 cub200 --out bench --figure[/bold]
     """
     from vqprompt.research.paper.grids import find_grid
-    from vqprompt.research.paper.table_rows import save_runs
-    from vqprompt.research.paper.tables import make_table
+    from vqprompt.research.paper.table_rows import find_rows, save_runs
+    from vqprompt.research.paper.tables import make_table, summarize
 
-    if name == PARAMETERS:
-        write_parameters(out)
-        return
-    grid = find_grid(name, small)
-    source = results or out
-    if results is not None and not results.exists():
-        raise UserError(
-            f"--results {results}: no such file or folder; give a folder of runs, or a file that --save wrote"
-        )
-    if source is None:
-        raise UserError("give --out, the folder that `bench run` wrote to, or --results, a file or folder of results")
-    if results is None and not source.is_dir():
-        raise UserError(f"{source}: no such folder; `vqprompt bench run {name} --out {source}` makes it")
-    table = make_table(grid, source, from_bench=results is None)
-    print(table.text.markdown())
-    if save is not None:
-        save_runs(table.rows, save)
-        print_plain(f"wrote {save}")
-    if out is not None:
-        for path in table.write(out, figure):
-            print_plain(f"wrote {path}")
-
-
-def write_parameters(out: Path | None, methods: Sequence[str] = (), backbone: str | None = None) -> None:
-    """Print Table 6, and write it into a folder if one is given."""
-    from vqprompt.research.paper.parameters import BACKBONE, prompt_configurations, write_configurations
-
-    table = prompt_configurations(methods, backbone or BACKBONE)
+    grids = [find_grid(name, small) for name in names]
+    sources = results or ([] if out is None else [out] * len(grids))
+    if len(sources) != len(grids):
+        raise UserError("give --out, the folder that `bench run` wrote to; or --results for each table, in their order")
+    if save is not None and len(grids) > 1:
+        raise UserError("--save keeps the runs of one table; give it with one name")
+    for source in sources:
+        if not source.exists():
+            which = "--results" if results else "--out"
+            raise UserError(f"{which} {source}: no such file or folder; give what `bench run` or --save wrote")
+    rows = [find_rows(grid, source, not results) for grid, source in zip(grids, sources, strict=True)]
+    several = len(grids) > 1
+    table = summarize(dict(zip(names, rows, strict=True)), figure) if several else make_table(grids[0], rows[0], figure)
     print(table.markdown())
-    if out is not None:
-        for path in write_configurations(table, out):
-            print_plain(f"wrote {path}")
+    if save is not None:
+        save_runs(rows[0], save)
+        print_plain(f"wrote {save}")
+    for path in table.write(out) if out is not None else ():
+        print_plain(f"wrote {path}")
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:

@@ -52,7 +52,7 @@ def report_interruption(arguments: list[str], reason: str = "interrupted") -> No
         lines += [
             "The model has not changed: it changes in one step, at the end. To learn, give the same command again."
         ]
-    elif command == "bench" and "run" in arguments:
+    elif command == "search" or (command == "bench" and "run" in arguments):
         lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted(arguments)}"]
     SafeConsole(stderr=True).print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,9 @@ def methods(
     data: str | None = option("With a name: show its published settings for this data set, with sources."),
 ) -> None:
     """List the methods. With a name, show its settings."""
-    from vqprompt.research.methods import METHODS, find_method
+    from vqprompt.core.backbones.load import load_backbone
+    from vqprompt.core.backbones.registry import BACKBONES
+    from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 
     if name is not None:
         method = find_method(name)
@@ -35,22 +37,12 @@ def methods(
             show_recipe(name, data, backbone, tasks)
         return
     backbone, tasks = backbone or "vit-s14", tasks or 10
-    counts = count_parameters(METHODS, backbone, tasks)
+    config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
+    counts = {key: after_all_tasks(m, config, tasks).parameter_counts()["prompting"] for key, m in METHODS.items()}
     rows = [(key, str(METHODS[key].year), f"{count:,}", METHODS[key].summary) for key, count in counts.items()]
     console.print(text_table(("name", "year", "params", "what it does"), rows, right=("params",)))
     print_plain(f"\nparams: parameters of prompts or adapters, for {backbone} and {counted(tasks, 'task')}.")
     print_plain("To see the settings of one method: vqprompt methods NAME")
-
-
-def count_parameters(methods: Mapping[str, type[Method]], backbone: str, tasks: int) -> dict[str, int]:
-    """How many parameters each method has for prompts or adapters, after all tasks."""
-    from vqprompt.core.backbones.load import load_backbone
-    from vqprompt.core.backbones.registry import BACKBONES
-    from vqprompt.research.methods import after_all_tasks
-
-    config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
-    made = {key: after_all_tasks(method, config, tasks) for key, method in methods.items()}
-    return {key: method.parameter_counts()["prompting"] for key, method in made.items()}
 
 
 def show_method(method: type[Method]) -> None:
@@ -58,6 +50,8 @@ def show_method(method: type[Method]) -> None:
     console.print(text_table(("setting", "default", "meaning"), settings_of(method.Options())))
     for preset, values in method.presets.items():
         console.print(f"\npreset {preset}: {json.dumps(values)}")
+    for key, (low, high) in method.search_space.items():
+        print_plain(f"\nsearched by `vqprompt search`: {key} from {low:g} to {high:g}")
 
 
 def show_recipe(name: str, data: str, backbone: str | None, tasks: int | None) -> None:
@@ -102,8 +96,8 @@ def backbones(
         made, target = learn_world(Model(backbone, size=size), world)
         print_plain(f"{counted(len(made), 'mean')} in {target}; new models with {backbone} compare with them")
         return
-    rows = [(b.name, b.summary, str(b.megabytes), b.licence) for b in BACKBONES.values()]
-    console.print(text_table(("name", "what it is", "MB, float32", "licence"), rows))
+    rows = [(b.name, f"{b.summary}. For {b.good_for}", str(b.megabytes), b.licence) for b in BACKBONES.values()]
+    console.print(text_table(("name", "what it is, what it is good for", "MB, float32", "licence"), rows))
     print_plain(
         f"\nOnline, --backbone best takes {BEST} at {BEST_SIZE} px; dinov2-s14 does a quarter of its arithmetic.\n"
         "Without a network, take vit-s14. A weights file works too: --backbone FILE (safetensors, .pth, .npz)"

@@ -76,6 +76,8 @@ class Bars:
         self.timelines[name] = Timeline()
 
     def show(self, name: str, event: Progress) -> None:
+        if name not in self.bars:  # of a run on another machine, the start may have been missed
+            self.start(name)
         text = printable(f"{name} · {event}" if name else str(event))
         self.live.update(self.bars[name], completed=event.done, total=event.total or None, description=text)
         timeline = self.timelines[name]

@@ -1,29 +1,24 @@
 """Run folders of earlier versions: what their files lack is added when they are read. Other modules know one format.
 
 A setting that is newer than a run gets the value that was fixed when the run was made. Most defaults are these values;
-the exceptions are here.
+the exceptions are in earlier_options.toml.
 """
 
 from __future__ import annotations
 
 import copy
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, cat
+
 OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
 SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
-MOVING = {"plasticity": 0.0, "frozen_beside": False, "fall_back": False, "most_doubt": 0.0}
-EARLIER_OPTIONS: dict[str, dict[str, Any]] = {
-    "moving-prompts": MOVING,
-    "moving-weights": MOVING,
-    "evoprompt": {"query": "normed"},
-    "slca": {"rebalancing": {"steps_for": "old"}},
-    "hide-prompt": {
-        "rebalancing": {"variance": "sample", "centroid_weights": "size"},
-        "identity_rebalancing": {"variance": "sample", "centroid_weights": "size"},
-    },
-}
+EARLIER_OPTIONS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("earlier_options.toml").read_text(encoding="utf-8")
+)
 
 
 def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -34,6 +29,21 @@ def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:
         if isinstance(open_task := info.get("unfinished"), dict):
             info["unfinished"] = {"images_seen": 0, "seconds": 0.0, **open_task}
     return _with_earlier_options(info)
+
+
+def upgrade_tensors(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint. LwF's and BiC's teacher was a network and a classifier without corrections; SLDC
+    went on with the corrected classifier."""
+    old, former = "method.teacher.", "method.former."
+    names = {name: name.replace(f"{old}vit.", f"{former}vit.").replace(old, f"{former}head.") for name in tensors}
+    renamed = {names[name]: tensor for name, tensor in tensors.items()}
+    if names.keys() != renamed.keys() and "method.correction" in renamed:
+        renamed[f"{former}correction"] = renamed["method.correction"][:, : len(renamed[f"{former}head.bias"])].clone()
+    for owner in ("method.", former) if method == "sldc" else ():
+        if f"{owner}head.bias" in renamed and f"{owner}unaligned" not in renamed:
+            parts = renamed[f"{owner}head.weight"], renamed[f"{owner}head.bias"][:, None]
+            renamed[f"{owner}unaligned"] = cat(parts, dim=1)
+    return renamed
 
 
 def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vqprompt.core.errors import UserError
+
+Gelu = Literal["", "tanh", "quick"]
+"""The exact activation, or an approximation: by tanh (SigLIP), by a sigmoid of 1.702 x (OpenAI's CLIP)."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,21 @@ class ViTConfig:
     eps: float = 1e-6
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    registers: int = 0  # learned tokens without a position, between the class token and the patches (DINOv2, DINOv3)
+    rope: float = 0.0  # base of the rotary positions of patches (DINOv3: 100); 0: none
+    pre_norm: bool = False  # a norm before the first block (CLIP)
+    gelu: Gelu = ""
+    pooled: bool = False  # no class token: the mean of the patches stands for it (SigLIP)
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible into {self.heads} heads")
         check_size(self.image_size, self.patch)
+
+    @property
+    def particular(self) -> list[str]:
+        """What distinguishes it from a plain ViT, with one class token and learned positions."""
+        return [name for name in ("registers", "rope", "pre_norm", "gelu", "pooled") if getattr(self, name)]
 
     @property
     def tokens(self) -> int:
@@ -61,6 +75,10 @@ def weight_shapes(config: ViTConfig) -> dict[str, tuple[int, ...]]:
         }
     layers["norm"] = (width,)
     shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, width), "pos_embed": (1, config.tokens, width)}
+    if config.registers:
+        shapes["reg_token"] = (1, config.registers, width)
+    if config.pre_norm:
+        layers["norm_pre"] = (width,)
     for name, shape in layers.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return shapes

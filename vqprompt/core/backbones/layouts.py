@@ -15,16 +15,23 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from vqprompt.core.backbones.config import ViTConfig, weight_shapes
+from vqprompt.core.backbones.config import Gelu, ViTConfig, weight_shapes
 from vqprompt.core.backbones.registry import PIXELS, WeightsError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Array]
-LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384}  # far above any in use
+LARGEST = {
+    "width": 16_384,
+    "depth": 256,
+    "heads": 1024,
+    "patch": 1024,
+    "image_size": 16_384,
+    "registers": 1024,
+}  # far above any in use
 
 
 def dequantize(tensors: State) -> State:
@@ -49,32 +56,63 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
     """Tensors under timm's names, the file's own name of each, and the ViTConfig fields that the layout implies."""
     layout = next((n for n, known in _NAMES["layout"].items() if any(known["mark"] in key for key in tensors)), None)
     if layout is None:
-        raise WeightsError(f"{name_keys(tensors)}: not a ViT in timm's, DINO's, transformers' or google's .npz names")
-    state: State = {}
+        raise WeightsError(
+            f"{name_keys(tensors)}: not a ViT in the names of timm, DINO, MoCo, CLIP, transformers or google's .npz"
+        )
+    known, state = _NAMES["layout"][layout], State()
+    only = known.get("only", "") if any(known.get("only", "") in key for key in tensors) else ""
     origin: dict[str, str] = {}
     for own, value in tensors.items():
         key = own
         for prefix in _NAMES["prefixes"]:
             key = key.removeprefix(prefix)
+        if not key.startswith(only):  # another network, such as CLIP's for texts
+            continue
+        key = key.removeprefix(only)
         if what := next((what for pattern, what in _NAMES["refused"].items() if re.search(pattern, key)), None):
             raise WeightsError(f"{own} belongs to {what}")
-        if re.match(_NAMES["layout"][layout]["ignored"], key):
+        if re.match(known["ignored"], key):
             continue
-        for pattern, new in _NAMES["layout"][layout]["renamed"].items():
+        for pattern, new in known["renamed"].items():
             key = re.sub(pattern, new, key)
         if key in state:
             raise WeightsError(f"{own} and {origin[key]} are the same weights twice; save one model alone")
         state[key], origin[key] = value, own
     if integers := [origin[key] for key, value in state.items() if value.dtype.kind != "f"]:
         raise WeightsError(f"{name_keys(integers)} should be floating point; save the weights as float32")
-    hints = normalization(layout, tensors, stem)
+    hints = {**normalization(layout, tensors, stem), **known.get("implied", {})}
     if layout == "transformers" and not any(key.endswith(".gamma") for key in state):
         hints["eps"] = 1e-12  # ViTModel's own; Dinov2Model has the usual 1e-6
+    if "norm_pre.weight" in state:  # CLIP; which GELU it was trained with is nowhere in the file
+        quick = not re.search("laion|datacomp|dfn", stem.lower())
+        hints |= {**PIXELS["clip"], "eps": 1e-5, "gelu": "quick" if quick else "", "guessed": ("gelu",)}
     if layout == "google":
         query = state.get("blocks.0.attn.query.weight")
         hints |= {"heads": query.shape[1]} if query is not None and query.ndim == 3 else {}
         state = {key: from_flax(key, value) for key, value in state.items()}
-    return fold_layer_scale(join_qkv(state)), origin, hints
+    return fold_layer_scale(join_qkv(completed(state, hints))), origin, hints
+
+
+def completed(state: State, hints: dict[str, Any]) -> State:
+    """With zeros where a layout has no bias, no class token or no learned positions, and with all their dimensions."""
+    for mask in [key for key in state if key.endswith(".bias_mask")]:  # DINOv3: keys have no bias
+        bias = mask.removesuffix("_mask")
+        state[bias] = np.where(state.pop(mask) > 0, state[bias], 0).astype(np.float32)
+    for key in [key for key in state if re.search(r"(patch_embed\.proj|attn\.key)\.weight$", key)]:
+        if "norm_pre.weight" in state or (hints.get("rope") and "key" in key):
+            state.setdefault(key.replace("weight", "bias"), np.zeros(len(state[key]), np.float32))
+    if "norm_pre.weight" in state or hints.get("pooled"):  # CLIP and SigLIP
+        state |= {key: np.array(state[key], ndmin=3) for key in ("cls_token", "pos_embed") if key in state}
+    patches, positions = state.get("patch_embed.proj.weight"), state.get("pos_embed")
+    if hints.get("rope") and patches is not None:
+        side = hints["image_size"] // patches.shape[-1]
+        state["pos_embed"] = np.zeros((1, side**2 + 1, len(patches)), np.float32)
+    elif positions is not None and positions.ndim == 3 and ("reg_token" in state or hints.get("pooled")):
+        row = int(math.isqrt(positions.shape[1]) ** 2 == positions.shape[1])  # positions of patches alone get one more
+        state["pos_embed"] = np.pad(positions, ((0, 0), (row, 0), (0, 0)))
+    if hints.get("pooled") and patches is not None:
+        state["cls_token"] = np.zeros((1, 1, len(patches)), np.float32)
+    return state
 
 
 def from_flax(key: str, value: Array) -> Array:
@@ -116,14 +154,14 @@ def fold_layer_scale(state: State) -> State:
 
 def normalization(layout: str, keys: Iterable[str], stem: str) -> dict[str, Any]:
     """The mean and std of pixels: known by the file's name or by the names of its keys, else guessed."""
-    if re.search("dino|ibot", stem.lower()) or any(
-        re.search(r"\.gamma$|lambda1$|^(module\.)?backbone\.", k) for k in keys
+    if re.search("dino|ibot|mae|moco", stem.lower()) or any(
+        re.search(r"\.gamma$|lambda1$|^(module\.)?backbone\.|base_encoder\.|decoder_embed\.", k) for k in keys
     ):
-        return {**PIXELS["imagenet"], "guessed": False}
-    if layout == "google" or re.search("augreg|in21k", stem.lower()):
-        return {**PIXELS["halves"], "guessed": False}
+        return {**PIXELS["imagenet"], "guessed": ()}
+    if layout in ("google", "siglip") or re.search("augreg|in21k", stem.lower()):
+        return {**PIXELS["halves"], "guessed": ()}
     classifies = layout == "transformers" or any(key.endswith("head.weight") for key in keys)
-    return {**PIXELS["halves" if classifies else "imagenet"], "guessed": True}
+    return {**PIXELS["halves" if classifies else "imagenet"], "guessed": ("mean", "std")}
 
 
 def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> ViTConfig:
@@ -149,9 +187,11 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
 def check_values(config: dict[str, Any]) -> None:
     """Refuse values that no ViT has, before one is built with them."""
     for name, most in LARGEST.items():
-        value = config.get(name, 1)
+        value = config.get(name, 1) or (1 if name == "registers" else 0)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise ValueError(f"{name}={short(value)}: must be a whole number from 1 to {most:,}")
+    if config.get("gelu", "") not in get_args(Gelu) or not isinstance(config.get("rope", 0.0), int | float):
+        raise ValueError(f"gelu={short(config.get('gelu'))} must be one of {get_args(Gelu)}, and rope a number")
     for name in ("mlp_ratio", "eps"):
         value = config.get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
@@ -184,7 +224,11 @@ def config_from_shapes(state: State) -> dict[str, Any]:
             f"pos_embed has {rows} rows, not a class token and a square of patches; take another variant"
         )
     ratio = state["blocks.0.mlp.fc1.weight"].shape[0] / width
-    return {"width": width, "depth": depth_of(state), "patch": patch, "image_size": side * patch, "mlp_ratio": ratio}
+    return {
+        "width": width, "depth": depth_of(state), "patch": patch, "image_size": side * patch, "mlp_ratio": ratio,
+        "registers": state["reg_token"].shape[1] if "reg_token" in state else 0,
+        "pre_norm": "norm_pre.weight" in state,
+    }  # fmt: skip
 
 
 def depth_of(keys: Iterable[str]) -> int:

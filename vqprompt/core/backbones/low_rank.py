@@ -5,7 +5,8 @@ The change of a ViT-S at rank 16 is a twentieth of the network, so a model that 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,38 +16,42 @@ from vqprompt.core.backbones.vit import ViT
 
 
 class LowRankLinear(nn.Module):
-    """A frozen linear layer plus `up @ down`. `up` starts at zero, so nothing changes at first."""
+    """A frozen linear layer plus `scale * up @ down`. `up` starts at zero, so nothing changes at first.
 
-    def __init__(self, layer: nn.Linear, rank: int) -> None:
+    principal: `down` starts as the first right singular vectors of the weight, not at random.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, scale: float = 1.0, principal: bool = False) -> None:
         super().__init__()
         rows, columns = layer.weight.shape
+        self.scale = scale
         self.original, self.bias = layer.weight.requires_grad_(False), layer.bias.requires_grad_(False)
-        down = nn.init.kaiming_uniform_(torch.empty(rank, columns), a=5**0.5)  # on the CPU, whose draws are seeded
+        if principal:
+            down = torch.linalg.svd(layer.weight.float(), full_matrices=False).Vh[:rank].contiguous()
+        else:
+            down = nn.init.kaiming_uniform_(torch.empty(rank, columns), a=5**0.5)  # on the CPU, whose draws are seeded
         self.down = nn.Parameter(down.to(layer.weight.device))
         self.up = nn.Parameter(torch.zeros(rows, rank, device=layer.weight.device))
 
     @property
     def weight(self) -> Tensor:
-        return self.original + (self.up @ self.down).to(self.original.dtype)
+        return self.original + (self.scale * (self.up @ self.down)).to(self.original.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
 
+LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+
+
 def linear_layers(vit: ViT) -> list[nn.Linear]:
     """The layers that can get a low-rank change: those of attention and MLP, in every block."""
-    blocks: Any = vit.blocks
-    return [layer for b in blocks for layer in (b.attn.qkv, b.attn.proj, b.mlp.fc1, b.mlp.fc2)]
+    return [cast(nn.Linear, block.get_submodule(name)) for block in vit.blocks for name in LAYERS]
 
 
-def add_low_rank(vit: ViT, rank: int) -> None:
-    """From now on the backbone itself is frozen, and its low-rank changes learn."""
+def add_low_rank(vit: ViT, rank: int, layers: Sequence[str] = LAYERS, **how: Any) -> None:
+    """From now on the backbone itself is frozen, and its low-rank changes learn. how: as LowRankLinear takes it."""
     vit.requires_grad_(False)
-    blocks: Any = vit.blocks
-    for block in blocks:
-        for owner, name in ((block.attn, "qkv"), (block.attn, "proj"), (block.mlp, "fc1"), (block.mlp, "fc2")):
-            setattr(owner, name, LowRankLinear(getattr(owner, name), rank))
-
-
-def low_rank_changes(vit: ViT) -> list[LowRankLinear]:
-    return [module for module in vit.modules() if isinstance(module, LowRankLinear)]
+    for block in vit.blocks:
+        for name in layers:
+            block.set_submodule(name, LowRankLinear(cast(nn.Linear, block.get_submodule(name)), rank, **how))

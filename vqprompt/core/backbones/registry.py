@@ -33,8 +33,15 @@ class Backbone:
     file: str = "model.safetensors"
     url: str = ""
     checksum: str = ""
+    fingerprint: str = ""
     licence: str = "Apache-2.0"
+    good_for: str = ""
     origin: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """Of the file here. MoCo's end with .pth.tar, but are no archives."""
+        return Path(self.file.removesuffix(".tar")).suffix
 
     @property
     def megabytes(self) -> int:
@@ -45,6 +52,7 @@ class Backbone:
 PIXELS: dict[str, dict[str, Any]] = {
     "imagenet": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
     "halves": {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)},
+    "clip": {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)},
 }
 
 
@@ -76,7 +84,7 @@ def locate(backbone: Backbone, progress: Report = ignore) -> Path:
 
         from vqprompt.core.downloads import download
 
-        target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+        target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
         try:
             return download(backbone.url, target, backbone.checksum, progress)
         except (OSError, HTTPException, ValueError) as error:
@@ -100,7 +108,7 @@ def _first_line(error: Exception) -> str:
 def how_to_get(backbone: Backbone, reason: str) -> str:
     url = backbone.url or f"https://huggingface.co/{backbone.repo}/resolve/main/{backbone.file}"
     source = f"{backbone.file} of {backbone.repo}" if backbone.repo else backbone.file
-    target = backbones_folder() / f"{backbone.name}{Path(backbone.file).suffix}"
+    target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
     return (
         f"{backbone.name} is not on this machine and could not be downloaded ({reason}).\n"
         f"Fetch {source}\n  from {url}\n  to   {target}\n"

@@ -1,15 +1,17 @@
-"""The one Vision Transformer: plain, pre-norm, and able to take prompts at every block.
+"""The one Vision Transformer: pre-norm, and able to take prompts at every block.
 
 What is notable about this implementation:
 - any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
 - the last block computes only the class token, because its other outputs are not used (exact, and 1/12 less work)
 - one fused attention call with or without prompts, one matrix product for q, k and v
 - parameters carry timm's names, so the common checkpoints need little translation (see layouts.py)
+- what is particular to DINOv2 and DINOv3, CLIP and SigLIP costs nothing where it is absent (`ViTConfig.particular`)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, cast
 
@@ -17,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vqprompt.core.backbones.config import Gelu, check_size
 from vqprompt.core.backbones.config import ViTConfig as ViTConfig
-from vqprompt.core.backbones.config import check_size
+from vqprompt.core.errors import UserError
 
 Placement = Literal["after", "before", "tokens"]
 """Where a prompt of length L_p meets the attention:
@@ -42,16 +45,34 @@ Adapter = tuple[Tensor, Tensor, Tensor, Tensor]
 """A bottleneck beside a block's MLP: down [r, D], its bias [r], up [D, r], its bias [D]."""
 
 
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)  # what is kept may be used in training
+def rotations(config: ViTConfig, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines [2, patches, width of a head] that turn the queries and keys of patches (RoPE, DINOv3's form):
+    a quarter of the numbers belongs to each frequency of rows and columns, twice."""
+    side, head = config.image_size // config.patch, config.width // config.heads
+    places = 2 * (torch.arange(side, device=device, dtype=torch.float32) + 0.5) / side - 1
+    frequencies = config.rope ** -torch.arange(0, 1, 4 / head, device=device)
+    grid = torch.cartesian_prod(places, places)  # rows and columns
+    angles = (2 * torch.pi * grid[:, :, None] * frequencies).flatten(1).tile(2)
+    return torch.stack([angles.cos(), angles.sin()]).to(dtype)
+
+
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, first: int = 1) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.first = heads, first  # first: the first patch among the tokens
         self.mask: Any = None  # of FlexAttention; set by `compile_blocks`
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
     def forward(
-        self, x: Tensor, prompt: Tensor | None = None, placement: Placement = "after", class_token_only: bool = False
+        self,
+        x: Tensor,
+        prompt: Tensor | None = None,
+        placement: Placement = "after",
+        class_token_only: bool = False,
+        rotation: Tensor | None = None,
     ) -> Tensor:
         width = x.shape[-1]
         if class_token_only:
@@ -59,12 +80,23 @@ class Attention(nn.Module):
             k, v = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]).chunk(2, dim=-1)
         else:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if rotation is not None:
+            q, k = q if class_token_only else self.rotate(q, rotation), self.rotate(k, rotation)
         if prompt is not None:
             prefix_k, prefix_v = self.prefix(prompt.to(x.dtype), placement)
             k = torch.cat([prefix_k.expand(x.shape[0], -1, -1), k], dim=1)
             v = torch.cat([prefix_v.expand(x.shape[0], -1, -1), v], dim=1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         return linear(self.proj, self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def rotate(self, x: Tensor, rotation: Tensor) -> Tensor:
+        """Turn the patches among queries or keys [B, L, D]; other tokens have no place."""
+        others, patches, prompts = x.tensor_split((self.first, self.first + rotation.shape[1]), dim=1)
+        heads = patches.unflatten(-1, (self.heads, -1))
+        left, right = heads.chunk(2, dim=-1)
+        cos, sin = rotation[:, :, None]
+        turned = heads * cos + torch.cat([-right, left], dim=-1) * sin
+        return torch.cat([others, turned.flatten(2), prompts], dim=1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention [B, heads, tokens, 64 or another width]. Where the same bits are wanted, compiled code on CUDA uses
@@ -87,12 +119,17 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, gelu: Gelu = "") -> None:
         super().__init__()
+        self.gelu = gelu
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gelu:
+            h = linear(self.fc1, x)
+            h = F.gelu(h, approximate="tanh") if self.gelu == "tanh" else h * torch.sigmoid(1.702 * h)
+            return linear(self.fc2, h)
         if not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
             rows = torch._addmm_activation(self.fc1.bias, x.flatten(0, 1), self.fc1.weight.T, use_gelu=True)
             return linear(self.fc2, rows.unflatten(0, x.shape[:2]))  # the product applied GELU to its own output
@@ -118,9 +155,9 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.eps)
-        self.attn = Attention(config.width, config.heads)
+        self.attn = Attention(config.width, config.heads, 1 + config.registers)
         self.norm2 = nn.LayerNorm(config.width, eps=config.eps)
-        self.mlp = Mlp(config.width, int(config.width * config.mlp_ratio))
+        self.mlp = Mlp(config.width, int(config.width * config.mlp_ratio), config.gelu)
 
     def forward(
         self,
@@ -129,8 +166,9 @@ class Block(nn.Module):
         placement: Placement = "after",
         class_token_only: bool = False,
         adapter: Adapter | None = None,
+        rotation: Tensor | None = None,
     ) -> Tensor:
-        attended = self.attn(self.norm1(x), prompt, placement, class_token_only)
+        attended = self.attn(self.norm1(x), prompt, placement, class_token_only, rotation)
         x = (x[:, :1] if class_token_only else x) + attended
         out = x + self.mlp(self.norm2(x))
         return out if adapter is None else out + bottleneck(x, adapter)
@@ -177,6 +215,10 @@ class ViT(nn.Module):
         self.pos_embed = nn.Parameter(positions)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.eps)
+        if config.registers:
+            self.reg_token = nn.Parameter(torch.zeros(1, config.registers, config.width))
+        if config.pre_norm:
+            self.norm_pre = nn.LayerNorm(config.width, eps=config.eps)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -190,7 +232,16 @@ class ViT(nn.Module):
         """Images to the tokens [B, L, D] that enter block 0: shared by the query and the prompted pass."""
         patches = self.patch_embed(images.to(self.dtype)) + self.pos_embed[:, 1:]
         first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(images.shape[0], -1, -1)
-        return torch.cat([first, patches], dim=1)
+        tokens = torch.cat([first, patches], dim=1)
+        return self.particular(tokens) if self.config.particular else tokens
+
+    def particular(self, tokens: Tensor) -> Tensor:
+        """Tokens of a ViT that is not plain: with registers, with a norm, or without a class token."""
+        if self.config.registers:
+            registers = self.reg_token.to(tokens.dtype).expand(len(tokens), -1, -1)
+            tokens = torch.cat([tokens[:, :1], registers, tokens[:, 1:]], dim=1)
+        tokens = self.norm_pre(tokens) if self.config.pre_norm else tokens
+        return tokens[:, 1:] if self.config.pooled else tokens
 
     def encode(
         self,
@@ -204,20 +255,27 @@ class ViT(nn.Module):
         """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the number of last blocks whose
         class tokens are joined, the last block first [B, class_tokens · D]. normalize: with the final norm."""
         x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
+        rotation = rotations(self.config, x.device, x.dtype) if self.config.rope else None
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             if self.compiled:
                 any_batch(x, prompt)
-            x = block(x, prompt, placement, i == last, adapters[i] if adapters else None)
+            class_token_only = i == last and not self.config.pooled
+            x = block(x, prompt, placement, class_token_only, adapters[i] if adapters else None, rotation)
             if last - class_tokens < i < last:
-                earlier.insert(0, x[:, :1])
+                earlier.insert(0, x if self.config.pooled else x[:, :1])
+        if self.config.pooled:  # prompts among the tokens do not count
+            patches = self.config.tokens - 1
+            return torch.cat([self.norm(each[:, :patches]).mean(1) for each in (x, *earlier)], dim=1)
         x = torch.cat([x, *earlier], dim=1) if earlier else x
         return (self.norm(x) if normalize else x)[:, :class_tokens].flatten(1)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
+        if self.raw_queries and self.config.pooled:
+            raise UserError("this backbone has no class token before its final norm; set query=normed")
         return self.encode(tokens, normalize=not self.raw_queries)
 
     @torch.no_grad()
@@ -238,8 +296,9 @@ class ViT(nn.Module):
 
     def layers(self) -> list[list[nn.Parameter]]:
         """Parameters from the last layer down: final norm, blocks, embedding."""
-        embedding = [self.cls_token, self.pos_embed, *self.patch_embed.parameters()]
-        return [list(self.norm.parameters()), *(list(b.parameters()) for b in reversed(self.blocks)), embedding]
+        layers = [list(part.parameters()) for part in (self.norm, *reversed(self.blocks))]
+        above = {id(p) for layer in layers for p in layer}
+        return [*layers, [p for p in self.parameters() if id(p) not in above]]
 
     def frozen_copy(self) -> ViT:
         """A copy of the network as it is now that will not be trained: a teacher. (A deep copy is not compiled.)"""

@@ -14,17 +14,18 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import deserialize, safe_open
+from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.backbones.config import ViTConfig, check_size
 from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, name_keys, to_timm_names
-from vqprompt.core.backbones.registry import BACKBONES, WEIGHTS_SUFFIXES, WeightsError, locate
+from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
 
@@ -34,15 +35,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """arrays: float32, under timm's names."""
+    """plain: float32, under timm's names. int8: the others as they are in their file, rows of whole numbers, and under
+    NAME.scale a scale per row. known_fingerprint: if it need not be computed."""
 
     config: ViTConfig
-    arrays: Mapping[str, Array]
+    plain: Mapping[str, Array]
+    int8: Mapping[str, Array] = field(default_factory=dict)
+    known_fingerprint: str = ""
+
+    @cached_property
+    def arrays(self) -> Mapping[str, Array]:
+        """All of them in float32."""
+        return {**self.plain, **dequantize(dict(self.int8))}
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that change with the config or with any weight."""
-        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        if self.known_fingerprint:
+            return self.known_fingerprint
+        stated = {name: value for name, value in asdict(self.config).items() if value}  # plain ones as ever
+        digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
         for key, array in sorted(self.arrays.items()):
             digest.update(f"{key} torch.{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
@@ -55,11 +67,16 @@ class Weights:
             return self
         check_size(size, config.patch)
         old, new = config.image_size // config.patch, size // config.patch
-        positions, matrix = self.arrays["pos_embed"], bicubic(old, new)
+        positions, matrix = self.plain["pos_embed"], bicubic(old, new)
         grid = positions[0, 1:].reshape(old, old, config.width)
         grid = np.einsum("io,jp,opd->ijd", matrix, matrix, grid, optimize=True).reshape(1, new * new, config.width)
         resampled = np.concatenate([positions[:, :1], grid.astype(np.float32)], axis=1)
-        return Weights(replace(config, image_size=size), {**self.arrays, "pos_embed": resampled})
+        return replace(self.with_arrays({"pos_embed": resampled}), config=replace(config, image_size=size))
+
+    def with_arrays(self, new: State) -> Weights:
+        """With other values of some weights."""
+        int8 = {key: array for key, array in self.int8.items() if key.removesuffix(".scale") not in new}
+        return Weights(self.config, {**self.plain, **new}, int8)
 
 
 def bicubic(old: int, new: int) -> Array:
@@ -91,17 +108,31 @@ def read_weights(
         hint = f"; did you mean {near[0]}?" if near else ""
         raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones {', '.join(BACKBONES)}{hint}")
     path = path.expanduser()
+    if known and path == EMBEDDED and not config_overrides and (embedded := _read_embedded(known)) is not None:
+        return embedded
     try:
         tensors, stated = read_checkpoint(path)
         state, origin, hints = to_timm_names(tensors, path.stem)
         stated = {**(asdict(known.config) if known else {}), **stated, **(config_overrides or {})}
-        if hints.pop("guessed") and not {"mean", "std"} <= set(stated):
-            warnings.warn(f"{path}: mean and std are guessed; state them in config_overrides", stacklevel=3)
+        if not set(guessed := hints.pop("guessed")) <= set(stated):
+            what = " and ".join(guessed) + (" are" if len(guessed) > 1 else " is")
+            warnings.warn(f"{path}: {what} guessed; state the right values in config_overrides", stacklevel=3)
         config = make_config(state, hints, stated)
         check_fit(state, config, origin)
     except WeightsError as error:
         raise WeightsError(f"{path}: {error}") from error
     return Weights(config, {key: np.ascontiguousarray(array, np.float32) for key, array in state.items()})
+
+
+def _read_embedded(known: Backbone) -> Weights | None:
+    """The package's own file, if it is as it was made: then it is known to fit."""
+    data = EMBEDDED.read_bytes()
+    if f"sha256:{hashlib.sha256(data).hexdigest()}" != known.checksum:
+        return None
+    tensors = parse_tensors(data)
+    int8 = {key: array for key, array in tensors.items() if array.dtype == np.int8 or key.endswith(".scale")}
+    plain = {key: array.astype(np.float32) for key, array in tensors.items() if key not in int8}
+    return Weights(known.config, plain, int8, known.fingerprint)
 
 
 def backbone_path(backbone: str | Path) -> str:
@@ -117,12 +148,13 @@ MAX_NESTING = 8  # dictionaries inside dictionaries
 
 def read_checkpoint(path: Path) -> tuple[State, dict[str, Any]]:
     """The file's tensors under its own names, and the ViTConfig fields it states."""
-    if path.suffix not in WEIGHTS_SUFFIXES:
+    suffix = Path(path.name.removesuffix(".tar")).suffix  # MoCo's files end with .pth.tar, but are no archives
+    if suffix not in WEIGHTS_SUFFIXES:
         raise WeightsError(f"unknown kind of file; expected one of {', '.join(WEIGHTS_SUFFIXES)}")
     try:
-        if path.suffix == ".safetensors":
+        if suffix == ".safetensors":
             tensors, stated = _read_safetensors(path)
-        elif path.suffix == ".npz":
+        elif suffix == ".npz":
             tensors, stated = _read_npz(path), {}
         else:
             tensors, stated = _read_pickle(path), {}

@@ -31,6 +31,7 @@ IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
     | {".heic", ".heif", ".avif"}
 )
+COMMON = ("JPEG", "PNG")
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
 LARGE = 8_000_000  # pixels from which an image is worked on in strips
 LONG = 8192  # px of a side from which it shrinks alone, if the other one is short
@@ -130,9 +131,11 @@ def _identify(data: bytes) -> Image.Image:
     """An image by its header, in one of the accepted formats.
 
     `Image.open(..., formats=...)` without Pillow's own limit on pixels, which is one for all formats and global to the
-    process; ours follows as soon as the size is known.
+    process; ours follows as soon as the size is known. All of Pillow's formats are slow to import, so they are not for
+    a JPEG or PNG.
     """
-    for name in accepted_formats():
+    Image.preinit()
+    for name in COMMON if data.startswith((b"\xff\xd8\xff", b"\x89PNG")) else accepted_formats():
         factory, accepts = Image.OPEN[name]
         with suppress(SyntaxError, IndexError, TypeError, KeyError, EOFError, struct.error):
             answer = True if accepts is None else accepts(data[:16])

@@ -14,10 +14,10 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Attribute = int | float | str | Sequence[int]
-OPSET, IR_VERSION = 20, 9
+OPSET, IR_VERSION = 23, 11
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7}
 COLUMNS = 80
-ONLY_HERE = ("MatMulIntegerToFloat",)  # operators of ONNX Runtime that ONNX does not have
+ONLY_HERE = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")  # ONNX does not have them
 DOMAIN = b"com.microsoft"
 LARGE = 1024  # bytes from which a weight is passed in memory
 
@@ -30,6 +30,11 @@ class Graph:
         self._nodes: list[bytes] = []
         self._inputs: list[bytes] = []
         self._outputs: list[bytes] = []
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether weights are int8."""
+        return any(array.dtype == np.int8 for array in self.weights.values())
 
     def input(self, name: str, kind: str, *shape: int | str) -> str:
         """shape: numbers, and names of dimensions that may vary."""
@@ -88,9 +93,9 @@ class Session:
         options.intra_op_num_threads = threads
         # our graphs are written as they should run: to rewrite them takes time and gains none
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # to copy the weights into another order takes time and as much memory again; a run is then 5 to 8 % faster
-        integers = any(array.dtype == np.int8 for array in graph.weights.values())  # they are small
-        options.add_session_config_entry("session.disable_prepacking", str(int(not integers)))
+        # to copy weights into another order makes a run 5 to 8 % faster, and takes time and their memory again: good if
+        # they are small
+        options.add_session_config_entry("session.disable_prepacking", str(int(not graph.has_integers)))
         # idle threads sleep: they would take time from other images that are computed at the same moment
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         large = {name: array for name, array in graph.weights.items() if array.nbytes >= LARGE}

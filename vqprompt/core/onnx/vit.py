@@ -16,12 +16,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from vqprompt.core.backbones.config import ViTConfig
+from vqprompt.core.backbones.weights import Weights
+from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.graph import TYPES, Array, Graph
 
 
 def class_tokens_graph(
-    weights: Mapping[str, Array],
-    config: ViTConfig,
+    weights: Weights,
     side: int,
     crop: float,
     blocks: int,
@@ -35,15 +36,20 @@ def class_tokens_graph(
 
     crop: side of the central crop, as a fraction of the short side; 0: the whole image. prompts: rows [L_p, D] by
     block, half of them extra keys and half extra values. mirrored: then come n more class tokens, of mirrored images.
-    packed: store weights as int8 where that loses nothing; a run then takes a little longer. in_digits: compute with
-    integers where weights are int8, see `_Network.product_of_digits`.
+    packed: store weights as int8 that are int8 in their file; a run then takes a little longer. in_digits: compute with
+    integers there, see `_Network.product_of_digits`.
     """
+    if weights.config.particular:
+        what = ", ".join(weights.config.particular)
+        raise UserError(
+            f"the backbone has {what}, which no ONNX graph computes here; take another (vqprompt backbones)"
+        )
     graph = Graph()
-    images = draw(graph, config, side, crop)
+    images = draw(graph, weights.config, side, crop)
     if mirrored:
         backwards = [graph.integers(number) for number in (-1, -(2**31), 3, -1)]  # from, to, axis, step
         images = graph.op("Concat", images, graph.op("Slice", images, *backwards), axis=0)
-    return graph, _Network(graph, weights, config, prompts or {}, packed, in_digits).class_tokens(images, blocks)
+    return graph, _Network(graph, weights, prompts or {}, packed, in_digits).class_tokens(images, blocks)
 
 
 def draw(graph: Graph, config: ViTConfig, side: int, crop: float) -> str:
@@ -82,10 +88,10 @@ class _Network:
     """Tokens are rows [n · L, D] where they meet weights, and [n, L, D] where they meet each other."""
 
     def __init__(
-        self, graph: Graph, weights: Mapping[str, Array], config: ViTConfig, prompts: Mapping[int, Array], *how: bool
+        self, graph: Graph, weights: Weights, prompts: Mapping[int, Array], packed: bool, in_digits: bool
     ) -> None:
-        self.graph, self.weights, self.config, self.prompts = graph, weights, config, prompts
-        self.packed, self.in_digits = how
+        self.graph, self.config, self.prompts, self.in_digits = graph, weights.config, prompts, in_digits
+        self.weights, self.int8 = (weights.plain, weights.int8) if packed or in_digits else (weights.arrays, {})
 
     def class_tokens(self, images: str, blocks: int) -> list[str]:
         x, tokens = self.embed(images), []
@@ -123,17 +129,12 @@ class _Network:
         return op("Add", x, self.linear(f"{name}.mlp.fc2", h))
 
     def attention(self, i: int, q: str, k: str, v: str, class_token_only: bool) -> str:
-        op, config = self.graph.op, self.config
-        k, v = self.tokens(k), self.tokens(v)
+        heads = {"q_num_heads": self.config.heads, "kv_num_heads": self.config.heads}
+        q, k, v = self.tokens(q, class_token_only), self.tokens(k), self.tokens(v)
         if i in self.prompts:
             extra = np.split(self.prompts[i][None], 2, axis=1)
             k, v = (self.before(f"prompt.{i}.{j}", extra[j], t) for j, t in enumerate((k, v)))
-        q = self.tokens(op("Mul", q, self.graph.constant((config.width / config.heads) ** -0.5)), class_token_only)
-        by_head = [op("Reshape", t, self.graph.integers(0, 0, config.heads, -1)) for t in (q, k, v)]
-        orders = [0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]
-        q, k, v = (op("Transpose", t, perm=order) for t, order in zip(by_head, orders, strict=True))
-        attended = op("MatMul", op("Softmax", op("MatMul", q, k), axis=-1), v)
-        return self.rows(op("Transpose", attended, perm=[0, 2, 1, 3]))
+        return self.rows(self.graph.op("Attention", q, k, v, **heads))
 
     def before(self, name: str, extra: Array, tokens: str) -> str:
         """Extra rows [1, m, D], the same for each image, in front of the tokens [n, L, D]."""
@@ -145,31 +146,29 @@ class _Network:
     def linear(self, name: str, x: str, part: slice = slice(None)) -> str:
         """Rows [m, D_in] to [m, D_out]. part: which of the layer's outputs."""
         graph, label = self.graph, f"{name}.{part.start}"
-        weight, bias = self.weights[f"{name}.weight"][part], self.weights[f"{name}.bias"][part]
-        weight = weight.reshape(len(weight), -1)
-        exact = quantized(weight) if self.packed or self.in_digits else None
-        if self.in_digits and exact is not None:
-            return self.product_of_digits(label, x, *exact, bias)
-        if exact is not None:
-            whole, scale = graph.weight(f"{label}.weight", exact[0]), graph.weight(f"{label}.scale", exact[1])
-            factor = graph.op("DequantizeLinear", whole, scale, axis=0)
+        bias = self.weights[f"{name}.bias"][part]
+        if f"{name}.weight" in self.int8:
+            whole, scale = self.int8[f"{name}.weight"][part], self.int8[f"{name}.weight.scale"][part]
+            whole = whole.reshape(len(whole), -1)
+            if self.in_digits:
+                return self.product_of_digits(label, x, whole, scale, bias)
+            names = graph.weight(f"{label}.weight", whole), graph.weight(f"{label}.scale", scale)
+            factor = graph.op("DequantizeLinear", *names, axis=0)
         else:
-            factor = graph.weight(f"{label}.weight", weight)
+            weight = self.weights[f"{name}.weight"][part]
+            factor = graph.weight(f"{label}.weight", weight.reshape(len(weight), -1))
         return graph.op("Gemm", x, factor, graph.weight(f"{label}.bias", bias), transB=1)
 
     def product_of_digits(self, label: str, x: str, whole: Array, scale: Array, bias: Array) -> str:
         """x is rounded to 8 bits, and what is left of it to 8 bits again: two products of integers, which processors
         with VNNI compute four times as fast. The result differs from that in fp32 by 2e-4."""
-        graph, whole = self.graph, np.ascontiguousarray(whole.T)
-        names = [graph.weight(f"{label}.{part}", array) for part, array in (("weight", whole), ("scale", scale))]
-        first = graph.split("DynamicQuantizeLinear", x, parts=3)
-        second = graph.split("DynamicQuantizeLinear", graph.op("Sub", x, graph.op("DequantizeLinear", *first)), parts=3)
-        ends = ("", graph.weight(f"{label}.bias", bias)), ()
-        products = [
-            graph.op("MatMulIntegerToFloat", digits, names[0], step, names[1], zero, *end)
-            for (digits, step, zero), end in zip((first, second), ends, strict=True)
-        ]
-        return graph.op("Add", *products)
+        graph, op = self.graph, self.graph.op
+        names = graph.weight(f"{label}.weight", whole.T), graph.weight(f"{label}.scale", scale)
+        digits, step, zero = graph.split("DynamicQuantizeLinear", x, parts=3)
+        bias_name = graph.weight(f"{label}.bias", bias)
+        first = op("MatMulIntegerToFloat", digits, names[0], step, names[1], zero, "", bias_name)
+        rest = op("Sub", x, op("DequantizeLinear", digits, step, zero))
+        return op("Add", first, op("DynamicQuantizeMatMul", rest, *names))
 
     def norm(self, name: str, x: str) -> str:
         scale, bias = (
@@ -190,13 +189,3 @@ class _Network:
 
     def halves(self, x: str) -> list[str]:
         return self.graph.split("Split", x, parts=2, axis=1, num_outputs=2)
-
-
-def quantized(weight: Array) -> tuple[Array, Array] | None:
-    """Whole numbers from -127 to 127 and a scale for each row, if they are the very weights; otherwise None."""
-    largest = np.maximum(weight.max(1), -weight.min(1))
-    scale = np.maximum(largest, np.float32(1e-30)) / np.float32(127)
-    whole = weight / scale[:, None]
-    rounded = np.rint(whole).astype(np.int8)
-    whole -= rounded
-    return (rounded, scale) if max(whole.max(), -whole.min()) < 1e-3 else None

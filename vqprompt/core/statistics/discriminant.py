@@ -221,19 +221,13 @@ class LeaveOneOut:
     stays as it is with all images, and so does the diagonal that the covariance is shrunk to (but see `stretch`).
 
     features: [n, D], of images that are in the groups. own: [n], the group of each. compared: which groups are scored;
-    all by default. precision: of what is computed per image; single is enough to choose a shrinkage.
+    all by default.
     """
 
     def __init__(
-        self,
-        groups: Groups,
-        basis: Basis,
-        features: Array,
-        own: Array,
-        compared: Array | None = None,
-        precision: type[np.floating[Any]] = np.float64,
+        self, groups: Groups, basis: Basis, features: Array, own: Array, compared: Array | None = None
     ) -> None:
-        self.groups, self.basis, self.precision, self.own = groups, basis, precision, own
+        self.groups, self.basis, self.own = groups, basis, own
         self.compared = np.arange(len(groups.owners)) if compared is None else compared
         self.column = np.full(len(groups.owners), -1)
         self.column[self.compared] = np.arange(len(self.compared))
@@ -241,10 +235,9 @@ class LeaveOneOut:
         self.longer = groups.kept_counts[own] / np.maximum(groups.kept_counts[own] - 1, 1)
         used, place = np.unique(own, return_inverse=True)
         kept_means = groups.kept_sums[used] / groups.kept_counts[used][:, None]
-        x, self.rotated = features @ basis.vectors, groups.means @ basis.vectors
-        mean = (self.rotated[own] * groups.counts[own][:, None] - x) / np.maximum(self.others, 1)[:, None]
-        offsets = x - (kept_means @ basis.vectors)[place]
-        self.x, self.mean, self.offsets = (a.astype(precision, copy=False) for a in (x, mean, offsets))
+        self.x, self.rotated = features @ basis.vectors, groups.means @ basis.vectors
+        self.mean = (self.rotated[own] * groups.counts[own][:, None] - self.x) / np.maximum(self.others, 1)[:, None]
+        self.offsets = self.x - (kept_means @ basis.vectors)[place]
         self.features, self.kept_means = features, kept_means[place]
 
     def at(self, shrinkage: float) -> LeftOut:
@@ -254,7 +247,7 @@ class LeaveOneOut:
         outside = ((far + growth * far**2) * self.longer)[self.several]
         distance = float(outside.mean()) if len(outside) else 0.0
         means = Means.of(self.rotated, counts, self.basis.shrunk(shrinkage), distance)
-        mu = means.shrunk[self.compared].astype(self.precision)
+        mu = means.shrunk[self.compared]
         along = (q * x).sum(1)
         crossed, scores = _products(q, mu), _products(x, mu / variances)
         scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (mu**2 / variances).sum(1)
@@ -303,7 +296,7 @@ class LeaveOneOut:
         """The variances [D]; with their inverse Σ⁻¹, q = Σ⁻¹ r [n, D] and rᵀ q [n]; and the factor g [n] that makes
         Σ⁻¹ + g q qᵀ the inverse without the image."""
         freedom = max(self.basis.freedom - 1, 1)
-        variances = (self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)).astype(self.precision)
+        variances = self.basis.shrunk(shrinkage) * (max(self.basis.freedom, 1) / freedom)
         q = self.offsets / variances
         far = (q * self.offsets).sum(1)
         share = (1 - shrinkage) * self.longer / freedom  # of r rᵀ in the covariance

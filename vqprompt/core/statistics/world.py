@@ -58,9 +58,14 @@ class World:
         return cls(np.rint(pairs / scales[..., None]).astype(np.int8), scales.astype(np.float32))
 
 
-def clusters(points: Array, per_cluster: int, rounds: int = 20) -> Array:
+def clusters(points: Array, per_cluster: int) -> Array:
     """The cluster of each point [n], by k-means. It depends only on the points and their order."""
-    centers, labels = points[:: min(per_cluster, len(points))], np.zeros(len(points), int)
+    return k_means(points, points[:: min(per_cluster, len(points))])
+
+
+def k_means(points: Array, centers: Array, rounds: int = 20) -> Array:
+    """The cluster of each point [n], starting from these centers. Clusters without points are left out."""
+    labels = np.zeros(len(points), int)
     for _ in range(rounds):
         distances = (centers**2).sum(1) - 2 * points @ centers.T
         _, now = np.unique(distances.argmin(1), return_inverse=True)

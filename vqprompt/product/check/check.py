@@ -262,10 +262,7 @@ def _judge(
         if image.picture.where in bad:
             continue
         if odd[row] > pixels.FOREIGN:
-            doubt, says = (
-                0.65 + 0.3 * min(odd[row] / MOST_FOREIGN, 1),
-                "its pixels and its features are unlike all others",
-            )
+            doubt, says = 0.65 + 0.3 * min(odd[row] / MOST_FOREIGN, 1), "pixels and features are unlike all others"
             findings.append(image.finding(Kind.FOREIGN, float(doubt), says))
         elif seen.strange[row]:
             doubt = 0.65 + 0.3 * min(seen.distance[row] / MOST_FAR, 1)

@@ -4,14 +4,12 @@ What is notable about this implementation:
 - The attribute `model_` is a `vqprompt.Model`, so a fitted classifier can be saved, shown and taught from the command
   line.
 - The features of an image do not depend on the split it falls into. The process remembers them by the image's content,
-  so cross-validation and grid searches show each image to the network once. (They do not use `to_teach`.)
+  so cross-validation and grid searches show each image to the network once.
 - The backbone is not pickled with a model. Only its name is, and the backbone is loaded again where it is needed.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +25,7 @@ from vqprompt.product.model.model import CROP, Model
 from vqprompt.product.model.network import open_extractor
 from vqprompt.product.model.pictures import Picture, content_id
 
-REMEMBERED = 20_000  # features per backbone; at 768 numbers each, 60 MB
+REMEMBERED = 20_000  # the first features per backbone; at 768 numbers each, 60 MB
 
 
 class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -151,43 +149,33 @@ class RememberingExtractor:
     """Another extractor that remembers what it has seen, by content. Many threads may use it."""
 
     def __init__(self, extractor: Extractor) -> None:
-        self.extractor = extractor
         self.fingerprint, self.size, self.width = extractor.fingerprint, extractor.size, extractor.width
-        self._known: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def seconds_per_image(self) -> float:
-        return self.extractor.seconds_per_image()
+        self.precision, self.at_once, self._extractor = extractor.precision, extractor.at_once, extractor
+        self._known: dict[int, np.ndarray] = {}
 
     def of_one(self, picture: Picture) -> np.ndarray | Exception:
-        return next(iter(self.of([picture])))
+        return next(self.of([picture]))
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[np.ndarray | Exception]:
-        pictures = list(pictures)
-        ids = [self._id(picture) for picture in pictures]
-        with self._lock:
-            held = {i: self._known[i] for i in ids if i is not None and i in self._known}
-        computed = self.extractor.of([p for p, i in zip(pictures, ids, strict=True) if i not in held])
-        for i in ids:
-            feature = held[i] if i is not None and i in held else next(computed)
-            if i is not None and not isinstance(feature, Exception):
-                with self._lock:
-                    self._known[i] = feature
-                    self._known.move_to_end(i)
-                    while len(self._known) > REMEMBERED:
-                        self._known.popitem(last=False)
-            yield feature
+        by_id = [(_content_id(picture), picture) for picture in pictures]
+        features: dict[int, np.ndarray | Exception] = {i: self._known[i] for i, _ in by_id if i in self._known}
+        new = {i: picture for i, picture in by_id if i not in features}
+        for i, feature in zip(new, self._extractor.of(new.values()), strict=True):
+            features[i] = feature
+            if not isinstance(feature, Exception) and len(self._known) < REMEMBERED:
+                self._known[i] = feature
+        return iter([features[i] for i, _ in by_id])
 
-    @staticmethod
-    def _id(picture: Picture) -> int | None:
-        if picture.content_id is not None:
-            return picture.content_id
-        try:
-            return content_id(picture.open())
-        except Exception:
-            return None  # reading it again will say why
+
+def _content_id(picture: Picture) -> int:
+    try:
+        return content_id(picture.open()) if picture.content_id is None else picture.content_id
+    except Exception:
+        return -id(picture)  # reading it again will say why
 
 
 @lru_cache(maxsize=4)
-def open_remembering(backbone: str, size: int | None, crop: float, device: str) -> RememberingExtractor:
-    return RememberingExtractor(open_extractor(backbone, size, crop, device))
+def open_remembering(
+    backbone: str, size: int | None, crop: float, device: str, precision: str | None
+) -> RememberingExtractor:
+    return RememberingExtractor(open_extractor(backbone, size, crop, device, precision))

@@ -206,7 +206,8 @@ def evaluate(
         source = path / "test" if (path / "test").is_dir() else path
         own = own_test_pictures(source)
     pictures, notes = (own, []) if own else find_pictures(source, labels)
-    names = [_match(clean_name(p.label), model.classes) for p in pictures]
+    spelled = {spelling(c): c for c in model.classes}  # the model's spelling of its classes
+    names = [spelled.get(spelling(name), name) for name in (clean_name(p.label) for p in pictures)]
     if strange := sorted({n for n in names if n not in model.classes}):
         if refuse_unknown_classes:
             raise UserError(
@@ -228,13 +229,6 @@ def evaluate(
     known, others = ([a for a in asked if (a.label in model.classes) is part] for part in (True, False))
     opened = {p.where: p.open for p in pictures}
     return Evaluation(model.classes, tuple(known), tuple(others), tuple(broken), earlier, tuple(notes), opened)
-
-
-def _match(name: str, classes: Sequence[str]) -> str:
-    """The model's spelling of a class."""
-    if name in classes:
-        return name
-    return next((c for c in classes if spelling(c) == spelling(name)), name)
 
 
 def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.ndarray, list[int], list[str]]:

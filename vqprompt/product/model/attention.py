@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from vqprompt.core.data.views import central_boxes
+from vqprompt.core.errors import UserError
 from vqprompt.product.model.extractor import load, unless_error
 from vqprompt.product.model.features import Features
 from vqprompt.product.model.pictures import Picture
@@ -32,11 +33,14 @@ def attention(network: Features, picture: Picture) -> tuple[list[list[float]], f
     """Shares of the attention, all heads averaged: of parts of the image [rows, columns], and of prompts that were
     trained; the rest is the class token's own. Then the part of the image that the network sees: left, top, right and
     bottom, as fractions."""
+    if network.vit.config.pooled:
+        raise UserError("this backbone has no class token whose attention could be shown; take another")
     pixels, aspect = load(picture, network.side)
     with _ClassTokenAttention() as noted:
         unless_error(network.of_one(replace(picture, decoded=lambda: (pixels, aspect))))
     assert noted.shares is not None
     side = network.size // network.vit.config.patch
-    prompt, patches = noted.shares[: -(side**2) - 1], noted.shares[-(side**2) :]  # the class token is between them
+    others = side**2 + 1 + network.vit.config.registers  # prompts are first, then come the class token and registers
+    prompt, patches = noted.shares[:-others], noted.shares[-(side**2) :]
     box = central_boxes(torch.tensor([aspect]), network.crop)[0]
     return patches.reshape(side, side).tolist(), float(prompt.sum()), box.tolist()

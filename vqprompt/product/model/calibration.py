@@ -9,8 +9,8 @@
   taken for a known one.
 - Beside them counts the world (core/statistics/world.py): an image that is nearer to something ordinary that was never
   taught than to any taught class is less familiar. What the taught classes stand for themselves is no rival.
-- The weights are near the best of a grid on held-out training images (`benchmarks/trust_cub.py --parts choose`;
-  docs/trust.md says how near). They are kept in a model's file, so that old files give the same answers.
+- The weights are the best of a grid on held-out training images (`benchmarks/quality.py --parts choose`). They are kept
+  in a model's file, so that old files give the same answers.
 - The threshold accepts 95 % of known images, also if there are few.
 """
 
@@ -162,7 +162,7 @@ class Weighing:
     """
 
     certainty: str = "entropy"
-    nearness: float = 1.0
+    nearness: float = 0.25
     far: float = 4.0
     steep: float = 5.0
     world: float = 0.5
@@ -356,8 +356,7 @@ def student_quantile(freedom: float, share: float) -> float:
 
 def _temperature_untested(groups: Groups) -> float:
     """If no image can be left out: half the average squared distance between class means."""
-    means = groups.sums / np.maximum(groups.counts, 1)[:, None]
-    return max(float(means.var(0).sum()), 1e-6)
+    return max(float(groups.means.var(0).sum()), 1e-6)
 
 
 def calibration_error_of(shares: Array, classes: Array) -> float:

@@ -98,7 +98,7 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     place[chosen] = np.arange(len(chosen))
     compared = np.flatnonzero(place[groups.owners] >= 0)
     owners, classes = place[groups.owners[compared]], place[trials.classes]
-    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups, compared, precision=np.float32)
+    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups, compared)
     losses = np.full(len(SHRINKAGES), np.inf)
 
     def best_with(places: Sequence[int]) -> int:

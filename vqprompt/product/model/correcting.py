@@ -20,7 +20,6 @@ from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
-from vqprompt.product.model.network import to_teach
 from vqprompt.product.model.pictures import (
     UNKNOWN,
     Picture,
@@ -209,7 +208,7 @@ class Correcting(Predicting):
             raise UserError(
                 f"{name!r} has {record.count} images, and of this one the features are not remembered; give its file"
             )
-        for feature in to_teach(self.extractor_of(self.knowledge)).of(given) if given else ():
+        for feature in self.extractor_of(self.knowledge).of(given) if given else ():
             features = np.concatenate([features, to_fixed_point(unless_error(feature))[None]])
         return ClassRecord.of(
             np.concatenate([remembered, others]),

@@ -58,6 +58,7 @@ class BackboneFields(Fields):
     size: Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
     crop: Share
     width: Annotated[int, Field(ge=1, le=1 << 20)]
+    precision: Literal["fp32", "int8"] = "fp32"
 
 
 class RecordFields(Fields):

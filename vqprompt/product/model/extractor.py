@@ -31,8 +31,11 @@ MOST_CORES = 16  # that work on images at a time
 class Extractor(Protocol):
     """Features of images under one network, size and crop. Never changes; many threads may use it.
 
-    fingerprint: of the network's weights. size: of images, in px. width: of a feature.
+    fingerprint: of the network's weights. size: of images, in px. width: of a feature. precision: "fp32", or "int8"
+    for products of integers, which differ from fp32 by 2e-4. at_once: how many images are computed at the same time.
     """
+
+    at_once: int
 
     @property
     def fingerprint(self) -> str: ...
@@ -43,6 +46,9 @@ class Extractor(Protocol):
     @property
     def width(self) -> int: ...
 
+    @property
+    def precision(self) -> str: ...
+
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         """Features [D] of each image in order, or the exception that reading it raised. They do not depend, to the last
         bit, on the other images or on the number of cores. Exact teaching needs that."""
@@ -50,12 +56,10 @@ class Extractor(Protocol):
     def of_one(self, picture: Picture) -> Array | Exception:
         """As `of`, for one image, as fast as possible."""
 
-    def seconds_per_image(self) -> float:
-        """About how long an image takes."""
 
-
-Opener = Callable[[str, int | None, float, str], Extractor]
-"""Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device."""
+Opener = Callable[[str, int | None, float, str, str | None], Extractor]
+"""Opens an extractor: backbone (a name or the path of a weights file), size (None: its own), crop, device, precision
+(None: the faster one). Where int8 is not possible, it opens one in fp32."""
 
 
 def unless_error(result: R | Exception) -> R:
@@ -65,18 +69,12 @@ def unless_error(result: R | Exception) -> R:
     return result
 
 
-def measure_seconds(extractor: Extractor, side: int, at_once: int) -> float:
-    """About how long an image takes, measured on blank ones of this side in px. at_once: images that are computed at
-    the same time. The first try only warms up; of the others the fastest counts, as it was disturbed least."""
-    blank = Picture("blank", "", decoded=lambda: (np.zeros((3, side, side), np.uint8), 1.0), open=bytes)
-    seconds = []
-    for _ in range(4):
-        started = time.monotonic()
-        count = len(list(extractor.of([blank] * at_once)))
-        seconds.append((time.monotonic() - started) / count)
-        if len(seconds) > 1 and sum(seconds) * count > 1:
-            break
-    return 1.1 * min(seconds[1:])  # a tenth more, for opening the file
+def seconds_per_image(extractor: Extractor, picture: Picture) -> float:
+    """About how long an image takes, measured on one of them. The first try only warms up."""
+    list(extractor.of([picture]))
+    started = time.monotonic()
+    computed = len(list(extractor.of([picture] * extractor.at_once)))
+    return (time.monotonic() - started) / computed
 
 
 def joined_blocks(config: ViTConfig) -> int:

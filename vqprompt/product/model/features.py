@@ -20,7 +20,7 @@ from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.data.views import central_boxes, render
 from vqprompt.core.runtime.device import pick_device
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, measure_seconds, parallel, try_load
+from vqprompt.product.model.extractor import Array, joined_blocks, parallel, try_load
 from vqprompt.product.model.pictures import Picture
 
 BATCH = 64  # images at a time on GPUs
@@ -34,6 +34,8 @@ class Features:
     fingerprint: of the backbone's weights.
     """
 
+    precision = "fp32"
+
     def __init__(
         self,
         vit: ViT,
@@ -45,7 +47,7 @@ class Features:
         self.device, self.fingerprint = device or torch.device("cpu"), fingerprint
         self.vit, self.crop = vit.to(self.device).eval().requires_grad_(False), crop
         self.encode = partial(class_tokens, self.vit) if encode is None else encode
-        self.side = stored_side(vit.config.image_size)
+        self.side, self.at_once = stored_side(vit.config.image_size), 1 if self.device.type == "cpu" else BATCH
 
     @classmethod
     def open(cls, weights: Weights, size: int | None, crop: float, device: str) -> Features:
@@ -65,9 +67,6 @@ class Features:
     def of_one(self, picture: Picture) -> Array | Exception:
         loaded = try_load(picture, self.side)
         return loaded if isinstance(loaded, Exception) else self._forward(loaded[0][None], [loaded[1]])[0]
-
-    def seconds_per_image(self) -> float:
-        return measure_seconds(self, self.side, cores() if self.device.type == "cpu" else BATCH)
 
     def seconds_in_batches(self, size: int) -> float:
         """How long an image takes in a batch, as in training. The fastest of three counts: it was disturbed least."""

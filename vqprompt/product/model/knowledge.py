@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import stored_side
-from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
 from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements, Solution, solve
@@ -30,13 +29,14 @@ HISTORY_KEPT = 10_000  # changes; older ones are no longer listed
 @dataclass(frozen=True)
 class Backbone:
     """The network that a model's features come from. name: as in `vqprompt backbones`, or the path of its file. width:
-    of a feature."""
+    of a feature. precision: of the features, "fp32" or "int8"."""
 
     name: str
     fingerprint: str
     size: int
     crop: float
     width: int
+    precision: str = "fp32"
 
     @property
     def side(self) -> int:
@@ -194,39 +194,19 @@ class Knowledge:
         return replace(self, solution=solution if self.measured else replace(solution, measurements=None))
 
     def renamed(self, old: str, new: str) -> Knowledge:
-        """With a class under another name. Nothing is solved again, so no answer changes."""
-
-        def name(of: str) -> str:
-            return new if of == old else of
-
-        before = list(self.classes)
-        order = sorted(range(len(before)), key=lambda i: name(before[i]))
-        solution = self.solution
-        if solution is not None:
-            discriminant, measured = solution.discriminant, solution.measurements
-            rows = [np.flatnonzero(discriminant.owners == i) for i in order]
-            taken, owners = np.concatenate(rows), np.repeat(np.arange(len(order)), [len(r) for r in rows])
-            discriminant = Discriminant(discriminant.weights[taken], discriminant.bias[taken], owners)
-            if measured is not None:
-                per_class = {name(before[i]): measured.per_class[before[i]] for i in order}
-                measured = replace(measured, per_class=per_class)
-            rivals = solution.rivals and replace(solution.rivals, reliance=solution.rivals.reliance[taken])
-            solution = replace(solution, discriminant=discriminant, measurements=measured, rivals=rivals)
-        renamed = replace(
-            self, classes={name(before[i]): self.classes[before[i]] for i in order},
-            history=tuple(event.about((old,), new) for event in self.history),
-            moved=frozenset(map(name, self.moved)), solution=solution,
-        )  # fmt: skip
-        return renamed.changed(Event.now("renamed", name=old, new_name=new))
+        """With a class under another name, as if it had been taught with that name."""
+        return self._as_one((old,), new, Event.now("renamed", name=old, new_name=new))
 
     def merged(self, names: Collection[str], new: str) -> Knowledge:
         """With several classes as one."""
-        parts = {name: self.classes[name] for name in names}
-        record = reduce(ClassRecord.merged, parts.values())
-        records = {name: other for name, other in self.records.items() if name not in parts}
-        event = Event.now("merged", classes={name: part.count for name, part in parts.items()}, new_name=new)
+        counts = {name: self.classes[name].count for name in names}
+        return self._as_one(names, new, Event.now("merged", classes=counts, new_name=new))
+
+    def _as_one(self, names: Collection[str], new: str, event: Event) -> Knowledge:
+        record = reduce(ClassRecord.merged, [self.classes[name] for name in names])
+        records = {name: other for name, other in self.records.items() if name not in names}
         history = tuple(earlier.about(names, new) for earlier in self.history)
-        moved = self.moved | ({new} if self.moved & parts.keys() else set())
+        moved = self.moved | ({new} if self.moved & set(names) else set())
         return replace(self, history=history).changed(event, records={**records, new: record}, moved=moved)
 
     def aliases(self, name: str) -> frozenset[str]:

@@ -27,11 +27,11 @@ from vqprompt.core.progress import Report, ignore
 from vqprompt.product.model import file as files
 from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import Trained, check_effort, held_out, seconds_of_training, why_not_train
-from vqprompt.product.model.extractor import Extractor, Opener
+from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
-from vqprompt.product.model.network import Network, open_extractor, to_teach
+from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.records import ClassRecord
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
 
 CROP = 0.875
+SECONDS_TO_SOLVE = 2.0  # and to measure and write: about, for a few hundred classes
 
 
 class Model(Correcting, OnTheHub):
@@ -50,7 +51,7 @@ class Model(Correcting, OnTheHub):
 
     backbone: a name (`vqprompt backbones`) or a weights file. size: image size in px, the backbone's own by default.
     device: "auto", "cpu", "cuda" … opener: opens what computes features; by default ONNX
-    Runtime on CPUs and PyTorch on GPUs.
+    Runtime on CPUs and PyTorch on GPUs. precision: of features, "fp32" or "int8"; by default the faster one.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Model(Correcting, OnTheHub):
         crop: float = CROP,
         device: str = "auto",
         opener: Opener = open_extractor,
+        precision: str | None = None,
     ) -> None:
         self.path: Path | None = None
-        self._network = Network(str(backbone), size, crop, device, opener)
+        self._network = Network(str(backbone), size, crop, device, opener, precision)
         self._stored: Stored | None = None  # a new model has no file, and no backbone until it is needed
         self._checksum: str | None = None  # of the file, as this model knows it
         self._changing = threading.RLock()
@@ -92,7 +94,7 @@ class Model(Correcting, OnTheHub):
     @classmethod
     def _of(cls, stored: Stored, device: str, backbone: str | Path | None) -> Model:
         own = stored.backbone
-        model = cls(backbone or own.name, size=own.size, crop=own.crop, device=device)
+        model = cls(backbone or own.name, size=own.size, crop=own.crop, device=device, precision=own.precision)
         model._stored = stored
         return model
 
@@ -242,7 +244,7 @@ class Model(Correcting, OnTheHub):
                 pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))
             check_spelling(before.classes, pictures.names)
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
-            extractor, side = to_teach(self.extractor_of(before)), self.backbone.side
+            extractor, side = self.extractor_of(before), self.backbone.side
             before = self.knowledge  # of a new model, with the world under its network
             at_once = fits(pictures, side)
             if not at_once:
@@ -298,7 +300,7 @@ class Model(Correcting, OnTheHub):
             self._add_version(before.changed(event, records={**before.records, **changed}, measured=measured))
 
     def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:
-        seconds = extractor.seconds_per_image() * len(new)
+        seconds = SECONDS_TO_SOLVE + seconds_per_image(extractor, next(iter(new))) * len(new)
         if effort != "instant":
             shown = int((~held_out(np.array(new.labels), new.ids, hold_out)).sum())
             seconds += seconds_of_training(self._in_torch(None), effort, len(new), shown, bool(self.classes))

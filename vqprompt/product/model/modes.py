@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from vqprompt.core.statistics.world import k_means
+
 MOST = 4  # modes per class
 SMALLEST = 3  # each half needs this many images in each mode
 # Smallest distance of two groups, divided by their spread. The halves of a uniform distribution have 3.5, those of a
@@ -38,41 +40,28 @@ def split_in_two(features: np.ndarray) -> np.ndarray | None:
         return None
     halves = features[0::2], features[1::2]
     for known, fresh in (halves, halves[::-1]):
-        centers = two_means(known)
-        direction = centers[1] - centers[0]
-        length = np.linalg.norm(direction)
-        if length == 0:
+        second = two_means(known)
+        if not second.any():
             return None
-        place = (fresh - centers.mean(0)) @ (direction / length)
+        one, other = known[~second].mean(0), known[second].mean(0)
+        place = (fresh - (one + other) / 2) @ ((other - one) / np.linalg.norm(other - one))
         low, high = place[place < 0], place[place >= 0]
         if min(len(low), len(high)) < SMALLEST:
             return None
         spread = np.sqrt((low.var() * len(low) + high.var() * len(high)) / max(len(place) - 2, 1))
         if high.mean() - low.mean() < APART * spread:
             return None
-    centers = two_means(features)
-    second = _nearer_second(features, centers)
+    second = two_means(features)
     return ~second if second[0] else second
 
 
-def two_means(features: np.ndarray, rounds: int = 20) -> np.ndarray:
-    """Two centers [2, D], starting from the two ends of the direction of greatest variance."""
+def two_means(features: np.ndarray) -> np.ndarray:
+    """Which features belong to the second of two clusters [n], starting from the two ends of the direction of greatest
+    variance; none if all features are alike."""
     centered = features - features.mean(0)
     # the leading direction from the n x n products: there are fewer images than dimensions
     _, vectors = np.linalg.eigh(centered @ centered.T)
     second = vectors[:, -1] > 0
-    centers = np.stack([features[~second].mean(0), features[second].mean(0)]) if 0 < second.sum() < len(second) else (
-        np.stack([features[0], features[-1]])
-    )  # fmt: skip
-    for _ in range(rounds):
-        now = _nearer_second(features, centers)
-        if not 0 < now.sum() < len(now) or np.array_equal(now, second):
-            break
-        second = now
-        centers = np.stack([features[~second].mean(0), features[second].mean(0)])
-    return centers
-
-
-def _nearer_second(features: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    first, second = centers
-    return features @ (second - first) > (second @ second - first @ first) / 2
+    if not centered.any() or second.all() or not second.any():
+        return np.zeros(len(features), bool)
+    return k_means(features, np.stack([features[~second].mean(0), features[second].mean(0)])) == 1

@@ -1,13 +1,14 @@
 """A model's network: opened when it is first needed, and checked against the one that the model was taught with.
 
 ONNX Runtime computes features on CPUs, PyTorch on GPUs. PyTorch is slow to import, so it is imported only where it is
-needed.
+needed. A model is asked with the precision that it was taught with, where the machine can do that.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,17 +43,14 @@ def on_gpu(device: str) -> bool:
     return pick_device(device).type != "cpu"
 
 
-def open_extractor(backbone: str, size: int | None, crop: float, device: str) -> Extractor:
-    """Models of one process share it."""
-    if on_gpu(device):
+def open_extractor(
+    backbone: str, size: int | None, crop: float, device: str, precision: str | None = None
+) -> Extractor:
+    """An `Opener`. Models of one process share what it opens."""
+    if on_gpu(device) or open_weights(backbone).config.particular:
         return open_in_torch(backbone, size, crop, device)
     with _opening:
-        return _open_onnx(open_weights(backbone), size, crop)
-
-
-def to_teach(extractor: Extractor) -> Extractor:
-    """A faster one, if there is one for many images."""
-    return extractor.to_teach if isinstance(extractor, OnnxFeatures) else extractor
+        return _open_onnx(open_weights(backbone), size, crop, precision)
 
 
 def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> Features:
@@ -61,8 +59,8 @@ def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> 
 
 
 @lru_cache(maxsize=2)
-def _open_onnx(weights: Weights, size: int | None, crop: float) -> OnnxFeatures:
-    return OnnxFeatures(weights, size, crop)
+def _open_onnx(weights: Weights, size: int | None, crop: float, precision: str | None) -> OnnxFeatures:
+    return OnnxFeatures(weights, size, crop, precision=precision)
 
 
 @lru_cache(maxsize=2)
@@ -87,14 +85,17 @@ def _read_weights(backbone: str, stamp: tuple[int, int] | None) -> Weights:
 
 class Network:
     """weights: the name of a backbone, or the path of a weights file. opener: of what computes features, while nothing
-    is trained. A copy, or a pickled one, opens its own."""
+    is trained. precision: of features; None: the faster one. A copy, or a pickled one, opens its own."""
 
-    def __init__(self, weights: str, size: int | None, crop: float, device: str, opener: Opener) -> None:
+    def __init__(
+        self, weights: str, size: int | None, crop: float, device: str, opener: Opener, precision: str | None = None
+    ) -> None:
         if size is not None and not 1 <= size <= LARGEST_SIZE:
             raise UserError(f"size={size}: images can be 1 to {LARGEST_SIZE} px wide")
         if not 0 <= crop <= 1:
             raise UserError(f"crop={crop} must be a share from 0 to 1")
         self.weights, self.size, self.crop, self.device, self.opener = weights, size, crop, device, opener
+        self.precision = precision
         self._lock = threading.RLock()
         self._plain: Extractor | None = None
         self._checked: Backbone | None = None
@@ -102,23 +103,24 @@ class Network:
         self._in_torch: tuple[Trained, Features] | None = None
 
     def __reduce__(self) -> Any:
-        return Network, (self.weights, self.size, self.crop, self.device, self.opener)
+        return Network, (self.weights, self.size, self.crop, self.device, self.opener, self.precision)
 
     def open(self, wanted: Backbone | None, trained: Trained | None = None) -> Extractor:
         """wanted: the backbone that the model was taught with. trained: what changes it."""
         with self._lock:
             if self._plain is None:
-                self._plain = self.opener(self.weights, self.size, self.crop, self.device)
+                self._plain = self.opener(self.weights, self.size, self.crop, self.device, self.precision)
             if wanted is not None and wanted is not self._checked:
                 self._check(self._plain, wanted)
                 self._checked = wanted
             if trained is None:
                 return self._plain
             if self._trained is None or self._trained[0] is not trained:
-                if on_gpu(self.device):
+                if on_gpu(self.device) or open_weights(self.weights).config.particular:
                     self._trained = trained, self.in_torch(wanted, trained)
                 else:
-                    self._trained = trained, OnnxFeatures(open_weights(self.weights), self.size, self.crop, trained)
+                    weights = open_weights(self.weights)
+                    self._trained = trained, OnnxFeatures(weights, self.size, self.crop, trained, self.precision)
             return self._trained[1]
 
     def _check(self, given: Extractor, wanted: Backbone) -> None:
@@ -129,6 +131,12 @@ class Network:
             )
         if given.width != wanted.width:
             raise ModelError(f"the model has features of width {wanted.width}, and {self.weights} of {given.width}")
+        if given.precision != wanted.precision:
+            warnings.warn(
+                f"the model was taught with features in {wanted.precision}. This machine computes them in "
+                f"{given.precision}, which differs by about 0.02 %: percentages may differ in their last digit",
+                stacklevel=2,
+            )
 
     def _resized_fingerprint(self) -> str | None:
         """As older models state it: of the weights after PyTorch had resampled their positions to the model's size."""
@@ -143,7 +151,8 @@ class Network:
     def backbone(self) -> Backbone:
         """For a new model."""
         plain = self.open(None)
-        return Backbone(backbone_path(self.weights), plain.fingerprint, plain.size, self.crop, plain.width)
+        path = backbone_path(self.weights)
+        return Backbone(path, plain.fingerprint, plain.size, self.crop, plain.width, plain.precision)
 
     def in_torch(self, wanted: Backbone | None, trained: Trained | None) -> Features:
         """In PyTorch on any device, with the network inside."""

@@ -20,7 +20,7 @@ from vqprompt.core.onnx.graph import COLUMNS, Graph, Session
 from vqprompt.core.onnx.vit import class_tokens_graph
 from vqprompt.core.runtime.cores import has_vnni
 from vqprompt.product.model.efforts import Trained, check_trained, linear_weight
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, measure_seconds, parallel, try_load
+from vqprompt.product.model.extractor import Array, cores, joined_blocks, parallel, try_load
 from vqprompt.product.model.pictures import Picture
 
 TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/base.py)
@@ -29,27 +29,23 @@ TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/b
 class OnnxFeatures:
     """An `Extractor`. weights: of the backbone. size: of images; None: the backbone's own. crop: side of the central
     crop, as a fraction of the short side; 0: the whole image, squashed. trained: what changes the network, if anything
-    was trained. in_digits: see `to_teach`."""
+    was trained. precision: None: int8, if the processor has products of 8-bit integers and the weights are int8 too. To
+    ask for int8 elsewhere gives fp32."""
 
     def __init__(
-        self, weights: Weights, size: int | None, crop: float, trained: Trained | None = None, in_digits: bool = False
-    ) -> None:
-        self.weights, self.crop, self._settings = weights, crop, (weights, size, crop, trained)
-        resized = weights.resized(size)
+        self, weights: Weights, size: int | None, crop: float, trained: Trained | None = None,
+        precision: str | None = "fp32",
+    ) -> None:  # fmt: skip
+        self.weights, self.crop = weights, crop
+        resized, in_digits = weights.resized(size), precision != "fp32" and has_vnni()
         self.size, self.side = resized.config.image_size, stored_side(resized.config.image_size)
         self._graph, features, self.width = features_graph(resized, crop, trained, in_digits=in_digits)
         self._graph.output(features, "features", "n", self.width)
+        self.precision, self.at_once = "int8" if self._graph.has_integers else "fp32", cores()
 
     @property
     def fingerprint(self) -> str:
         return self.weights.fingerprint
-
-    @cached_property
-    def to_teach(self) -> OnnxFeatures:
-        """Faster for many images, where the processor has integer products. Features then differ by 2e-4, which is what
-        a model keeps of them anyway (`records.STEP`). To begin takes longer, so questions are answered without it. To
-        unlearn an image leaves such a difference in a sum, if the image was taught on a processor of the other kind."""
-        return OnnxFeatures(*self._settings, in_digits=True) if has_vnni() else self
 
     @cached_property
     def _on_several_cores(self) -> Session:
@@ -64,9 +60,6 @@ class OnnxFeatures:
 
     def of_one(self, picture: Picture) -> Array | Exception:
         return self._features(self._on_several_cores, picture)
-
-    def seconds_per_image(self) -> float:
-        return measure_seconds(self, self.side, cores())
 
     def _features(self, session: Session, picture: Picture) -> Array | Exception:
         loaded = try_load(picture, self.side)
@@ -86,14 +79,12 @@ def features_graph(
     config, side = weights.config, stored_side(weights.config.image_size)
     blocks = joined_blocks(config)
     if trained is None:
-        graph, tokens = class_tokens_graph(
-            weights.arrays, config, side, crop, blocks, packed=packed, in_digits=in_digits
-        )
+        graph, tokens = class_tokens_graph(weights, side, crop, blocks, packed=packed, in_digits=in_digits)
         return graph, graph.op("Concat", *tokens, axis=1), blocks * config.width
     check_trained(trained, config)
     mirrored = bool(trained.options.get("mirror", True))
-    arrays, prompts = changed(weights, trained), prompts_of(trained)
-    graph, tokens = class_tokens_graph(arrays, config, side, crop, blocks, prompts, mirrored, packed, in_digits)
+    changed, prompts = changed_weights(weights, trained), prompts_of(trained)
+    graph, tokens = class_tokens_graph(changed, side, crop, blocks, prompts, mirrored, packed, in_digits)
     tokens = [graph.op("Mul", graph.op("LpNormalization", t, axis=1), graph.constant(TOKEN_LENGTH)) for t in tokens]
     features = graph.op("Concat", *tokens, axis=1)
     if mirrored:  # the average over an image and its mirror image
@@ -102,15 +93,15 @@ def features_graph(
     return graph, features, blocks * config.width
 
 
-def changed(weights: Weights, trained: Trained) -> dict[str, Array]:
+def changed_weights(weights: Weights, trained: Trained) -> Weights:
     """The network's weights after training: low-rank changes of the linear layers, other weights as they are now."""
-    arrays, tensors = dict(weights.arrays), trained.tensors
-    arrays |= {name.removeprefix("vit."): tensor for name, tensor in tensors.items() if name.startswith("vit.")}
+    tensors = trained.tensors
+    new = {name.removeprefix("vit."): tensor for name, tensor in tensors.items() if name.startswith("vit.")}
     for name in tensors:
         if up := re.fullmatch(r"up(\d+)", name):
             key = linear_weight(int(up[1]))
-            arrays[key] = arrays[key] + tensors[name] @ tensors[f"down{up[1]}"]
-    return arrays
+            new[key] = weights.arrays[key] + tensors[name] @ tensors[f"down{up[1]}"]
+    return weights.with_arrays(new)
 
 
 def prompts_of(trained: Trained) -> dict[int, Array]:

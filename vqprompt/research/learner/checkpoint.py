@@ -29,7 +29,7 @@ from vqprompt.core.files import (
     write_atomically,
     writing,
 )
-from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint
+from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint, upgrade_tensors
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 2
@@ -80,7 +80,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for attempt in range(ATTEMPTS):
         info = _read_info(folder)
         try:
-            return _read_tensors(folder, info), info
+            return upgrade_tensors(_read_tensors(folder, info), info.get("method", "")), info
         except (CheckpointError, OSError) as error:
             if _read_info(folder) == info:  # nobody replaced it: it really is damaged
                 if isinstance(error, CheckpointError):

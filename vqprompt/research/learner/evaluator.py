@@ -77,8 +77,8 @@ class Evaluator:
 
     def features(self, images: Images, task: int | None = None) -> ShardedRows:
         """Features [n, D]. task: the number of their task, if they are its training images."""
-        queries = self._known(images, again=False) if self.method.uses_query else None
-        return self._compute(images, partial(self._views, images, queries, task), self._features_of, Stage.STATISTICS)
+        known = self.known_rows(images, again=False)
+        return self._compute(images, partial(self._views, images, known, task), self._features_of, Stage.STATISTICS)
 
     def augmented_features(self, images: Images, settings: Training, seed: int, task: int | None = None) -> ShardedRows:
         """Features [n, D] of one augmented view of each image, drawn from the seed."""
@@ -92,12 +92,11 @@ class Evaluator:
 
     def logits(self, images: Images) -> Tensor:
         """Scores [n, classes]."""
-        queries = self._known(images) if self.method.uses_query else None
-        views = partial(self._views, images, queries)
+        views = partial(self._views, images, self.known_rows(images))
         return self._compute(images, views, lambda view: self.method.logits(view).float(), Stage.TESTING).whole()
 
     def guesses(
-        self, images: Images, queries: Rows | JoinedRows | None, candidates: Tensor, task_of: Tensor
+        self, images: Images, known: Rows | JoinedRows | None, candidates: Tensor, task_of: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best class of each image [n], its probability [n], and the best of its task [n]. Only the scores of one
         batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of: the task of each [n]."""
@@ -110,39 +109,42 @@ class Evaluator:
             within = logits.masked_fill(others, -torch.inf).argmax(1)
             return torch.stack([logits.argmax(1).double(), probability.double(), within.double()], dim=1)
 
-        answers = self._compute(images, partial(self._views, images, queries), best, Stage.TESTING).whole()
+        answers = self._compute(images, partial(self._views, images, known), best, Stage.TESTING).whole()
         return answers[:, 0].long(), answers[:, 1].float(), answers[:, 2].long()
 
     def queries(self, images: Images) -> ShardedRows:
         """Features without prompts [n, D]: from the cache, or computed now."""
-        known, batches = self._known(images, again=False), self._batches(images)
+        known, batches = self.known_rows(images, again=False) if self.method.uses_query else None, self._batches(images)
         if known is None:
-            return self.compute_queries(images)
+            return self._compute(images, partial(self._views, images), lambda view: view.query)
         own, sizes = self._own(batches), list(map(len, batches))
         return ShardedRows(self.runtime.ranks, sizes, lambda: (known[batch] for batch in own))
 
-    def compute_queries(self, images: Images, mirrored: bool = False) -> ShardedRows:
-        """Queries, computed now, of the images as they are or mirrored. No progress is reported."""
-        return self._compute(
-            images, partial(self._views, images), lambda view: (view.mirrored() if mirrored else view).query
-        )
+    def compute_known(self, images: Images, mirrored: bool = False) -> ShardedRows:
+        """What the cache keeps, computed now: `frozen_features`, or queries of the images as they are or mirrored. No
+        progress is reported."""
+        views = partial(self._views, images)
+        if self.method.uses_frozen:
+            return self._compute(images, views, self.method.frozen_features)
+        return self._compute(images, views, lambda view: (view.mirrored() if mirrored else view).query)
 
-    def _known(self, images: Images, again: bool = True) -> Rows | None:
-        """Queries from the cache. A backbone that learns gives other ones after every step, so none are kept."""
-        if self.known is None or self.method.tunes_backbone:
-            return None
-        return self.known.of(images, again=again)
+    def known_rows(self, images: Images, again: bool = True) -> Rows | None:
+        """Rows of the cache that the method uses. None of a backbone that learns: every step changes them."""
+        used = self.method.uses_query or self.method.uses_frozen
+        return self.known.of(images, again=again) if self.known and used and not self.method.tunes_backbone else None
 
     def _features_of(self, view: View) -> Tensor:
         return self.method.features(view)[0].float()
 
-    def _views(self, images: Images, queries: Rows | JoinedRows | None = None, task: int | None = None) -> Views:
-        """Clean views of the batches that this process computes."""
+    def _views(self, images: Images, known: Rows | JoinedRows | None = None, task: int | None = None) -> Views:
+        """Clean views of the batches that this process computes. known: what `known_rows` gives."""
         aspect, device, vit = images.aspect, self.runtime.device, self.method.vit
         for index, pixels in images.batches(self._own(self._batches(images)), device):
             boxes = central_boxes(aspect[index], self.test_crop).to(device)
             drawn = partial(render, pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
-            yield View(vit, drawn, None if queries is None else queries[index], task=task)
+            rows = None if known is None else known[index]
+            query, frozen = (None, rows) if self.method.uses_frozen else (rows, None)
+            yield View(vit, drawn, query, task=task, known_frozen=frozen)
 
     def _compute(
         self, images: Images, views: Callable[[], Views], work: Callable[[View], Tensor], stage: Stage | None = None

@@ -74,7 +74,7 @@ class Learner:
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
         depends_on = (built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic)
-        self.known_queries = QueryCache(self.evaluator.compute_queries, self.vit, self.device, depends_on)
+        self.known_queries = QueryCache(self.evaluator.compute_known, self.method, self.device, depends_on)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views
         self.classes: list[str] = []
@@ -221,15 +221,14 @@ class Learner:
     def test(self, tasks: Sequence[Task], progress: Report = ignore) -> Predictions:
         """Predictions for each task's test images, among all classes learned so far."""
         truth = torch.cat([self._positions(t)[t.test.labels] for t in tasks])
-        sizes, queries = [len(t.test) for t in tasks], None
-        if self.method.uses_query:  # they are kept per task, so they are joined here
-            queries = JoinedRows([self.known_queries.of(t.test) for t in tasks], sizes)
+        sizes = [len(t.test) for t in tasks]
+        known = JoinedRows([self.evaluator.known_rows(t.test) for t in tasks], sizes)  # they are kept per task
         task_of = torch.arange(len(tasks)).repeat_interleave(torch.tensor(sizes))
         candidates = torch.zeros(len(tasks), self.method.head.out_features, dtype=torch.bool)
         candidates[task_of, truth] = True
         with self.evaluator.reporting(progress):
             images = Images.concatenate([t.test for t in tasks])
-            answers = self.evaluator.guesses(images, queries, candidates, task_of)
+            answers = self.evaluator.guesses(images, known, candidates, task_of)
         guesses, probability, within = (answer.cpu() for answer in answers)
         return Predictions(truth, guesses, probability, within, sizes)
 

@@ -19,18 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.cache import cache_folder, keep_array, load_array, save_array, temporary_file, warn_no_cache
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.research.learner.rows import BYTES, Rows, RowsInFile, open_rows, save_rows, write_rows
+from vqprompt.research.methods.base import Method
 from vqprompt.research.training.batches import BatchQueries, KnownQueries, draw, epoch_views
 from vqprompt.research.training.settings import Training
 
 SPARE_DISK = 20 << 30  # bytes that shared queries leave free
 IN_MEMORY = {"cuda": 1 << 30}  # bytes of queries that are kept in the memory of the device
 IN_MEMORY_OTHERWISE = 4 << 20  # little, because reading from files is fast: the system caches them
+Compute = Callable[[Images, bool], ShardedRows]
 
 
 class QueryCache:
@@ -39,12 +40,12 @@ class QueryCache:
     Those of few images are kept in memory. Those of many are in a file, and rows are read when they are needed.
     """
 
-    def __init__(
-        self, compute: Callable[[Images, bool], ShardedRows], vit: ViT, device: torch.device, depends_on: Sequence[Any]
-    ) -> None:
-        """compute: the queries of images, as they are or mirrored. depends_on: what their values depend on besides the
-        images and the settings of `vit`."""
-        self.compute, self.vit, self.device, self.depends_on = compute, vit, device, depends_on
+    def __init__(self, compute: Compute, method: Method, device: torch.device, depends_on: Sequence[Any]) -> None:
+        """compute: the queries of images, as they are or mirrored; or `frozen_features`, if the method uses these.
+        depends_on: what their values depend on besides the images and the settings of method and backbone."""
+        self.compute, self.method, self.device, self.depends_on = compute, method, device, depends_on
+        self.vit = method.vit
+        self.width = self.vit.config.width * (method.class_tokens if method.uses_frozen else 1)
         self.kept: dict[str, Rows] = {}
         self._of_the_task: list[str] = []  # keys of the open task's training images
         self._refused: set[str] = set()  # keys of queries that could not be written
@@ -63,9 +64,10 @@ class QueryCache:
         if key not in self.kept and key not in self._refused:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
-            computed, shape = self.compute(images, mirrored), (len(images), self.vit.config.width)
+            computed, shape = self.compute(images, mirrored), (len(images), self.width)
             try:
-                if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= self.most_in_memory:
+                most = IN_MEMORY.get(self.device.type, IN_MEMORY_OTHERWISE)
+                if self._bytes(Tensor) + shape[0] * shape[1] * BYTES <= most:
                     self.kept[key] = self._in_memory(computed, file)
                 elif (rows := self._in_file(computed, shape, file, again)) is not None:
                     self.kept[key] = rows
@@ -73,11 +75,6 @@ class QueryCache:
                 self._refused.add(key)
                 warn_no_cache(error)
         return self.kept.get(key)
-
-    @property
-    def most_in_memory(self) -> int:
-        """Bytes, of all queries together."""
-        return IN_MEMORY.get(self.device.type, IN_MEMORY_OTHERWISE)
 
     def _bytes(self, kind: type[Tensor] | type[RowsInFile]) -> int:
         return sum(rows.nbytes for rows in self.kept.values() if isinstance(rows, kind))
@@ -122,6 +119,8 @@ class QueryCache:
     def key(self, images: Images, mirrored: bool) -> str:
         """Everything that a query depends on, as one text."""
         config, own = self.vit.config, [self.vit.raw_queries, str(self.vit.dtype)]
+        if self.method.uses_frozen:
+            own.append(self.method.options.model_dump(include={"class_tokens", "scaled", "mirror"}))
         return json.dumps([*self.depends_on, images.key, mirrored, config.image_size, config.mean, config.std, *own])
 
     def for_training(

@@ -25,12 +25,14 @@ from vqprompt.research.methods.prototypes import APER, SimpleCIL
 from vqprompt.research.methods.ranpac import RanPAC
 from vqprompt.research.methods.slca import SLCA
 from vqprompt.research.methods.sldc import SLDC
+from vqprompt.research.methods.ssiat import SSIAT
 from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 from vqprompt.research.plugins import Registry
 
 OWN: list[type[Method]] = [
     MovingPrompts, MovingWeights, VQPrompt, VQPromptS, SoftPrompt, L2P, DeepL2P, L2PV2, DualPrompt, CodaPrompt,
-    HidePrompt, EvoPrompt, LinearProbe, FT, FTPlusPlus, LwF, BiC, SLCA, SimpleCIL, APER, RanPAC, EASE, SLDC, Joint,
+    HidePrompt, EvoPrompt, LinearProbe, FT, FTPlusPlus, LwF, BiC, SLCA, SimpleCIL, APER, RanPAC, EASE, SSIAT,
+    SLDC, Joint,
 ]  # fmt: skip
 # a method's name is its title in small letters: "vq-prompt", "l2p++", "deep-l2p++"
 METHODS = Registry("vqprompt.methods", Method, {method.title.lower().replace(" ", "-"): method for method in OWN})

@@ -9,7 +9,6 @@ parameters of `parameter_groups` → `finish_task` (statistics, merging) → `en
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +22,11 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
 from vqprompt.core.statistics.sums import ClassSums
+from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance
+from vqprompt.research.training.rebalancing import symmetric_cross_entropy as symmetric_cross_entropy
 from vqprompt.research.training.view import View
 
 __all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
@@ -106,13 +107,27 @@ class Method(nn.Module):
     Options: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
+    # Where a search looks: run settings or options with their (low, high). The scale is logarithmic if low > 0 and
+    # high / low >= 10, and settings that are whole numbers stay whole.
+    search_space: ClassVar[dict[str, tuple[float, float]]] = {"lr": (1e-4, 3e-1)}
     tunes_backbone: ClassVar[bool] = False
+    backbone_parts: ClassVar[tuple[str, ...]] = ()  # names of parameters that it adds to a backbone that stays frozen
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    uses_frozen: bool = False  # uses `frozen_features` of clean images; those that are known already are passed in
+    classifies_frozen: ClassVar[bool] = False  # classifies the backbone's features as they are, unless `adapt` is on
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
     masks_old_logits: ClassVar[bool] = True
     joint: ClassVar[bool] = False  # learns all classes at once: an upper bound, not a continual learner
     classes_return: ClassVar[bool] = False  # learns streams in which a class comes back (core/data/stream.py)
     only_for_learning: ClassVar[tuple[str, ...]] = ("statistics", "former")  # attributes that are not needed to predict
+
+    def __init_subclass__(cls) -> None:
+        """Facts about methods of this package are in methods.toml, and their presets in recipes.toml."""
+        super().__init_subclass__()
+        title = str(cls.__dict__.get("title", ""))
+        if cls.__module__.startswith(f"{__package__}."):
+            for key, value in FACTS.get(title, {}).items():
+                setattr(cls, key, value)
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
@@ -127,6 +142,10 @@ class Method(nn.Module):
                 f"each; give 1 to {vit.config.depth}"
             )
         vit.raw_queries = self.raw_queries(options)
+        self.adapters: Any = None  # beside the backbone's blocks, if a method has some
+        if self.classifies_frozen:
+            plain = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
+            self.uses_query = plain  # type: ignore[misc]
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
@@ -182,8 +201,9 @@ class Method(nn.Module):
             return []  # the classifier is solved for afterwards, so training it would be useless
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
-            groups.append({"params": own, "scale": getattr(self.options, "prompt_lr_scale", 1.0)})
-        if self.tunes_backbone:
+            rate = "backbone_lr_scale" if self.backbone_parts else "prompt_lr_scale"
+            groups.append({"params": own, "scale": getattr(self.options, rate, 1.0)})
+        if self.tunes_backbone and not self.backbone_parts:
             scale, decay = (getattr(self.options, key, 1.0) for key in ("backbone_lr_scale", "layer_decay"))
             layers = self.vit.layers() if decay < 1 else [list(self.vit.parameters())]  # one group is faster than many
             learning = ([p for p in layer if p.requires_grad] for layer in layers)
@@ -192,7 +212,12 @@ class Method(nn.Module):
 
     def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
         """Class tokens of the last blocks [B, class_tokens · D] and the method's own loss terms."""
-        return self.vit.encode(view.tokens, class_tokens=class_tokens).float(), {}
+        if self.classifies_frozen and self.uses_query:
+            return view.query, {}
+        adapters = (
+            self.adapters.by_block() if self.adapters is not None and getattr(self.options, "adapt", True) else None
+        )
+        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """What is classified and remembered [B, D], and the method's own loss terms (ignored outside training)."""
@@ -200,6 +225,10 @@ class Method(nn.Module):
         if self.mirror and view.labels is None:
             features = (features + self.read(view.mirrored())[0]) / 2
         return features, own
+
+    def frozen_features(self, view: View) -> Tensor:
+        """What the frozen backbone contributes to `features`, for methods that say `uses_frozen`."""
+        raise NotImplementedError
 
     def read(self, view: View) -> tuple[Tensor, Losses]:
         """`features` of the images as they are."""
@@ -227,6 +256,10 @@ class Method(nn.Module):
     def logits(self, view: View) -> Tensor:
         return self.head(self.features(view)[0])
 
+    def with_missing(self, scores: Tensor) -> Tensor:
+        """Scores [B, C] of all classes: −∞ for those that have none, which is in the middle of their task."""
+        return F.pad(scores, (0, self.head.out_features - scores.shape[1]), value=-torch.inf)
+
     def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
         """The images to train on and their positions in the head. A method that rehearses adds its exemplars."""
         return data.images, data.labels
@@ -243,8 +276,12 @@ class Method(nn.Module):
         them now, and corrects its classifier with them."""
         if self.statistics is not None:
             if data.features_before is not None:
-                self.statistics.move(self.drift(data))
+                self.move_statistics(self.statistics, data)
             self.remember(self.statistics, self.head, self.options.rebalancing, data.statistics_features, data)
+
+    def move_statistics(self, statistics: ClassStatistics, data: TaskData) -> None:
+        """Move the statistics of old classes to where their features would be now."""
+        statistics.move(self.drift(data))
 
     def drift(self, data: TaskData) -> Drift:
         """How features moved while the task was learned."""
@@ -258,6 +295,8 @@ class Method(nn.Module):
 
     def saved(self, name: str) -> bool:
         """Whether a tensor of the state dict goes into a checkpoint. Those of a frozen backbone do not."""
+        if self.backbone_parts and name.startswith("vit."):
+            return any(part in name for part in self.backbone_parts)
         frozen = ("frozen.", "former.frozen.", *(() if self.tunes_backbone else ("vit.", "former.vit.")))
         return not name.startswith(frozen)
 
@@ -292,7 +331,8 @@ class Method(nn.Module):
         """The method's own parameters, without those of the backbone and of classifiers."""
         others = [self.vit, self.frozen, *self.classifiers(), *(getattr(self, name) for name in self.only_for_learning)]
         own = [module for module in self.children() if not any(module is other for other in others)]
-        return [*self.parameters(recurse=False), *(p for module in own for p in module.parameters())]
+        added = (p for name, p in self.vit.named_parameters() if any(part in name for part in self.backbone_parts))
+        return [*self.parameters(recurse=False), *(p for module in own for p in module.parameters()), *added]
 
     def parameter_counts(self) -> dict[str, int]:
         return {
@@ -354,10 +394,3 @@ class Method(nn.Module):
 def scaled(tokens: Tensor, count: int) -> Tensor:
     """Class tokens [B, count · D], each scaled to the same length."""
     return (TOKEN_LENGTH * F.normalize(tokens.unflatten(1, (count, -1)), dim=-1)).flatten(1)
-
-
-def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """½ cross-entropy + ½ reverse cross-entropy (Wang et al. 2019); the one-hot target is clamped at 1e-4, so that its
-    logarithm is finite."""
-    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # probability where the target is clamped
-    return 0.5 * F.cross_entropy(logits, labels) - 0.5 * math.log(1e-4) * wrong.mean()

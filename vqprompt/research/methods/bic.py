@@ -36,8 +36,6 @@ class BiCOptions(TuningOptions):
 
 class BiC(LwF):
     title = "BiC"
-    year = 2019
-    summary = "rehearses kept images; two numbers undo the bias to new classes"
     Options: ClassVar[Any] = BiCOptions
     masks_old_logits = False
     only_for_learning = (*LwF.only_for_learning, "memory", "held_out")
@@ -86,21 +84,14 @@ class BiC(LwF):
     def losses(self, view: View) -> Losses:
         logits = self.logits(view)
         task = self.task_loss(logits, view.labels)
-        if self.teacher is None:
+        if self.former is None:
             return {"task": task}
         old = self.task.old_classes / self.task.all_classes  # λ: more old classes, more distillation
         return {"task": (1 - old) * task, "distillation": old * self.distillation(logits, view)}
 
     def logits(self, view: View) -> Tensor:
-        return self.correct(super().logits(view))
-
-    def target(self, view: View) -> Tensor:
-        return self.correct(super().target(view))  # old corrections do not change, so teacher and pupil share them
-
-    def correct(self, logits: Tensor) -> Tensor:
-        """α z + β, for the first classes [B, C]."""
-        alpha, beta = self.correction[:, : logits.shape[1]]
-        return logits * alpha + beta
+        alpha, beta = self.correction
+        return super().logits(view) * alpha + beta
 
     # ------------------------------------------------------------------ stage 2: correct, then remember
 

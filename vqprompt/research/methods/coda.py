@@ -6,8 +6,6 @@ the sum but do not change any more.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -43,10 +41,7 @@ class Components(nn.Module):
 
 class CodaPrompt(Method):
     title = "CODA-P"
-    year = 2023
-    summary = "a weighted sum of components: new ones per task, old ones frozen"
     Options = CodaOptions
-    training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
     classes_return = True
 

@@ -6,7 +6,7 @@ expert whose key is nearest. Experts of earlier tasks do not change.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -35,10 +35,7 @@ class DualPromptOptions(BaseOptions):
 
 class DualPrompt(Method):
     title = "DualPrompt"
-    year = 2022
-    summary = "a general prompt in blocks 0–1, one expert per task in blocks 2–4"
     Options = DualPromptOptions
-    training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
     classes_return = True
 

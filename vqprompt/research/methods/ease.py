@@ -24,14 +24,12 @@ from vqprompt.research.methods.prototypes import TEMPERATURE, AdapterOptions, Ad
 
 class EaseOptions(AdapterOptions):
     others: float = Field(0.1, ge=0, description="weight of all subspaces together that are not the class's own")
+    temperature: float = Field(1.0, gt=0, description="of the similarities by which a missing mean is made of others")
 
 
 class EASE(CosineTraining):
     title = "EASE"
-    year = 2024
-    summary = "adapters per task; class means in all subspaces, by cosine"
     Options: ClassVar[Any] = EaseOptions
-    training_defaults: ClassVar = {**CosineTraining.training_defaults, "lr": 0.025}
     prototypes: Tensor  # [C, T, D], the mean of each class in each subspace
 
     def __init__(self, vit: ViT, options: EaseOptions, tasks: int) -> None:
@@ -70,7 +68,7 @@ class EASE(CosineTraining):
             for later in range(task + 1, len(self.task_sizes)):
                 seen = known[first[later] :]
                 alike = F.normalize(old[:, task], dim=-1) @ F.normalize(seen[:, task], dim=-1).T
-                old[:, later] = torch.softmax(alike, dim=-1) @ seen[:, later]
+                old[:, later] = torch.softmax(alike / self.options.temperature, dim=-1) @ seen[:, later]
 
     def logits(self, view: View) -> Tensor:
         features = self.features(view)[0].unflatten(1, (len(self.adapters), -1))
@@ -79,5 +77,4 @@ class EASE(CosineTraining):
         cosines = torch.einsum("btd,ctd->bct", F.normalize(known, dim=-1), F.normalize(self.prototypes, dim=-1))
         own = torch.repeat_interleave(torch.tensor(self.task_sizes, device=features.device))[: len(self.prototypes)]
         weights = torch.where(F.one_hot(own, subspaces).bool(), 1.0, self.options.others / max(subspaces - 1, 1))
-        scores = (cosines * weights).sum(-1) / TEMPERATURE
-        return F.pad(scores, (0, self.head.out_features - len(self.prototypes)), value=-torch.inf)
+        return self.with_missing((cosines * weights).sum(-1) / TEMPERATURE)

@@ -7,7 +7,7 @@ contributed more count more. New rows of the classifier start as compositions of
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods.base import Losses, Method
 from vqprompt.research.methods.base import Options as BaseOptions
-from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -103,13 +102,9 @@ class PromptMemory(nn.Module):
 
 class EvoPrompt(Method):
     title = "EvoPrompt"
-    year = 2024
-    summary = "small networks turn the query into tokens; merged after each task"
     Options = EvoOptions
     uses_query = True
     prompts_stay = True
-    training_defaults: ClassVar = {"lr": 0.005, "batch_size": 64, "schedule": "constant", "clip": 1.0}
-    presets = PRESETS["evoprompt"]
     prototypes: Tensor  # [C, D], mean feature of each class without prompts
 
     def __init__(self, vit: ViT, options: EvoOptions, tasks: int) -> None:

@@ -7,7 +7,7 @@ Three parts, each optimized separately: within-task prediction (the task's promp
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import Head, Losses, Method
 from vqprompt.research.methods.base import Options as BaseOptions
 from vqprompt.research.methods.prompts import check_blocks, train_only
-from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 from vqprompt.research.training.view import View
@@ -68,13 +67,9 @@ class IdentityHead(Head):
 
 class HidePrompt(Method):
     title = "HiDe-Prompt"
-    year = 2023
-    summary = "one prompt per task, picked by a second classifier; statistics"
     Options = HideOptions
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
-    training_defaults: ClassVar = {"epochs": 50, "lr": 0.0028, "clip": 1.0}  # for CUB-200, like the options
-    presets = PRESETS["hide-prompt"]
 
     def __init__(self, vit: ViT, options: HideOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -125,7 +120,7 @@ class HidePrompt(Method):
             assert self.statistics is not None
             means = self.statistics.means
             self._anchors = means[(means != 0).any(dim=-1)]  # of all centroids that hold an image
-        apart = contrastive(view.whole_batch(features), self._anchors, self.options.temperature)
+        apart = contrastive(view.part.whole_batch(features), self._anchors, self.options.temperature)
         return features, {"contrastive": self.options.contrastive_weight * apart}
 
     def infer_task(self, query: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ only from the key-pull loss, prompts only from the classification.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,10 +40,7 @@ class L2POptions(StatisticsOptions):
 
 class L2P(Method):
     title = "L2P++"
-    year = 2022
-    summary = "the five nearest of 30 prompts by cosine, in block 0"
     Options = L2POptions
-    training_defaults: ClassVar = {"lr": 1e-3}
     uses_query = True
     classes_return = True
 
@@ -56,7 +53,7 @@ class L2P(Method):
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":
-            pull = pull_to_batch(view.whole_batch(cosines), view.whole_batch(choice))
+            pull = pull_to_batch(view.part.whole_batch(cosines), view.part.whole_batch(choice))
         else:
             pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
         prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
@@ -75,7 +72,6 @@ class L2P(Method):
 
 class DeepL2P(L2P):
     title = "Deep L2P++"
-    summary = "L2P++ in blocks 0–4, a pool for each"
 
     class Options(L2POptions):
         blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get prompts")
@@ -83,7 +79,6 @@ class DeepL2P(L2P):
 
 class L2PV2(L2P):
     title = "L2P++ V2"
-    summary = "L2P++ with VQ-Prompt's class statistics"
 
     class Options(L2POptions):
         statistics: bool = Field(True, description=STATISTICS)

@@ -11,28 +11,12 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import Losses, Method
 from vqprompt.research.methods.finetuning import TuningOptions
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.view import View
-
-
-class Teacher(nn.Module):
-    """A frozen copy of a backbone and a classifier."""
-
-    def __init__(self, vit: ViT, head: nn.Linear) -> None:
-        super().__init__()
-        self.vit = vit.frozen_copy()
-        self.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-        self.bias = nn.Parameter(head.bias.detach().clone(), requires_grad=False)
-
-    @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """Normalized images to the logits of the classes known then."""
-        return F.linear(self.vit(images).float(), self.weight, self.bias).float()
 
 
 def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
@@ -48,38 +32,27 @@ class LwFOptions(TuningOptions):
 
 class LwF(Method):
     title = "LwF"
-    year = 2017
-    summary = "fine-tuning, distilled from the old network on new images"
     Options: ClassVar[Any] = LwFOptions
-    training_defaults: ClassVar = {"lr": 5e-5}
     tunes_backbone = True
-    only_for_learning = (*Method.only_for_learning, "teacher")
-
-    def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
-        super().__init__(vit, options, tasks)
-        self.teacher: Teacher | None = None  # exists while a task is learned, from the second on
 
     def start_task(self, task: TaskInfo) -> None:
         if task.old_classes:
-            self.teacher = Teacher(self.vit, self.head)
+            self.former = self.frozen_copy()
         super().start_task(task)
-
-    def end_task(self) -> None:
-        super().end_task()
-        self.teacher = None
 
     def losses(self, view: View) -> Losses:
         logits = self.logits(view)
         losses = {"task": self.task_loss(logits, view.labels)}
-        if self.teacher is not None:
+        if self.former is not None:
             losses["distillation"] = self.options.distillation_weight * self.distillation(logits, view)
         return losses
+
+    @torch.no_grad()
+    def target(self, view: View) -> Tensor:
+        """Scores of the network from before the task [B, old classes]."""
+        assert self.former is not None
+        return self.former.logits(view.through(self.former.vit))
 
     def distillation(self, logits: Tensor, view: View) -> Tensor:
         target = self.target(view)
         return distillation(logits[:, : target.shape[1]], target, self.options.temperature)
-
-    def target(self, view: View) -> Tensor:
-        """Logits of the old network for these images [B, old classes]."""
-        assert self.teacher is not None
-        return self.teacher(view.images)

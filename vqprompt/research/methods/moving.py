@@ -38,7 +38,7 @@ from vqprompt.research.methods.base import (
     scaled,
     symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, solve
+from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve
 
 PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
@@ -93,13 +93,18 @@ class MovingMemory(Method):
         """Class tokens of the frozen network [B, class_tokens · D]."""
         return self.vit.encode(view.tokens, class_tokens=class_tokens).float()
 
-    def read(self, view: View) -> tuple[Tensor, Losses]:
-        features, own = super().read(view)
+    def features(self, view: View) -> tuple[Tensor, Losses]:
+        features, own = super().features(view)
         if self.options.frozen_beside:
-            frozen = self.encode_frozen(view, self.class_tokens)
-            frozen = scaled(frozen, self.class_tokens) if self.options.scaled else frozen
+            frozen = self.frozen_features(view) if view.known_frozen is None else view.known_frozen
             features = torch.cat([features, frozen], dim=1)
         return features, own
+
+    def frozen_features(self, view: View) -> Tensor:
+        views = [view, view.mirrored()] if self.mirror and view.labels is None else [view]
+        tokens = [self.encode_frozen(own, self.class_tokens) for own in views]
+        parts = [scaled(part, self.class_tokens) for part in tokens] if self.options.scaled else tokens
+        return parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2
 
     def classifiers(self) -> list[nn.Linear]:
         return [self.head, *([] if self.task_head is None else [self.task_head])]
@@ -235,10 +240,3 @@ class MovingMemory(Method):
             counts = dict(zip(("all", "moved", "frozen"), self.recognized.int().tolist(), strict=True))
             notes.append(f"images that features recognized before they were trained on: {counts}")
         return notes
-
-
-def precision_of(covariance: Tensor, shrinkage: float) -> Tensor:
-    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
-    identity = torch.eye(len(covariance)).to(covariance)
-    level = covariance.diagonal().mean()
-    return torch.linalg.inv(torch.lerp(covariance, level * identity, shrinkage)) if level > 0 else identity

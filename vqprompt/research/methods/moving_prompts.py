@@ -47,6 +47,7 @@ class MovingPrompts(MovingMemory):
         check_blocks(blocks, vit.config.depth)
         super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
         self.uses_query = options.pool > 1  # type: ignore[misc]
+        self.uses_frozen = options.frozen_beside and not self.uses_query  # one of the two is kept
         self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
 
     def prepare_training(self, data: TaskData) -> None:
@@ -65,7 +66,7 @@ class MovingPrompts(MovingMemory):
         quantized = self.pool.quantize(self.pool.mix(alpha))
         prompts = dict(zip(o.blocks, quantized.prompt.unbind(1), strict=True))
         losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
-        losses |= self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
+        losses |= self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
         return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
 
     @torch.no_grad()

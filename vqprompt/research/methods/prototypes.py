@@ -17,16 +17,14 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import Adapter, ViT
-from vqprompt.research.methods.base import Losses, Method, Options, TaskData, TaskInfo, View
+from vqprompt.research.methods.base import Losses, Method, Options, ReadoutOptions, TaskData, TaskInfo, View
 
 TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answers
 
 
 class SimpleCIL(Method):
     title = "SimpleCIL"
-    year = 2023
-    summary = "the nearest mean of frozen features, by cosine; no training"
-    uses_query = True
+    classifies_frozen = True
     classes_return = True
     prototypes: Tensor  # [C, D], sums of the features of each class; a cosine with them is one with the mean
 
@@ -37,9 +35,6 @@ class SimpleCIL(Method):
     @property
     def prototype_width(self) -> int:
         return self.vit.config.width
-
-    def features(self, view: View) -> tuple[Tensor, Losses]:
-        return view.query, {}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return []
@@ -52,8 +47,7 @@ class SimpleCIL(Method):
     def logits(self, view: View) -> Tensor:
         features = self.features(view)[0]
         cosines = F.normalize(features, dim=-1) @ F.normalize(self.prototypes, dim=-1).T
-        missing = self.head.out_features - len(self.prototypes)  # in the middle of a task the new classes have no mean
-        return F.pad(cosines / TEMPERATURE, (0, missing), value=-torch.inf)
+        return self.with_missing(cosines / TEMPERATURE)
 
 
 class AdapterOptions(Options):
@@ -84,6 +78,7 @@ class CosineTraining(Method):
     and the sharpness is learned."""
 
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
+    search_space: ClassVar = {"lr": (1e-3, 0.3)}
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -111,13 +106,18 @@ class FirstTaskAdapters(CosineTraining):
         self.adapters.requires_grad_(task.number == 0)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return Method.parameter_groups(self) if self.task.number == 0 else []
+        learns = self.task.number == 0 and getattr(self.options, "adapt", True)
+        return Method.parameter_groups(self) if learns else []
+
+
+class OnceAdaptedOptions(AdapterOptions, ReadoutOptions):
+    adapt: bool = Field(True, description="learn adapters in the first task")
 
 
 class APER(FirstTaskAdapters, SimpleCIL):
     title = "APER"
-    summary = "SimpleCIL, with adapted features joined to the frozen ones"
     Options: ClassVar[Any] = AdapterOptions
+    classifies_frozen, uses_query = False, True
 
     @property
     def prototype_width(self) -> int:
@@ -125,5 +125,5 @@ class APER(FirstTaskAdapters, SimpleCIL):
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """In training the adapted features; afterwards both, joined."""
-        adapted = self.vit.encode(view.tokens, adapters=self.adapters.by_block()).float()
+        adapted, _ = self.encode(view)
         return (adapted if view.labels is not None else torch.cat([view.query, adapted], dim=1)), {}

@@ -15,25 +15,23 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, ReadoutOptions, TaskData, View
-from vqprompt.research.methods.prototypes import AdapterOptions, FirstTaskAdapters
+from vqprompt.research.methods.base import TaskData, View
+from vqprompt.research.methods.prototypes import FirstTaskAdapters, OnceAdaptedOptions
 
 
-class RanPACOptions(AdapterOptions, ReadoutOptions):
+class RanPACOptions(OnceAdaptedOptions):
     projection: int = Field(10_000, ge=1, description="random features (M); the Gram matrix has M² numbers")
-    adapt: bool = Field(True, description="learn adapters in the first task")
 
 
-RIDGES = [10.0**e for e in range(-8, 10)]
-HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge
+RIDGES = [10.0**e for e in range(-8, 9)]
+HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge; the others are fitted
 
 
 class RanPAC(FirstTaskAdapters):
     title = "RanPAC"
-    summary = "random ReLU features, ridge regression; first task adapts"
-    year = 2023
     Options: ClassVar[Any] = RanPACOptions
-    classes_return = True  # as large as the products
+    classifies_frozen = True
+    classes_return = True
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh
     products: Tensor  # [M, C], sum of hᵀy
@@ -41,20 +39,10 @@ class RanPAC(FirstTaskAdapters):
 
     def __init__(self, vit: ViT, options: RanPACOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.uses_query = not (options.adapt or self.mirror) and self.class_tokens == 1  # type: ignore[misc]
         self.register_buffer("projection", torch.randn(self.feature_width, options.projection), persistent=False)
         self.register_buffer("gram", torch.zeros(options.projection, options.projection))
         self.register_buffer("products", torch.zeros(options.projection, 0))
         self.register_buffer("weight", torch.zeros(0, options.projection))
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return super().parameter_groups() if self.options.adapt else []
-
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        if self.uses_query:
-            return view.query, {}
-        adapters = self.adapters.by_block() if self.options.adapt else None
-        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
 
     def lift(self, features: Tensor) -> Tensor:
         """Features [B, D] to random features [B, M]."""
@@ -73,18 +61,18 @@ class RanPAC(FirstTaskAdapters):
         self.gram, self.products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets
 
     def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> float:
-        """The ridge with the smallest squared error on a fifth of the task's images."""
+        """The ridge with the smallest squared error on a fifth of the task's images. As published, the other images
+        of the task are fitted alone, without the sums of the tasks before."""
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
         count = max(1, int(HELD_OUT * len(order)))
         held, kept = order[:count], order[count:]
         lifted, unseen = self.lift(features[kept]), self.lift(features[held])
-        gram, products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets[kept]
+        gram, products = lifted.T @ lifted, lifted.T @ targets[kept]
         errors = [float(F.mse_loss(unseen @ solve_ridge(gram, products, r).T, targets[held])) for r in RIDGES]
         return RIDGES[min(range(len(RIDGES)), key=lambda i: (errors[i] != errors[i], errors[i]))]  # NaN comes last
 
     def logits(self, view: View) -> Tensor:
-        scores = self.lift(self.features(view)[0]) @ self.weight.T
-        return F.pad(scores, (0, self.head.out_features - len(self.weight)), value=-torch.inf)
+        return self.with_missing(self.lift(self.features(view)[0]) @ self.weight.T)
 
 
 def solve_ridge(gram: Tensor, products: Tensor, ridge: float) -> Tensor:

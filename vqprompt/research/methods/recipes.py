@@ -1,7 +1,7 @@
 """Recipes: for every method and data set of the paper, the published settings, and where they were published.
 
 The recipes themselves are in recipes.toml. `bench run` uses them by default, its tables mark with § what differs from
-them, and `vqprompt methods NAME --data DATA` prints them.
+them, and `vqprompt methods NAME --data DATA` prints them. Facts about each method are in methods.toml.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 PAPER_DATA = ("imagenet-r", "cifar100", "cub200", "imagenet-a", "vtab")
 PAPER_BACKBONES = ("vit-b16-in1k", "vit-b16-in21k", "ibot-b16", "dino-b16")
 _TABLE = tomllib.loads((files(__package__) / "recipes.toml").read_text(encoding="utf-8"))
-PRESETS: dict[str, dict[str, dict[str, Any]]] = _TABLE["preset"]
+FACTS: dict[str, dict[str, Any]] = tomllib.loads((files(__package__) / "methods.toml").read_text(encoding="utf-8"))
+for _title, _facts in FACTS.items():
+    _facts |= {"presets": _TABLE["preset"][_title]} if _title in _TABLE["preset"] else {}
+    _facts |= {key: {k: tuple(v) for k, v in _facts[key].items()} for key in ("search_space",) if key in _facts}
 
 
 @dataclass(frozen=True)
@@ -76,22 +79,15 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
 
 
-SCHEDULE_SETTINGS = {
-    "cosine": ("min_lr",),
-    "epoch-cosine": ("min_lr",),
-    "released": ("min_lr", "hold", "nominal_steps"),
-    "steps": ("milestones", "gamma"),
-}
-
-
 MOVING = "options.moving.how"
 
 
 def in_use(flat: dict[str, str]) -> dict[str, str]:
     """The settings of a run, by dotted name, that have an effect: without those of a schedule that it does not use, and
     without those of statistics if it keeps none (then nothing moves, whatever `moving.how` says)."""
-    used = SCHEDULE_SETTINGS.get(flat.get("schedule", "cosine"), ())
-    idle = {key for keys in SCHEDULE_SETTINGS.values() for key in keys if key not in used}
+    by_schedule = _TABLE["schedule_settings"]
+    used = by_schedule.get(flat.get("schedule", "cosine"), ())
+    idle = {key for keys in by_schedule.values() for key in keys if key not in used}
     if not flat.get("augment", "crop").startswith("crop"):
         idle.add("crop_area")
     groups: Sequence[str] = ()

@@ -16,7 +16,6 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions
 from vqprompt.research.methods.finetuning import TuningOptions
-from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 
@@ -32,16 +31,12 @@ class SLCAOptions(TuningOptions, StatisticsOptions):
 
 class SLCA(Method):
     title = "SLCA"
-    year = 2023
-    summary = "a slowly tuned backbone; classifier aligned by full covariances"
     Options: ClassVar[Any] = SLCAOptions
-    training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4}
-    presets = PRESETS["slca"]
     tunes_backbone = True
     classes_return = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
-    def __init__(self, vit: ViT, options: SLCAOptions, tasks: int) -> None:
+    def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
         self.register_buffer("unaligned", torch.zeros(0, self.feature_width + 1))
 

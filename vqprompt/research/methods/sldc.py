@@ -1,64 +1,71 @@
 """SLDC (2025, arXiv 2511.09926): low-rank tuning task by task, features distilled, class Gaussians moved along.
 
 The backbone learns through low-rank changes. Its features and their lengths are held to those from before the task. The
-loss is half cross-entropy, half reverse cross-entropy. After a task a linear map from old to new features,
-fitted on unit-length features and blended with the identity when images are few, moves the Gaussians of old classes;
-the classifier is then trained on samples of them.
+loss is half cross-entropy, half reverse cross-entropy. After a task a weakly nonlinear map from old to new features, or
+a linear one that is blended with the identity when images are few, moves the Gaussians of old classes. Then the
+classifier is trained on samples of them. As in SLCA, the next task continues with the classifier from before that.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.low_rank import add_low_rank, low_rank_changes
+from vqprompt.core.backbones.low_rank import add_low_rank
 from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, TaskData
+from vqprompt.core.statistics.gaussians import ClassStatistics, FullGaussians
+from vqprompt.research.methods.base import STATISTICS, Losses, StatisticsOptions, TaskData
+from vqprompt.research.methods.slca import SLCA
 from vqprompt.research.training.rebalancing import Rebalancing
 
 RIDGE = 1e-4
+ADDED_LINEAR, ADDED_CURVED = 1e-2, 1e-3  # to variances, after a move
 
 
 class SLDCOptions(StatisticsOptions):
     rank: int = Field(4, ge=1, description="rank of the change of each weight matrix")
+    layers: list[Literal["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]] = Field(
+        ["attn.qkv", "mlp.fc1", "mlp.fc2"], description="weight matrices that change, in every block"
+    )
+    principal: bool = Field(True, description="changes start from singular vectors of the weights, not at random")
+    low_rank_scale: float = Field(0.8, gt=0, description="factor of the low-rank changes")
     backbone_lr_scale: float = Field(0.1, gt=0, description="the low-rank changes' rate, relative to the classifier's")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     norm_distillation: float = Field(0.1, ge=0, description="weight of the loss that keeps the features' lengths")
     statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing(covariance="full", epochs=5, lr=0.01, optimizer="sgd", ratio=2)
+    rebalancing: Rebalancing = Rebalancing(
+        covariance="full", epochs=6, lr=5e-4, min_lr=5e-5, weight_decay=1e-4, samples=1024, symmetric=True
+    )
     moving: Moving = Moving(how="linear")
+    weakly_nonlinear: bool = Field(True, description="Gaussians are moved by a weakly nonlinear map, not a linear one")
+    map_steps: int = Field(5000, ge=1, description="training steps of the weakly nonlinear map")
     feature_distillation: float = Field(
         1.0, ge=0, description="weight of the loss that keeps features where they were before the task"
     )
 
 
-class SLDC(Method):
+class SLDC(SLCA):
     title = "SLDC"
-    year = 2025
-    summary = "low-rank tuning; class Gaussians moved by a linear map"
     Options: ClassVar[Any] = SLDCOptions
-    training_defaults: ClassVar = {"lr": 1e-3, "batch_size": 16}
-    tunes_backbone = True
+    presets: ClassVar = {}
+    backbone_parts = (".up", ".down")
 
     def __init__(self, vit: ViT, options: SLDCOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        add_low_rank(vit, options.rank)
-
-    def prompting_parameters(self) -> list[nn.Parameter]:
-        return [p for change in low_rank_changes(self.vit) for p in (change.up, change.down)]
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        own = {"params": self.prompting_parameters(), "scale": self.options.backbone_lr_scale}
-        return [{"params": list(self.head.parameters()), "scale": 1.0}, own]
-
-    def saved(self, name: str) -> bool:
-        return not name.startswith("vit.") or name.endswith((".up", ".down"))
+        kept = options.rebalancing
+        if options.weakly_nonlinear and (kept.covariance, kept.centroids) != ("full", 1):
+            raise UserError(
+                f"rebalancing.covariance={kept.covariance}, rebalancing.centroids={kept.centroids}: weakly_nonlinear "
+                "moves one full Gaussian per class; take full and 1, or weakly_nonlinear=false"
+            )
+        add_low_rank(vit, options.rank, options.layers, scale=options.low_rank_scale, principal=options.principal)
 
     def keep_features(self, features: Tensor, before: Tensor) -> Losses:
         lengths = F.mse_loss(features.norm(dim=1), before.norm(dim=1))
@@ -68,6 +75,21 @@ class SLDC(Method):
     def drift(self, data: TaskData) -> Drift:
         assert data.features_before is not None
         return blended_map(data.features_before, data.features)
+
+    @torch.no_grad()
+    def move_statistics(self, statistics: ClassStatistics, data: TaskData) -> None:
+        curved = self.options.weakly_nonlinear
+        if not curved:
+            super().move_statistics(statistics, data)
+        elif data.features_before is not None and isinstance(statistics, FullGaussians):
+            mapping = fit_map(data.features_before, data.features, self.options.map_steps, data.seed)
+            generator = torch.Generator(data.features.device).manual_seed(data.seed)
+            for n, root in enumerate(statistics.roots()):  # class by class: samples of all take much memory
+                white = torch.randn(10 * len(root), len(root), generator=generator, device=root.device)
+                points = mapping(statistics.means[n] + white @ root.T)
+                statistics.means[n], statistics.spread[n] = points.mean(0), torch.cov(points.T)
+        if isinstance(statistics, FullGaussians):
+            statistics.spread.diagonal(dim1=1, dim2=2).add_(ADDED_CURVED if curved else ADDED_LINEAR)
 
 
 def blended_map(before: Tensor, after: Tensor) -> Drift:
@@ -79,3 +101,36 @@ def blended_map(before: Tensor, after: Tensor) -> Drift:
     slope = (1 - weight) * (fitted - identity)
     origin = torch.zeros_like(x[0])
     return Drift(origin, origin, slope)
+
+
+class WeaklyNonlinearMap(nn.Module):
+    """A mixture of the identity, a linear map and a small network, applied to directions. Lengths stay."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width, bias=False)
+        nn.init.eye_(self.linear.weight)
+        self.network = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.mixture = nn.Parameter(torch.tensor([1.0, 0.0, 0.0]))  # before a softmax
+
+    def forward(self, points: Tensor) -> Tensor:
+        length, unit = points.norm(dim=1, keepdim=True), F.normalize(points, dim=1)
+        same, linear, curved = self.mixture.softmax(0)
+        moved: Tensor = length * (same * unit + linear * self.linear(unit) + curved * self.network(unit))
+        return moved
+
+
+def fit_map(before: Tensor, after: Tensor, steps: int, seed: int) -> WeaklyNonlinearMap:
+    """Trained on the directions of the features [n, D] of the same images, before and after."""
+    x, y = (F.normalize(t.float(), dim=1) for t in (before, after))
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        mapping = WeaklyNonlinearMap(x.shape[1]).to(x.device)
+        optimizer = torch.optim.Adam(mapping.parameters(), 1e-3, fused=x.is_cuda)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=5e-4)
+        for rows in torch.randint(len(x), (steps, 32)).to(x.device):
+            optimizer.zero_grad()
+            F.mse_loss(mapping(x[rows]), y[rows]).backward()
+            optimizer.step()
+            schedule.step()
+    return mapping.requires_grad_(False)

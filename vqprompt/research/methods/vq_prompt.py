@@ -16,7 +16,6 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
-from vqprompt.research.methods.recipes import PRESETS
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -46,12 +45,9 @@ class VQOptions(StatisticsOptions):
 
 class VQPrompt(Method):
     title = "VQ-Prompt"
-    year = 2024
-    summary = "soft selection, quantized to one of 10 prompts; class statistics"
     Options = VQOptions
     classes_return = True
     uses_query = True
-    presets = PRESETS["vq-prompt"]
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -70,7 +66,7 @@ class VQPrompt(Method):
         o = self.options
         alpha = self.prompt_weights(view.query)
         prompt = self.pool.mix(alpha)
-        losses = self.pool.balance(view.whole_batch(alpha)) if o.spread.balance else {}
+        losses = self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
         if o.quantize:
             quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
             prompt = quantized.prompt
@@ -92,7 +88,6 @@ class VQPrompt(Method):
 
 class VQPromptS(VQPrompt):
     title = "VQ-Prompt-S"
-    summary = "VQ-Prompt without class statistics"
 
     class Options(VQOptions):
         statistics: bool = Field(False, description=STATISTICS)
@@ -100,7 +95,6 @@ class VQPromptS(VQPrompt):
 
 class SoftPrompt(VQPrompt):
     title = "Soft-Prompt"
-    summary = "the soft prompt itself, no quantization, no statistics"
 
     class Options(VQOptions):
         quantize: bool = Field(False, description=QUANTIZE)

@@ -9,13 +9,13 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,41 +40,41 @@ CORES_PER_RUN = 8  # with more, a single run gets hardly faster
 PLACES = "local, ray, ray=HOST:PORT, slurm or slurm=PARTITION"
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """A worker has begun a run. where: its machine, if it is another one."""
 
     where: str = ""
 
 
-@dataclass(frozen=True)
-class Advanced:
+class Advanced(NamedTuple):
     """A run has made progress."""
 
     progress: Progress
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(NamedTuple):
     """A run has lost its machine or process, and continues on another one from its last checkpoint."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     result: RunResult
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     reason: str
+
+
+class Refused(Failed):
+    """The machine lacks something that all runs need, so the whole work stops: it would refuse one after the other."""
 
 
 Event = Started | Advanced | Lost | Finished | Failed
 """What happens to a run."""
 
 Listener = Callable[[Run, Event], None]
+More = Callable[[dict[str, str]], Sequence[Run]]
 
 
 @dataclass(frozen=True)
@@ -100,27 +100,21 @@ class Job:
     checkpoint_seconds: float = field(default_factory=lambda: runner.CHECKPOINT_SECONDS)
 
     def do(self, send: Callable[[Event], None], folder: Path | None = None) -> Finished | Failed:
-        """In a worker: do the run, or continue it. Raises only what `send` raises. folder: to work in, if it is another
-        one than where people will find the files."""
-        missing = None if self.requirements is None else self.requirements.missing()
-        if missing is not None:
-            return Failed(f"the machine {host_name()} cannot be used: {missing}")
+        """In a worker: do the run, or continue it. Every exception is a failure of the run. folder: to work in, if it
+        is another one than where people will find the files."""
+        if self.requirements is not None and (missing := self.requirements.missing()):
+            return Refused(f"the machine {platform.node()} cannot be used: {missing}")
         os.environ.update(self.environment)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        send(Started(host_name() if self.requirements is not None else ""))
+        send(Started(platform.node() if self.requirements is not None else ""))
         folder, last_sent = folder or self.folder, 0.0
-        refused: list[BaseException] = []  # what `send` raised: not a failure of the run
 
         def progress(event: Progress) -> None:
             nonlocal last_sent
             if time.monotonic() - last_sent >= self.seconds_between:
                 last_sent = time.monotonic()
-                try:
-                    send(Advanced(event))
-                except BaseException as error:
-                    refused.append(error)
-                    raise
+                send(Advanced(event))
 
         try:
             result = runner.run(
@@ -129,11 +123,9 @@ class Job:
             )  # fmt: skip
             (folder / ERROR_FILE).unlink(missing_ok=True)
             return Finished(result)
+        except UserError as error:
+            return Failed(str(error))
         except Exception as error:
-            if refused:
-                raise
-            if isinstance(error, UserError):
-                return Failed(str(error))
             write_atomically(folder / ERROR_FILE, traceback.format_exc())
             return Failed(f"{type(error).__name__}: {error} (traceback in {self.folder / ERROR_FILE})")
 
@@ -142,11 +134,18 @@ class Executor(ABC):
     """Where the runs of a grid are done, at most `at_once` at a time. A run that loses its machine is started again."""
 
     at_once: int
+    conditions: dict[str, Any]  # further fields of every job
 
-    def run(self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = ()) -> dict[str, str]:
+    def run(
+        self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = (), more: More = lambda _: [],
+        total: int = 0,
+    ) -> dict[str, str]:  # fmt: skip
         """Do the runs, each in `out`/its name, and send events to the listener. Returns the reasons of failures by run
-        name; a failure does not stop the other runs. What would fail in every run is refused before the first one."""
-        self.out, self.listener, self.track = out, listener, tuple(track)
+        name; a failure does not stop the other runs. What would fail in every run is refused before the first one.
+
+        more: asked when all runs are over, with the failures so far: the next runs, which need the same as the first;
+        none to end. total: how many runs there are with those to come."""
+        self.out, self.listener, self.track, self.total = out, listener, tuple(track), max(total, len(todo))
         self.failed: dict[str, str] = {}  # reasons by run name
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
         self.jobs: dict[Any, Run] = {}
@@ -159,15 +158,20 @@ class Executor(ABC):
                     run = self.choose(waiting)
                     waiting.remove(run)
                     try:
-                        self.jobs[self.start(run)] = run
+                        job = Job(run.config, self.out / run.name, self.track, **self.conditions)
+                        self.jobs[self.start(run, job)] = run
                     except (UserError, OSError) as error:
                         self.tell(run, Failed(str(error)))
                 for job, event in self.events():
+                    if isinstance(event, Refused):
+                        raise UserError(event.reason)
                     self.tell(self.jobs[job], event)
                     if isinstance(event, Lost):
                         waiting.appendleft(self.jobs[job])
                     if isinstance(event, Finished | Failed | Lost):
                         del self.jobs[job]
+                if not waiting and not self.jobs:
+                    waiting.extend(more(self.failed))
         return self.failed
 
     @abstractmethod
@@ -179,8 +183,8 @@ class Executor(ABC):
         return waiting[0]
 
     @abstractmethod
-    def start(self, run: Run) -> Any:
-        """A job, as a key. Raises UserError or OSError if the run cannot be started."""
+    def start(self, run: Run, job: Job) -> Any:
+        """Something that stands for the job, as a key. Raises UserError or OSError if it cannot be started."""
 
     @abstractmethod
     def events(self) -> Iterator[tuple[Any, Event]]:
@@ -201,16 +205,6 @@ class Executor(ABC):
         if times > MOST_LOSSES:
             return Failed(f"it lost its machine {times} times without making progress ({reason})")
         return Lost(reason)
-
-    def requirements_of(self, runs: Sequence[Run]) -> Requirements:
-        """What another machine must have for these runs."""
-        if "mlflow" in self.track and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError(
-                "--track mlflow on other machines needs a server that all of them can reach; set MLFLOW_TRACKING_URI "
-                "to it"
-            )
-        configs = [run.config for run in runs]
-        return Requirements.here((c.backbone for c in configs), (c.data for c in configs), (c.method for c in configs))
 
 
 def checkpoint_stamp(folder: Path) -> tuple[int, int] | None:
@@ -237,31 +231,20 @@ def find_executor(
         from vqprompt.research.paper.pool import LocalExecutor
 
         return LocalExecutor(workers)
-    if gpus is not None and not 0 <= gpus <= 1024:
-        raise UserError(f"--gpus {gpus:g}: expected GPUs per run, such as 1, 0.25 or 0")
-    if gpus is not None and gpus > 1:
-        raise UserError(f"--gpus {gpus:g}: a run uses one GPU at most; give 1, or a fraction to let several share one")
-    if kind == "ray":
-        from vqprompt.research.paper.ray_executor import RayExecutor
+    from vqprompt.research.paper.clusters import RayExecutor, SlurmExecutor
 
-        return RayExecutor(address or None, cpus, gpus, workers)
-    from vqprompt.research.paper.slurm_executor import SlurmExecutor
-
-    return SlurmExecutor(address or None, cpus, gpus, workers)
+    if gpus is not None and not 0 <= gpus <= 1:
+        raise UserError(
+            f"--gpus {gpus:g}: a run uses one GPU at most; give 1, 0, or a fraction to let several share one"
+        )
+    if kind == "slurm" and gpus not in (None, 0, 1):
+        raise UserError(f"--gpus {gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
+    return (RayExecutor if kind == "ray" else SlurmExecutor)(address or None, cpus, gpus, workers)
 
 
 # ---------------------------------------------------------------------------------------------- other machines
 # What one must have before it gets work: this version of the package, these weights, these images. Nobody would notice
-# that numbers come from other code or other weights, so such machines are refused before work starts.
-
-
-@lru_cache(maxsize=1)
-def source_digest() -> str:
-    """12 hex digits of the package's source files, because two copies of the same version may differ."""
-    folder, digest = Path(vqprompt.__file__).parent, hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
-        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
+# that numbers come from other code or other weights, so every job looks at its machine first.
 
 
 @lru_cache(maxsize=16)
@@ -270,58 +253,60 @@ def weights_digest(backbone: str, folder: str) -> str:
     return read_weights(backbone).fingerprint
 
 
+@lru_cache(maxsize=16)
+def installed(package: str) -> str:
+    """The version of a package; of ours also a digest of its source files, because two copies may differ."""
+    if package != "vqprompt":
+        return next((each.version for each in distributions(name=package)), "in no version")
+    folder, digest = Path(vqprompt.__file__).parent, hashlib.sha256()
+    for file in sorted(file for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
+    return f"{__version__} (source files {digest.hexdigest()[:12]})"
+
+
 @dataclass(frozen=True)
 class Requirements:
-    """version, sources: of this package. weights: backbones and their fingerprints. data: as for `--data`. folder: the
-    base of relative paths. packages: those that bring methods or data sets, as NAME VERSION."""
+    """packages: ours and those that bring methods or data sets, with their versions. weights: backbones and their
+    fingerprints. data: as for `--data`. folder: the base of relative paths."""
 
-    version: str
-    sources: str
-    weights: tuple[tuple[str, str], ...]
+    packages: dict[str, str]
+    weights: dict[str, str]
     data: tuple[str, ...]
     folder: str
-    packages: tuple[str, ...] = ()
 
     @classmethod
-    def here(cls, backbones: Iterable[str], data: Iterable[str], methods: Iterable[str] = ()) -> Requirements:
-        """What this process has. Raises if weights cannot be read."""
-        folder = str(Path.cwd())
-        weights = tuple((name, weights_digest(name, folder)) for name in dict.fromkeys(backbones))
-        sets = tuple(dict.fromkeys(data))
-        brought = {*map(METHODS.version, methods), *(DATASETS.version(parse_data(each)[0] or "") for each in sets)}
-        return cls(__version__, source_digest(), weights, sets, folder, tuple(sorted(brought - {""})))
+    def of(cls, runs: Sequence[Run], track: Sequence[str] = ()) -> Requirements:
+        """What these runs need, as this process has it. Raises if weights cannot be read, or for a tracker (`track`)
+        that other machines could not reach."""
+        if "mlflow" in track and not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise UserError(
+                "--track mlflow on other machines needs a server that all of them can reach; set MLFLOW_TRACKING_URI "
+                "to it"
+            )
+        folder, configs = str(Path.cwd()), [run.config for run in runs]
+        brought = {METHODS.version(c.method) for c in configs}
+        brought |= {DATASETS.version(parse_data(c.data)[0] or "") for c in configs}
+        names = ["vqprompt", *sorted(package.rpartition(" ")[0] for package in brought - {""})]
+        weights = {name: weights_digest(name, folder) for name in dict.fromkeys(c.backbone for c in configs)}
+        data = tuple(dict.fromkeys(c.data for c in configs))
+        return cls({name: installed(name) for name in names}, weights, data, folder)
 
     def missing(self) -> str | None:
         """Why this process cannot do the work; None if it can. Changes the working directory to the base of relative
         paths, if this machine has that folder."""
-        if __version__ != self.version:
-            return f"it has vqprompt {__version__}, and the work is for {self.version}; install the same version there"
-        if source_digest() != self.sources:
-            return (
-                f"its vqprompt {__version__} has other source files ({source_digest()}, not {self.sources}); install "
-                "the same ones there"
-            )
-        for package in self.packages:
-            name, _, expected = package.rpartition(" ")
-            installed = next((each.version for each in distributions(name=name)), "in no version")
-            if installed != expected:
-                return f"it has {name} {installed}, and the work needs {expected}; install the same version there"
+        for name, expected in self.packages.items():
+            if installed(name) != expected:
+                return f"it has {name} {installed(name)}, and the work needs {expected}; install the same version there"
         with suppress(OSError):
             os.chdir(self.folder)
-        for name, expected in self.weights:
-            try:
-                digest = weights_digest(name, self.folder)
-            except (UserError, OSError) as error:
-                return f"it cannot read the backbone {name} ({error})"
-            if digest != expected:
-                return f"its backbone {name} has other weights ({digest}, not {expected}); copy the right ones there"
-        for data in self.data:
-            try:
+        try:
+            for name, expected in self.weights.items():
+                if (digest := weights_digest(name, self.folder)) != expected:
+                    return (
+                        f"its backbone {name} has other weights ({digest}, not {expected}); copy the right ones there"
+                    )
+            for data in self.data:
                 check_data(data)
-            except UserError as error:
-                return f"it cannot see the images ({error}); copy them there, or use a folder that all machines share"
+        except (UserError, OSError) as error:
+            return f"it cannot read what a run needs ({error}); copy it there, or use a folder that all machines share"
         return None
-
-
-def host_name() -> str:
-    return platform.node() or "a machine without a name"

@@ -36,13 +36,13 @@ SECONDS_BETWEEN_MESSAGES = 0.1
 # ---------------------------------------------------------------------------------------------- what is done already
 
 
-def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Path]]:
-    """Which runs are not finished; and which are finished only in another table's folder, by their name here."""
+def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
+    """The runs that are not finished. What is finished only in another table's folder is linked to its place here."""
     done: dict[str, list[Path]] = {}
     for saved in read_runs(out):
         if saved.result.done and saved.folder is not None:
             done.setdefault(_identity(completed(saved.config)), []).append(saved.folder)
-    todo, in_other_tables = [], dict[str, Path]()
+    todo = []
     for run in runs:
         folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
         if place in folders:
@@ -50,8 +50,8 @@ def split_done(runs: Sequence[Run], out: Path) -> tuple[list[Run], dict[str, Pat
         if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
-            in_other_tables[run.name] = folders[0]
-    return todo, in_other_tables
+            _adopt(folders[0], place)
+    return todo
 
 
 def _identity(config: dict[str, Any]) -> str:
@@ -63,8 +63,7 @@ def _identity(config: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in sorted(settings.items()) if key not in MACHINE_SETTINGS})
 
 
-def adopt(folder: Path, place: Path) -> None:
-    """Use a finished run of another table in this one: link its files to where this table has its runs."""
+def _adopt(folder: Path, place: Path) -> None:
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(folder, partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
@@ -98,7 +97,11 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.at_once = min(self.most, len(todo))
+        self.at_once = min(self.most, self.total)
+        self.conditions = {
+            "seconds_between": SECONDS_BETWEEN_MESSAGES, "at_once": self.at_once,
+            "shared_queries": self.out / SHARED_FOLDER,
+        }  # fmt: skip
         self.workers = [start_worker(slot, self.at_once) for slot in range(self.at_once)]
         try:
             yield
@@ -120,13 +123,10 @@ class LocalExecutor(Executor):
         new = (run for run in waiting if run.config.method not in others)
         return next(same, None) or next(new, waiting[0])
 
-    def start(self, run: Run) -> Worker:
+    def start(self, run: Run, job: Job) -> Worker:
         worker = self._idle()
         worker.method = run.config.method
-        worker.pipe.send(
-            Job(run.config, self.out / run.name, self.track, SECONDS_BETWEEN_MESSAGES, self.at_once,
-                shared_queries=self.out / SHARED_FOLDER)
-        )  # fmt: skip
+        worker.pipe.send(job)
         return worker
 
     def events(self) -> Iterator[tuple[Worker, Event]]:
@@ -162,6 +162,13 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
     """What a worker does: receive jobs and send events, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
     torch.set_num_threads(threads)
+
+    def send(event: Event) -> None:
+        try:
+            pipe.send(event)
+        except BrokenPipeError:  # the parent process has ended; this is no failure of the run
+            raise SystemExit from None
+
     compiled_for: tuple[str, str, int] | None = None
     while True:
         try:
@@ -176,7 +183,4 @@ def _work(pipe: Connection, threads: int, device: str | None) -> None:
         compiled_for = shapes
         if device and config.device in ("auto", "cuda"):
             job = replace(job, config=config.model_copy(update={"device": device}))
-        try:
-            pipe.send(job.do(pipe.send))
-        except (BrokenPipeError, KeyboardInterrupt):
-            return  # the parent process has ended
+        send(job.do(send))

@@ -8,11 +8,11 @@ What is notable about this implementation:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any, Literal
+from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import read_json, write_atomically
@@ -24,11 +24,8 @@ from vqprompt.research.results import result as run_result
 from vqprompt.research.results.config import MACHINE_SETTINGS, completed, flatten, read_saved_config, resolve
 from vqprompt.research.results.result import RunResult
 
-NONE = "–"
+ACCURACIES = ("faa", "caa")  # what the paper reports
 OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class", "train_choice"}
-Accuracy = Literal["faa", "caa"]
-Measure = str
-"""A number of a run: a field of its result, or one of its `measures`."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +73,19 @@ class Row:
     def results(self) -> list[RunResult]:
         return [self.runs[seed].result for seed in self.seeds]
 
-    def mean(self, measure: Measure) -> float | None:
-        """Mean over the seeds; None if a run lacks the number."""
-        return self.ours(measure)[0]
-
-    def ours(self, measure: Measure) -> tuple[float | None, float | None]:
-        """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std)."""
+    def ours(self, measure: str) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std). None if a run
+        lacks the number. measure: a field of the results, or one of their `measures`."""
         known = (r.measures[measure] if measure in r.measures else getattr(r, measure, None) for r in self.results)
-        values = [value for value in known if value is not None]
+        values = [value for value in known if isinstance(value, int | float)]
         if not values or len(values) < len(self.runs):
             return None, None
         return mean(values), pstdev(values) if len(values) > 1 else None
 
-    def paper(self, key: Accuracy) -> tuple[float | None, float | None]:
+    def paper(self, key: str) -> tuple[float | None, float | None]:
         return (getattr(self.quoted, key), getattr(self.quoted, f"{key}_std")) if self.quoted else (None, None)
 
-    def difference(self, key: Accuracy) -> float | None:
+    def difference(self, key: str) -> float | None:
         """Ours minus the paper's; None if images or tasks differ, because then the difference means nothing."""
         ours, theirs = self.ours(key)[0], self.paper(key)[0]
         return None if ours is None or theirs is None or OTHER_IMAGES & self.changed.keys() else ours - theirs
@@ -174,8 +168,21 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "data": data_name(config["data"]), "backbone": backbone_name(config["backbone"])}
 
 
-def _setting(config: dict[str, Any], key: str) -> Any:
-    return config[key] if key in config else config["options"].get(key)
+def setting_of(config: dict[str, Any], key: str) -> Any:
+    """The value of a run's setting, or of its method's option, by the dotted name; None if it has none."""
+    group, _, inner = key.partition(".")
+    if group not in config:
+        return setting_of(config["options"], key) if "options" in config else None
+    return setting_of(config[group], inner) if inner else config[group]
+
+
+def find_rows(grid: Grid, source: Path, from_bench: bool = True) -> list[Row]:
+    """The rows from a folder that `bench run` wrote; or, with from_bench=False, from any folder or file of runs."""
+    rows = make_rows(grid, read_runs(source), source if from_bench else None)
+    if not any(row.runs for row in rows):
+        small = "; it holds runs of --small" if (source / f"{grid.name}-small").is_dir() else ""
+        raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`{small}")
+    return rows if from_bench else [row for row in rows if row.runs]
 
 
 def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> list[Row]:
@@ -184,45 +191,43 @@ def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> 
     out: the folder of all tables' runs. A run of another table counts only if it has exactly this grid's settings.
     None: all runs are meant for this table.
     """
-    rows: dict[Any, Row] = {}
+    rows: dict[tuple[str, str, str], Row] = {}
 
     def row_of(method: str, variant: dict[str, Any], changed: dict[str, tuple[str, str]], backbone: str) -> Row:
-        key = (method, repr(variant), repr(changed))
-        place = "/".join([grid.name, *described(variant)])
-        new = Row(method, variant, changed, NUMBERS.get((place, method)), backbone, grid.backbones)
-        return rows.setdefault(key, new)
+        quoted = NUMBERS.get(("/".join([grid.name, *described(variant)]), method))
+        new = Row(method, variant, changed, quoted, backbone_name(backbone), grid.backbones)
+        return rows.setdefault((method, repr(variant), repr(changed)), new)
 
-    declared = [(m, variant) for sweep in grid.sweeps for m in sweep.methods for variant in combine(grid.axes(sweep))]
-    comparison = not any(variant for _, variant in declared)
-    for method, variant in declared:
-        row_of(method, variant, {}, backbone_name(grid.declared(method, variant)["backbone"]))
-    for run in runs:
-        method = run.config["method"]
-        if not run.result.done:
-            continue
-        variant = {key: _setting(run.config, key) for key in grid.axes(grid.sweep_of(method))}
+    planned = [(m, variant) for sweep in grid.sweeps for m in sweep.methods for variant in combine(grid.axes(sweep))]
+    comparison = not any(variant for _, variant in planned)
+    for method, variant in planned:
+        row_of(method, variant, {}, grid.declared(method, variant)["backbone"])
+    for run in (run for run in runs if run.result.done):
+        method, backbone = run.config["method"], run.config["backbone"]
+        variant = {key: setting_of(run.config, key) for key in grid.axes(grid.sweep_of(method))}
         if None in variant.values():
             continue
-        data = data_name(run.config["data"])
+        declared = grid.declared(method, variant)
         # the recipe for the run's own data set and backbone: what suits these is no further change of settings
-        declared_here = grid.declared(method, variant)
-        with_own = {**declared_here, "data": data, "backbone": backbone_name(run.config["backbone"])}
+        with_own = {**declared, "data": data_name(run.config["data"]), "backbone": backbone_name(backbone)}
         expected = resolve(with_own, recipe=True).model_dump(mode="json")
-        here = {"data": grid.settings["data"], "backbone": declared_here["backbone"]}
-        changed = differences(completed(run.config), {**expected, **here})
+        expected |= {key: declared[key] for key in ("data", "backbone")}
+        changed = differences(completed(run.config), expected)
         if out is None:
             fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
         else:
             own = run.folder is not None and run.folder.is_relative_to(out / grid.name)
-            fits = own or (not changed and (method, variant) in declared)
+            fits = own or (not changed and (method, variant) in planned)
         if fits:
-            row = row_of(method, variant, changed, backbone_name(run.config["backbone"]))
-            row.runs.setdefault(run.config["seed"], run)
-    order = {key: n for n, key in enumerate(dict.fromkeys((r.method, repr(r.variant)) for r in rows.values()))}
-    kept = [row for row in rows.values() if row.runs or (row.quoted and not _others(row, rows.values()))]
-    return sorted(kept, key=lambda row: (order[row.method, repr(row.variant)], len(row.changed)))
+            row_of(method, variant, changed, backbone).runs.setdefault(run.config["seed"], run)
+    order = {key: n for n, key in enumerate(dict.fromkeys(key[:2] for key in rows))}
+    with_runs = {key[:2] for key, row in rows.items() if row.runs}  # elsewhere, a row shows only the paper's numbers
+    kept = {key: row for key, row in rows.items() if row.runs or (row.quoted and key[:2] not in with_runs)}
+    return [kept[key] for key in sorted(kept, key=lambda key: (order[key[:2]], len(kept[key].changed)))]
 
 
-def _others(row: Row, rows: Iterable[Row]) -> bool:
-    """Whether another row, with runs of other settings, already shows the paper's numbers."""
-    return any(r.runs and (r.method, r.variant) == (row.method, row.variant) for r in rows)
+def distinct_name(row: Row, rows: Sequence[Row]) -> str:
+    """The method, its values on the axes, and the settings in which it differs from other rows of its method."""
+    alike = [r.changed for r in rows if r.method == row.method and r.runs]
+    particular = [key for key, change in row.changed.items() if any(other.get(key) != change for other in alike)]
+    return ", ".join([row.label, *(f"{key}={row.changed[key][0]}" for key in particular)])

@@ -1,226 +1,201 @@
-"""A table in every format (Markdown, CSV, LaTeX, an HTML page), and its figures."""
+"""The table and the figures of a grid, from its rows; and a summary of several tables."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from markupsafe import Markup
+import numpy as np
+from scipy.stats import rankdata
 
-from vqprompt.core.errors import UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.research.paper.grids import Grid, described
-from vqprompt.research.paper.table_formats import TextTable
-from vqprompt.research.paper.table_rows import NONE, Accuracy, Measure, Row, make_rows, read_runs
+from vqprompt.research.paper.table_formats import NONE, Chart, TextTable, in_words
+from vqprompt.research.paper.table_rows import ACCURACIES, Row, distinct_name
 from vqprompt.research.report import figures
-from vqprompt.research.report.pages import line_in_words
-from vqprompt.research.report.render import render
 
-Cell = Callable[[Row], str]
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
-CSV_MEASURES: tuple[Measure, ...] = ("forgetting", "trainable", "images_per_second")
+# fields of a result and their headings: numbers that are shown with their spread over the seeds, and counts
+MEASURES = {"faa": "FAA", "caa": "CAA", "forgetting": "forgetting"}
+COUNTS = {"trainable": "trainable", "images_per_second": "images/s"}
 
 
-@dataclass(frozen=True)
-class Table:
-    """The same cells in every format. Notes below the table explain the marks."""
+def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTable:
+    """The rows beside the paper's numbers. Notes below the table explain the marks. Empty columns are left out."""
+    axes = list(dict.fromkeys(key for row in rows for key in row.variant))
 
-    grid: Grid
-    rows: list[Row]
+    def method(row: Row) -> str:  # the axes and the backbone have separate columns
+        plain = replace(row, variant={}, changed={k: v for k, v in row.changed.items() if k != "backbone"})
+        return distinct_name(plain, rows) + (OTHER_SETTINGS if plain.changed else "")
 
-    @property
-    def _axes(self) -> list[str]:
-        return list(dict.fromkeys(key for row in self.rows for key in row.variant))
+    def setting(key: str, row: Row) -> str:
+        return described({key: row.variant[key]})[0].partition("=")[2] if key in row.variant else ""
 
-    @cached_property
-    def columns(self) -> dict[str, list[str]]:
-        """The cells of each column, by heading. Empty columns are left out."""
+    def paper(key: str, row: Row) -> str:
+        return spread(*row.paper(key), PAPER_NOTE if row.quoted and row.quoted.mark else "")
 
-        def method(row: Row) -> str:  # the axes and the backbone have separate columns
-            changed = {key: change for key, change in row.changed.items() if key != "backbone"}
-            return distinct_name(replace(row, variant={}, changed=changed), self.rows) + (
-                OTHER_SETTINGS if changed else ""
-            )
+    def difference(key: str, row: Row) -> str:
+        value = row.difference(key)
+        return NONE if value is None else f"{value:+.2f}{mark(row)}"
 
-        def ours(key: Measure, unit: float = 1) -> Cell:
-            return lambda row: _spread(*row.ours(key), _mark(row), unit)
+    def count(key: str, row: Row) -> str:
+        value = row.ours(key)[0]
+        return NONE if value is None else f"{value:,.0f}"
 
-        def paper(key: Accuracy) -> Cell:
-            return lambda row: _spread(*row.paper(key), PAPER_NOTE if row.quoted and row.quoted.mark else "")
-
-        def difference(key: Accuracy) -> Cell:
-            return lambda row: _signed(row.difference(key), _mark(row))
-
-        def setting(key: str) -> Cell:
-            return lambda row: described({key: row.variant[key]})[0].partition("=")[2] if key in row.variant else ""
-
-        cells: dict[str, Cell] = {
-            "method": method,
-            **{key: setting(key) for key in self._axes},
-            "FAA": ours("faa"),
-            "CAA": ours("caa"),
-            "forgetting": ours("forgetting"),
-            **{heading: ours(*measure) for heading, measure in self.grid.measures.items()},
-            "trainable": lambda row: _count(row.mean("trainable")),
-            "images/s": lambda row: _count(row.mean("images_per_second")),
-            "paper FAA": paper("faa"),
-            "paper CAA": paper("caa"),
-            "Δ FAA": difference("faa"),
-            "Δ CAA": difference("caa"),
-            "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
-            "backbone": lambda row: row.backbone + _mark(row) if row.runs else NONE,
-        }
-        if self.grid.ablation:
-            del cells["trainable"], cells["images/s"]
-        columns = {heading: [cell(row) for row in self.rows] for heading, cell in cells.items()}
-        return {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}}
-
-    @property
-    def headings(self) -> list[str]:
-        return list(self.columns)
-
-    def cells(self, row: Row) -> list[str]:
-        return [column[self.rows.index(row)] for column in self.columns.values()]
-
-    @property
-    def notes(self) -> list[str]:
-        quoted = f" The paper's numbers: its {self.grid.table}." if any(row.quoted for row in self.rows) else ""
-        notes = ["Mean ± standard deviation over the seeds (of these n runs, as the paper's code has it)." + quoted]
-        ran = [row for row in self.rows if row.runs]
-
-        def whose(rows: list[Row]) -> str:
-            return "all" if rows == ran and len(ran) > 1 else ", ".join(dict.fromkeys(row.title for row in rows))
-
-        hardware = dict[str, list[Row]]()
-        for row in ran:
-            for name in row.hardware:
-                hardware.setdefault(name, []).append(row)
-        notes += [f"Hardware: {name}: {whose(rows)}" for name, rows in hardware.items()]
-        for backbone in dict.fromkeys(row.backbone for row in self.rows if row.other_backbone):
-            theirs = ", ".join(self.grid.backbones)
-            notes.append(
-                f"{OTHER_BACKBONE} NOT the paper's backbone: measured with {backbone}, where the paper has {theirs}. "
-                "Compare methods with each other, not these numbers with the paper's."
-            )
-        changed = dict[str, list[Row]]()
-        for row in self.rows:
-            for key, (now, then) in row.changed.items():
-                if key != "backbone":
-                    changed.setdefault(f"{key} is {now}, not {then}".replace("null", "none"), []).append(row)
-        notes += [f"{OTHER_SETTINGS} {change}: {whose(rows)}" for change, rows in changed.items()]
-        marks = {(row.title, row.quoted.mark): row for row in self.rows if row.quoted and row.quoted.mark}
-        return [*notes, *(f"{PAPER_NOTE} {title}: {mark}" for title, mark in marks)]
-
-    @cached_property
-    def text(self) -> TextTable:
-        """The table without a page. Its CSV has one column per number, not rounded."""
-        first, seeds = self._text_columns
-        alignment = "l" * first + "r" * (seeds - first) + "l" * (len(self.headings) - seeds)
-        numbers = [f"{of}{key}{what}" for of in ("", "paper_") for key in ("faa", "caa") for what in ("", "_std")]
-        headings = [
-            "method", "variant", *numbers, "faa_difference", "caa_difference", *CSV_MEASURES, "forgetting_std", "seeds",
-            "backbone", "paper_backbone", "other_backbone", "hardware", "paper_table", "paper_note", "changed",
-        ]  # fmt: skip
-        rows, csv_rows = list(map(self.cells, self.rows)), list(map(self._csv_row, self.rows))
-        title, notes = self.grid.title, self.notes
-        return TextTable(self.grid.name, title, self.headings, rows, notes, alignment, [headings, *csv_rows])
-
-    @property
-    def _text_columns(self) -> tuple[int, int]:
-        """How many columns of text are before the numbers, and the column of the seeds, which is behind them."""
-        return 1 + len(self._axes), self.headings.index("seeds")
-
-    def _csv_row(self, row: Row) -> list[Any]:
-        values = [*row.ours("faa"), *row.ours("caa"), *row.paper("faa"), *row.paper("caa")]
-        values += [row.difference("faa"), row.difference("caa"), *map(row.mean, CSV_MEASURES)]
-        values.append(row.ours("forgetting")[1])
-        return [
-            row.method, " ".join(described(row.variant)), *("" if value is None else value for value in values),
-            " ".join(map(str, row.seeds)), row.backbone if row.runs else "", " ".join(self.grid.backbones),
-            int(row.other_backbone), "; ".join(row.hardware), self.grid.table if row.quoted else "",
-            row.quoted.mark if row.quoted else "", " ".join(f"{key}={now}" for key, (now, _) in row.changed.items()),
-        ]  # fmt: skip
-
-    def html(self, folder: Path, charts: Sequence[Chart] = ()) -> str:
-        """folder: where the page will be written; links to the runs' own pages are relative to it."""
-        first, seeds = self._text_columns
-        rows = [
-            {"cells": self.cells(row)[:first], "numbers": self.cells(row)[first:seeds],
-             "rest": self.cells(row)[seeds + 1 :],
-             "seeds": [(seed, _link(row.runs[seed].folder, folder)) for seed in row.seeds]}
-            for row in self.rows
-        ]  # fmt: skip
-        warned = any(row.other_backbone for row in self.rows)
-        headings = [(heading, first <= n < seeds) for n, heading in enumerate(self.headings)]
-        drawn = [chart._replace(svg=Markup(chart.svg)) for chart in charts]
-        return render(
-            "table.html", title=self.grid.title, table=self.grid.table, headings=headings, rows=rows, notes=self.notes,
-            charts=drawn, warned=warned,
-        )  # fmt: skip
-
-    def write(self, folder: Path, figure: bool = False) -> list[Path]:
-        """Write NAME.md, .csv, .tex and .html into the folder, and with `figure` also .svg."""
-        charts = make_charts(self.grid, self.rows) if figure else []
-        written = self.text.write(folder, self.html(folder, charts))
-        for chart in charts:
-            written.append(folder / f"{chart.name}.svg")
-            write_atomically(written[-1], figures.standalone(chart.svg, chart.lines))
-        return written
+    cells: dict[str, Callable[[Row], str]] = {
+        "method": method,
+        **{key: partial(setting, key) for key in axes},
+        **{heading: partial(ours, key) for key, heading in MEASURES.items()},
+        **{heading: partial(ours, key, unit=unit) for heading, (key, unit) in grid.measures.items()},
+        **{heading: partial(count, key) for key, heading in COUNTS.items() if not grid.ablation},
+        **{f"paper {MEASURES[key]}": partial(paper, key) for key in ACCURACIES},
+        **{f"Δ {MEASURES[key]}": partial(difference, key) for key in ACCURACIES},
+        "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
+        "backbone": lambda row: row.backbone + mark(row) if row.runs else NONE,
+    }
+    columns = {heading: [cell(row) for row in rows] for heading, cell in cells.items()}
+    warning = (
+        f"Not the paper’s backbone: numbers marked {OTHER_BACKBONE} were measured with another one and cannot be "
+        "compared with the paper’s."
+    )
+    return TextTable(
+        grid.name,
+        grid.title,
+        {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}},
+        notes(grid, rows),
+        {"method", *axes, "seeds", "backbone"},
+        [numbers(grid, row) for row in rows],
+        make_charts(grid, rows) if figure else (),
+        [{seed: row.runs[seed].folder for seed in row.seeds} for row in rows],
+        f"beside the paper’s {grid.table}" if grid.table else "",
+        warning if any(row.other_backbone for row in rows) else "",
+    )
 
 
-def _mark(row: Row) -> str:
+def mark(row: Row) -> str:
     return OTHER_BACKBONE if row.other_backbone else ""
 
 
-def _spread(value: float | None, std: float | None, mark: str = "", unit: float = 1) -> str:
+def ours(key: str, row: Row, unit: float = 1) -> str:
+    return spread(*row.ours(key), mark(row), unit)
+
+
+def spread(value: float | None, std: float | None, mark: str = "", unit: float = 1) -> str:
     if value is None:
         return NONE
     return (f"{value / unit:.2f}" if std is None else f"{value / unit:.2f} ± {std / unit:.2f}") + mark
 
 
-def _count(value: float | None) -> str:
-    return NONE if value is None else f"{value:,.0f}"
+def numbers(grid: Grid, row: Row) -> dict[str, Any]:
+    """A row for CSV, with one column per number, not rounded."""
+    values: dict[str, Any] = {"method": row.method, "variant": " ".join(described(row.variant))}
+    for key in (*MEASURES, *COUNTS, *(key for key, _ in grid.measures.values())):
+        values[key], values[f"{key}_std"] = row.ours(key)
+    for key in ACCURACIES:
+        values[f"paper_{key}"], values[f"paper_{key}_std"] = row.paper(key)
+        values[f"{key}_difference"] = row.difference(key)
+    return values | {
+        "seeds": " ".join(map(str, row.seeds)),
+        "backbone": row.backbone if row.runs else "",
+        "paper_backbone": " ".join(grid.backbones),
+        "other_backbone": int(row.other_backbone),
+        "hardware": "; ".join(row.hardware),
+        "paper_table": grid.table if row.quoted else "",
+        "paper_note": row.quoted.mark if row.quoted else "",
+        "changed": " ".join(f"{key}={now}" for key, (now, _) in row.changed.items()),
+    }
 
 
-def _signed(value: float | None, mark: str) -> str:
-    return NONE if value is None else f"{value:+.2f}{mark}"
+def notes(grid: Grid, rows: Sequence[Row]) -> list[str]:
+    quoted = f" The paper's numbers: its {grid.table}." if any(row.quoted for row in rows) else ""
+    notes = ["Mean ± standard deviation over the seeds (of these n runs, as the paper's code has it)." + quoted]
+    ran = [row for row in rows if row.runs]
+
+    def by_row(pairs: Iterable[tuple[str, Row]]) -> list[str]:
+        """Each text once, with the rows that it is about."""
+        about = dict[str, list[Row]]()
+        for text, row in pairs:
+            about.setdefault(text, []).append(row)
+        return [
+            f"{text}: {'all' if rows == ran and len(ran) > 1 else ', '.join(dict.fromkeys(row.title for row in rows))}"
+            for text, rows in about.items()
+        ]
+
+    notes += by_row((f"Hardware: {name}", row) for row in ran for name in row.hardware)
+    notes += [
+        f"{OTHER_BACKBONE} NOT the paper's backbone: measured with {backbone}, where the paper has "
+        f"{', '.join(grid.backbones)}. Compare methods with each other, not these numbers with the paper's."
+        for backbone in dict.fromkeys(row.backbone for row in rows if row.other_backbone)
+    ]
+    notes += by_row(
+        (f"{OTHER_SETTINGS} {key} is {now}, not {then}".replace("null", "none"), row)
+        for row in rows
+        for key, (now, then) in row.changed.items()
+        if key != "backbone"
+    )
+    marks = {f"{PAPER_NOTE} {row.title}: {row.quoted.mark}": None for row in rows if row.quoted and row.quoted.mark}
+    return [*notes, *marks]
 
 
-def _link(run: Path | None, page: Path) -> str | None:
-    if run is None or not (run / "report.html").exists():
-        return None
-    return quote(Path(os.path.relpath(run / "report.html", page)).as_posix())
+# ---------------------------------------------------------------------------------------------- several tables
 
 
-def make_table(grid: Grid, source: Path, from_bench: bool = True) -> Table:
-    """The table from a folder that `bench run` wrote; or, with from_bench=False, from any folder or file of runs."""
-    rows = make_rows(grid, read_runs(source), source if from_bench else None)
-    if not any(row.runs for row in rows):
-        small = "; it holds runs of --small" if (source / f"{grid.name}-small").is_dir() else ""
-        raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`{small}")
-    return Table(grid, rows if from_bench else [row for row in rows if row.runs])
+def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> TextTable:
+    """One column per table, and per variant of a table. Only methods that have a number in every column get a mean and
+    a rank: over fewer tables, neither could be compared."""
+    results: dict[str, dict[str, Row]] = {}  # by column and method
+    for table, rows in tables.items():
+        for row in (row for row in rows if row.runs):
+            alike = [other for other in rows if other.variant == row.variant]
+            column = results.setdefault(", ".join([table, *described(row.variant)]), {})
+            column[distinct_name(replace(row, variant={}), alike)] = row
+    faa = {column: {m: float(row.ours("faa")[0] or 0) for m, row in of.items()} for column, of in results.items()}
+    methods = list(dict.fromkeys(method for of in results.values() for method in of))
+    complete = [method for method in methods if all(method in of for of in results.values())]
+    accuracy = np.array([[of[method] for of in faa.values()] for method in complete]).reshape(-1, len(faa))
+    means = dict(zip(complete, accuracy.mean(axis=1), strict=True))
+    ranks = dict(zip(complete, rankdata(-accuracy, axis=0).mean(axis=1), strict=True))
+    order = sorted(methods, key=lambda m: (ranks.get(m, np.inf), -means.get(m, 0)))
+
+    def cell(row: Row | None) -> str:
+        changed = row is not None and row.changed.keys() - {"backbone"}
+        return NONE if row is None else ours("faa", row) + (OTHER_SETTINGS if changed else "")
+
+    def shown(numbers: Mapping[str, float]) -> list[str]:
+        return [f"{numbers[method]:.2f}" if method in numbers else NONE for method in order]
+
+    columns = {"method": order, **{name: [cell(of.get(method)) for method in order] for name, of in results.items()}}
+    columns |= {"mean": shown(means), "mean rank": shown(ranks)}
+    notes = [
+        "Final average accuracy, mean ± standard deviation over the seeds. Mean: over the columns. Mean rank: 1 is the "
+        f"best of the {len(complete)} methods that have a number in every column; equal numbers share their ranks."
+    ]
+    if any(row.changed or row.other_backbone for of in results.values() for row in of.values()):
+        notes.append(
+            f"{OTHER_BACKBONE} another backbone than the paper's, {OTHER_SETTINGS} other settings than the table's: "
+            "the table itself says which."
+        )
+    numbers = [
+        {"method": m, **{name: of.get(m) for name, of in faa.items()}, "mean": means.get(m), "mean_rank": ranks.get(m)}
+        for m in order
+    ]
+    title = f"Summary of {', '.join(tables)}"
+    charts = []
+    if figure:
+        lines = [figures.distinct_line(n, m, [of.get(m) for of in faa.values()]) for n, m in enumerate(order)]
+        lines = [replace(line, style=":") for line in lines]  # tables have no order: the lines only guide the eye
+        svg = figures.sweep_chart(lines, list(faa), "summary", in_words(title, lines), "table", "FAA (%)")
+        charts.append(Chart("summary", "Final average accuracy by table, the methods by their mean rank", svg, lines))
+    return TextTable("summary", title, columns, notes, {"method"}, numbers, charts)
 
 
 # ---------------------------------------------------------------------------------------------- figures
 
 
-class Chart(NamedTuple):
-    name: str
-    caption: str
-    svg: str
-    lines: Sequence[figures.Line]
-
-
 def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
     """For an ablation, FAA over the last axis of a sweep. Else accuracy after each task, one chart per variant."""
     ran = [row for row in rows if row.runs]
-    if not ran:
-        return []
     if grid.ablation:
         axes = dict.fromkeys(list(row.variant)[-1] for row in ran if row.variant)
         return [_ablation(grid, ran, axis, n, len(axes)) for n, axis in enumerate(axes)]
@@ -235,12 +210,9 @@ def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
             if len(line.values) == 1:  # joint training: a horizontal line to compare with
                 line = replace(line, values=[line.values[0]] * longest, style=":")
             lines.append(line)
-        name = "-".join([grid.name, *parts]).replace(":", "_")
         caption = ", ".join(["Average accuracy over the tasks seen so far, after each task", *parts])
-        svg = figures.accuracy_chart(
-            lines, f"chart{len(charts)}", f"{caption}: " + "; ".join(map(line_in_words, lines))
-        )
-        charts.append(Chart(name, caption, svg, lines))
+        svg = figures.accuracy_chart(lines, f"chart{len(charts)}", in_words(caption, lines))
+        charts.append(Chart("-".join([grid.name, *parts]).replace(":", "_"), caption, svg, lines))
     return charts
 
 
@@ -257,21 +229,10 @@ def _ablation(grid: Grid, rows: Sequence[Row], axis: str, number: int, charts: i
         points.update({row.variant[axis] if row.variant else tick: row.ours("faa") for tick in ticks})
     lines = []
     for n, ((name, style), points) in enumerate(series.items()):
-        values, spread = zip(*(points.get(tick, (None, None)) for tick in ticks), strict=True)
+        values, deviations = zip(*(points.get(tick, (None, None)) for tick in ticks), strict=True)
         line = figures.distinct_line(n, name, values)
-        lines.append(replace(line, style=style, spread=spread if any(s is not None for s in spread) else ()))
+        lines.append(replace(line, style=style, spread=deviations if any(d is not None for d in deviations) else ()))
     caption = f"FAA over {axis}" + (", ± standard deviation over the seeds" if any(li.spread for li in lines) else "")
-    title = f"{caption} ({', '.join(map(str, ticks))}): " + "; ".join(map(line_in_words, lines))
+    title = in_words(f"{caption} ({', '.join(map(str, ticks))})", lines)
     svg = figures.sweep_chart(lines, list(map(str, ticks)), f"chart{number}", title, axis, "FAA (%)")
     return Chart(grid.name if charts == 1 else f"{grid.name}-{axis}", caption, svg, lines)
-
-
-def distinct_name(row: Row, rows: Sequence[Row]) -> str:
-    """The method, its values on the axes, and the settings in which it differs from other rows of its method."""
-    return ", ".join([row.label, *(f"{key}={row.changed[key][0]}" for key in _particular(row, rows))])
-
-
-def _particular(row: Row, rows: Sequence[Row]) -> list[str]:
-    """Settings of a row that differ from the grid's and from those of another row of the same method."""
-    alike = [r.changed for r in rows if r.method == row.method and r.runs]
-    return [key for key, change in row.changed.items() if any(other.get(key) != change for other in alike)]

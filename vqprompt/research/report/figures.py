@@ -96,8 +96,27 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
                 axes.errorbar(
                     at, values, _numbers(line.spread), fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2
                 )
-        axes.set_xticks(range(len(ticks)), list(ticks))
+        slanted: dict[str, Any] = (
+            {"rotation": 30, "ha": "right"} if sum(map(len, ticks)) > 45 else {}
+        )  # else they touch
+        axes.set_xticks(range(len(ticks)), list(ticks), **slanted)
         axes.margins(y=0.12)
+        return _svg(figure, key, title)
+
+
+def search_chart(
+    points: Sequence[tuple[float, float]], limits: tuple[float, float], log: bool, key: str, title: str, xlabel: str
+) -> str:
+    """Accuracies against values of a setting, the best one in red. The range that was searched is shaded."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes(4.3, 2.6, xlabel, "accuracy (%)")
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the page has no TeX
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.axvspan(*limits, color=BAND, linewidth=0, zorder=0)
+        axes.plot(*zip(*points, strict=True), "o", color=COLORS[0], zorder=3)
+        axes.plot(*max(points, key=lambda point: point[1]), "D", color=COLORS[1], zorder=4)
         return _svg(figure, key, title)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,44 +27,30 @@ class Point(NamedTuple):
     value: float
 
 
-def final_numbers(result: RunResult) -> dict[str, float]:
-    """The numbers of a finished run, by name."""
-    numbers = {"faa": result.faa, "caa": result.caa, "forgetting": result.forgetting}
-    return {name: value for name, value in numbers.items() if value is not None}
-
-
 class Tracker:
     """Created before any work, so that it can refuse what cannot work; `begin` is called when the run begins."""
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.resuming = (out / "config.json").exists()  # checked before this run writes its own
-        self.last_step: dict[str, int] = {}  # per name, the last step that the tracker already has
-
-    def new_among(self, points: Sequence[Point]) -> list[Point]:
-        """The points that the tracker does not have yet."""
-        return [point for point in points if point.step > self.last_step.get(point.name, 0)]
+    last_step: Mapping[str, int] = {}  # by name, the last step that the tracker already has
 
     def begin(self, config: dict[str, str]) -> None: ...
     def log(self, points: Sequence[Point]) -> None: ...
-    def finish(self, result: RunResult) -> None: ...
+    def finish(self, numbers: dict[str, float]) -> None: ...
     def close(self, status: str) -> None: ...
 
 
 class MLflow(Tracker):
     """One MLflow run per run. A file in the run's folder keeps its id, for a resume."""
 
-    def __init__(self, out: Path) -> None:
-        super().__init__(out)
+    def __init__(self, out: Path, resuming: bool) -> None:
         from mlflow import MlflowClient
 
-        self.client, self.note, self.run = MlflowClient(), out / "mlflow_run_id.txt", None
+        self.out, self.client, self.note, self.run = out, MlflowClient(), out / "mlflow_run_id.txt", None
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "vqprompt"
         experiment = self.client.get_experiment_by_name(name)
         self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(name)
         if experiment and experiment.lifecycle_stage != "active":
             raise UserError(f"the experiment {name!r} was deleted; restore it, or set MLFLOW_EXPERIMENT_NAME")
-        if self.resuming and self.note.exists():
+        if resuming and self.note.exists():
             run_id = self.note.read_text(encoding="utf-8").strip()
             with suppress(Exception):  # its type depends on the store
                 self.run = self.client.get_run(run_id)
@@ -95,7 +81,7 @@ class MLflow(Tracker):
         for first in range(0, len(metrics), 1000):  # MLflow takes at most 1000 per call
             self.client.log_batch(self.id, metrics[first : first + 1000])
 
-    def finish(self, result: RunResult) -> None:
+    def finish(self, numbers: dict[str, float]) -> None:
         for name in ("config.json", "metrics.json", "report.html"):
             if (self.out / name).exists():
                 self.client.log_artifact(self.id, str(self.out / name))
@@ -107,9 +93,10 @@ class MLflow(Tracker):
 class TensorBoard(Tracker):
     """Event files in the run's folder."""
 
-    def __init__(self, out: Path) -> None:
-        super().__init__(out)
+    def __init__(self, out: Path, resuming: bool) -> None:
         import torch.utils.tensorboard  # noqa: F401
+
+        self.out, self.resuming = out, resuming
 
     def begin(self, config: dict[str, str]) -> None:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -122,54 +109,46 @@ class TensorBoard(Tracker):
             self.last_step = {name: there.Scalars(name)[-1].step for name in there.Tags()["scalars"]}
             self.texts = {name.removesuffix("/text_summary") for name in there.Tags()["tensors"]}
         self.writer = SummaryWriter(str(folder))
-        *beginning, self.end = hparams(
-            {k: _number(v) for k, v in config.items()}, dict.fromkeys(("faa", "caa", "forgetting"), 0)
-        )
-        if "config" not in self.texts:
-            self._text("config", config, *beginning)
+        values: dict[str, Any] = dict(config)
+        for key, text in config.items():
+            with suppress(ValueError):
+                values[key] = float(text)
+        *beginning, self.end = hparams(values, dict.fromkeys(("faa", "caa", "forgetting"), 0))
+        self._text("config", config, *beginning)
 
     def _text(self, name: str, rows: dict[str, str], *summaries: Any) -> None:
-        cells = [f"|{key}|{value.replace('|', '¦')}|" for key, value in rows.items()]
-        for summary in summaries:
-            self.writer._get_file_writer().add_summary(summary)
-        self.writer.add_text(name, "\n".join([f"|{name}||", "|---|---|", *cells]))
-        self.writer.flush()
+        """A table, if it is not there already."""
+        if name not in self.texts:
+            cells = [f"|{key}|{value.replace('|', '¦')}|" for key, value in rows.items()]
+            for summary in summaries:
+                self.writer._get_file_writer().add_summary(summary)
+            self.writer.add_text(name, "\n".join([f"|{name}||", "|---|---|", *cells]))
+            self.writer.flush()
 
     def log(self, points: Sequence[Point]) -> None:
         for point in points:
             self.writer.add_scalar(point.name, point.value, point.step)
         self.writer.flush()  # now, because the next checkpoint will say that these steps are done
 
-    def finish(self, result: RunResult) -> None:
-        if "report" not in self.texts:  # TensorBoard cannot show pages, so it gets the numbers and the page's path
-            numbers = {name.upper(): f"{value:.2f}" for name, value in final_numbers(result).items()}
-            self._text("report", numbers | {"page": str((self.out / "report.html").resolve())}, self.end)
+    def finish(self, numbers: dict[str, float]) -> None:
+        """TensorBoard cannot show pages, so it gets the numbers and the page's path."""
+        shown = {name.upper(): f"{value:.2f}" for name, value in numbers.items()}
+        self._text("report", {**shown, "page": str((self.out / "report.html").resolve())}, self.end)
 
     def close(self, status: str) -> None:
         self.writer.close()
 
 
-TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
-
-
-def open_tracker(name: str, out: Path) -> Tracker:
-    if name not in TRACKERS:
-        raise UserError(f"--track {name}: no such tracker; there are {' and '.join(TRACKERS)}")
-    try:
-        return TRACKERS[name](out)
-    except ImportError as error:
-        raise UserError(f'--track {name}: a library is missing ({error}); pip install "vqprompt[{name}]"') from None
-    except UserError as error:
-        raise UserError(f"--track {name}: {error}") from None
-    except Exception as error:  # a server that does not answer, a damaged store …
-        raise UserError(f"--track {name}: cannot be used ({_first_line(error)}); fix that or leave it out") from None
+TRACKERS: dict[str, Callable[[Path, bool], Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
 
 
 class Tracking:
     """All trackers of a run."""
 
     def __init__(self, names: Sequence[str], out: Path) -> None:
-        self.trackers = {name: open_tracker(name, out) for name in names}
+        self.out = out
+        resuming = (out / "config.json").exists()  # checked before this run writes its own
+        self.trackers = {name: open_tracker(name, out, resuming) for name in names}
 
     def begin(self, config: dict[str, Any]) -> None:
         self._call(lambda tracker: tracker.begin(flatten(config)))
@@ -186,8 +165,10 @@ class Tracking:
         self._log([*tasks, Point("accuracy/average", after, average)])
 
     def finish(self, result: RunResult) -> None:
-        self._log([Point(name, len(result.tasks), value) for name, value in final_numbers(result).items()])
-        self._call(lambda tracker: tracker.finish(result))
+        found = {"faa": result.faa, "caa": result.caa, "forgetting": result.forgetting}
+        numbers = {name: value for name, value in found.items() if value is not None}
+        self._log([Point(name, len(result.tasks), value) for name, value in numbers.items()])
+        self._call(lambda tracker: tracker.finish(numbers))
 
     def __enter__(self) -> None: ...
 
@@ -196,7 +177,7 @@ class Tracking:
         self._call(lambda tracker: tracker.close(status))
 
     def _log(self, points: Sequence[Point]) -> None:
-        self._call(lambda tracker: tracker.log(tracker.new_among(points)))
+        self._call(lambda tracker: tracker.log([p for p in points if p.step > tracker.last_step.get(p.name, 0)]))
 
     def _call(self, action: Callable[[Tracker], None]) -> None:
         """Do something with every tracker; drop those that fail. A full disk or a lost server must not end a run."""
@@ -205,16 +186,21 @@ class Tracking:
                 action(tracker)
             except Exception as error:
                 del self.trackers[name]
-                text = f"--track {name} failed and is not used any more ({tracker.out}: {_first_line(error)})"
+                text = f"--track {name} failed and is not used any more ({self.out}: {_first_line(error)})"
                 warnings.warn(text, stacklevel=2)
+
+
+def open_tracker(name: str, out: Path, resuming: bool) -> Tracker:
+    if name not in TRACKERS:
+        raise UserError(f"--track {name}: no such tracker; there are {' and '.join(TRACKERS)}")
+    try:
+        return TRACKERS[name](out, resuming)
+    except ImportError as error:
+        raise UserError(f'--track {name}: a library is missing ({error}); pip install "vqprompt[{name}]"') from None
+    except Exception as error:  # a server that does not answer, a damaged store …
+        fault = str(error) if isinstance(error, UserError) else f"cannot be used ({_first_line(error)}); leave it out"
+        raise UserError(f"--track {name}: {fault}") from None
 
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -83,14 +83,19 @@ class TrainingLoop:
         step_or_replay = GraphedStep(self._step, self.runtime.device, enabled=self.ranks.count == 1)
         step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
         shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
-        for number in range(self.next_epoch, self.settings.epochs):
+        epochs = range(self.next_epoch, self.settings.epochs)
+        drawn = (inputs for number in epochs for inputs in self.batches.epoch(number))
+        inputs = None
+        for number in epochs:
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
-                for size, inputs in zip(self.batches.sizes[number], self.batches.epoch(number), strict=True):
+                for size in self.batches.sizes[number]:
+                    inputs = inputs or next(drawn)
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     self.part = self.ranks.part(size)
                     losses = step_or_replay(inputs)
+                    inputs = next(drawn, None)  # also of the next epoch: drawn while the device still computes
                     # a copy: the next replay overwrites its losses
                     values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,11 +35,17 @@ class Rebalancing(BaseModel, extra="forbid"):
     epochs: int = Field(10, ge=0, description="epochs over freshly drawn pseudo-features")
     lr: float = Field(1e-3, gt=0, description="learning rate; 1e-5 in the released code")
     schedule: Literal["epochs", "released"] = Field(
-        "epochs", description="cosine to zero per epoch; released: per step to 1e-6, after a first step at ten times lr"
+        "epochs",
+        description="cosine to min_lr per epoch; released: per step to 1e-6, after a first step at ten times lr",
     )
+    min_lr: float = Field(0.0, ge=0, description="where the cosine per epoch ends")
     optimizer: OptimizerName = Field("adamw", description="AdamW, or SGD with momentum 0.9")
     weight_decay: float = Field(5e-4, ge=0, description="of the classifier")
     ratio: int = Field(4, ge=1, description="pseudo-features per class and epoch, in batches")
+    samples: int = Field(
+        0, ge=0, description="pseudo-features per class, drawn once for all epochs of 320 steps (SLDC); 0: by ratio"
+    )
+    symmetric: bool = Field(False, description="half cross-entropy, half reverse cross-entropy")
     steps_for: Literal["old", "seen"] = Field(
         "old", description="one step per epoch for each old class, or for each class seen"
     )
@@ -51,8 +58,15 @@ class Rebalancing(BaseModel, extra="forbid"):
     shrinkage: float = Field(0.1, ge=0, le=1, description="closed-form only: weight of the identity in the covariance")
 
 
+SAMPLE_STEPS = 320  # per epoch, over samples that are drawn once
+
+
 def normalized_cross_entropy(
-    logits: Tensor, labels: Tensor, temperature: float, task_sizes: Sequence[int] | None = None
+    logits: Tensor,
+    labels: Tensor,
+    temperature: float,
+    task_sizes: Sequence[int] | None = None,
+    symmetric: bool = False,
 ) -> Tensor:
     """Cross-entropy of logits divided by their own norm and a temperature (Wei et al. 2022); 0: plain.
 
@@ -62,7 +76,14 @@ def normalized_cross_entropy(
         parts = logits.split(list(task_sizes or [logits.shape[-1]]), dim=-1)
         norm = torch.stack([part.norm(dim=-1, keepdim=True) for part in parts]).mean(0)
         logits = logits / ((norm + 1e-7) * temperature)
-    return F.cross_entropy(logits, labels)
+    return symmetric_cross_entropy(logits, labels) if symmetric else F.cross_entropy(logits, labels)
+
+
+def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """½ cross-entropy + ½ reverse cross-entropy (Wang et al. 2019); the one-hot target is clamped at 1e-4, so that its
+    logarithm is finite."""
+    wrong = 1 - F.softmax(logits, dim=1).gather(1, labels[:, None])[:, 0]  # probability where the target is clamped
+    return 0.5 * F.cross_entropy(logits, labels) - 0.5 * math.log(1e-4) * wrong.mean()
 
 
 def rebalance(
@@ -79,7 +100,7 @@ def rebalance(
     Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
     class (or every class, by `steps_for`), each with that many features, but at most `steps` steps. If this limit
     applies, only as many features are drawn as these steps need, of classes chosen at random. This saves time and
-    memory for features that no step would use.
+    memory for features that no step would use. With `samples`, the same features serve all epochs.
 
     task_sizes: classes of each task so far, for `norm_by_task` and `mean_decay`.
     """
@@ -97,7 +118,9 @@ def rebalance(
     def take_step(inputs: Inputs) -> Losses:
         optimizer.zero_grad(set_to_none=True)
         sizes = task_sizes if settings.norm_by_task else None
-        normalized_cross_entropy(head(inputs["features"]), inputs["labels"], settings.logit_norm, sizes).backward()
+        features, labels = (inputs[name][inputs["rows"]] for name in ("features", "labels"))
+        loss = normalized_cross_entropy(head(features), labels, settings.logit_norm, sizes, settings.symmetric)
+        loss.backward()
         optimizer.step()
         return {}
 
@@ -109,19 +132,24 @@ def rebalance(
     classes = old_classes if settings.steps_for == "old" else len(statistics.means)
     steps = min(classes, settings.steps)
     limited = settings.steps < classes and (roots is None or len(roots) == 1)
+    if settings.samples:
+        features, labels = statistics.sample(settings.samples, generator, scales, roots)
+        count, steps = max(1, len(labels) // SAMPLE_STEPS), SAMPLE_STEPS
     for epoch in range(settings.epochs):
-        set_rates(optimizer, cosine_decay(settings.lr, 0.0, epoch, settings.epochs))
-        if limited:
+        set_rates(optimizer, cosine_decay(settings.lr, settings.min_lr, epoch, settings.epochs))
+        if settings.samples:
+            order = torch.randperm(len(labels), device=device, generator=generator)
+        elif limited:
             some = torch.randint(len(statistics.means), (count * steps,), device=device, generator=generator)
             features, labels = statistics.sample(1, generator, scales, roots, some)
             order = torch.arange(len(labels), device=device)  # their classes are already in random order
         else:
             features, labels = statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
-        for number, chunk in enumerate(order.split(count)[:steps], start=epoch * steps):
+        for number, rows in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
                 set_rates(optimizer, released_rate(settings.lr, number, steps * settings.epochs))
-            step({"features": features[chunk], "labels": labels[chunk]})
+            step({"features": features, "labels": labels, "rows": rows})
     optimizer.zero_grad(set_to_none=True)
 
 
@@ -133,9 +161,21 @@ def released_rate(lr: float, step: int, steps: int) -> float:
 @torch.no_grad()
 def solve(head: nn.Linear, statistics: ClassStatistics, shrinkage: float, part: slice = slice(None)) -> None:
     """Linear discriminant with one covariance for all classes. part: of the features; the others do not count."""
-    covariance = shrunk(statistics.class_covariance()[part, part].double().cpu().numpy(), shrinkage)
-    means = statistics.class_means()[:, part].double().cpu().numpy()
-    weights, bias = solve_discriminant(covariance + JITTER * np.eye(len(covariance)), means)
+    covariance, means = statistics.class_covariance()[part, part].double(), statistics.class_means()[:, part].double()
+    if covariance.is_cuda:
+        weights = means @ precision_of(covariance, shrinkage, JITTER)
+        bias = -0.5 * (means * weights).sum(1)
+    else:
+        wanted = shrunk(covariance.numpy(), shrinkage) + JITTER * np.eye(len(covariance))
+        weights, bias = map(torch.from_numpy, solve_discriminant(wanted, means.numpy()))
     head.weight.zero_()
-    head.weight[:, part] = torch.from_numpy(weights).to(head.weight)
-    head.bias.copy_(torch.from_numpy(bias))
+    head.weight[:, part] = weights.to(head.weight)
+    head.bias.copy_(bias)
+
+
+def precision_of(covariance: Tensor, shrinkage: float, jitter: float = 0.0) -> Tensor:
+    """The inverse of a covariance [D, D], shrunk as a classifier shrinks it. Computed where the covariance is."""
+    identity = torch.eye(len(covariance)).to(covariance)
+    level = covariance.diagonal().mean()
+    mixed = torch.lerp(covariance, level * identity, shrinkage) + jitter * identity
+    return torch.linalg.inv(mixed) if level > 0 else identity

@@ -22,7 +22,8 @@ class View:
     known_query: Tensor | None = None  # given, or already computed
     labels: Tensor | None = None  # positions in the head; only in training
     task: int | None = None  # number of the task; only known for its training images
-    part: Part = WHOLE  # of the training batch
+    part: Part = WHOLE  # of the training batch; losses that compare its images with each other need all of them
+    known_frozen: Tensor | None = None  # `Method.frozen_features`, if they were computed before
 
     @cached_property
     def images(self) -> Tensor:
@@ -42,19 +43,13 @@ class View:
                 self.known_query = self.vit.query(self.tokens).float()
         return self.known_query
 
-    def whole_batch(self, values: Tensor) -> Tensor:
-        """Values of all images of the training batch [B, …] from those of this view, which may be a part of it. For
-        losses that compare the images of a batch with each other."""
-        return self.part.whole_batch(values)
-
     def mirrored(self) -> View:
         """The mirrored images. They keep their query, so an image and its mirror image get the same prompts."""
         return View(self.vit, lambda: self.images.flip(-1), self.known_query, task=self.task)
 
     def through(self, vit: ViT) -> View:
         """The same images, without labels, for another network. With the same network, nothing is computed twice."""
-        if vit is not self.vit:
-            return View(vit, lambda: self.images)
-        other = View(vit, lambda: self.images, self.known_query)
-        other.tokens = self.tokens
+        other = View(vit, lambda: self.images)
+        if vit is self.vit:
+            other.known_query, other.tokens = self.known_query, self.tokens
         return other
