@@ -327,9 +327,8 @@ class Run:
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
-        classes = self.stream.dataset.classes
-        unused = len(classes) - len({name for task in self.stream.tasks for name in task.classes})
-        return [f"{unused} of {len(classes)} classes are in no task"] if unused else []
+        unused = {*self.stream.dataset.classes}.difference(*(task.classes for task in self.stream.tasks))
+        return [f"{len(unused)} of {len(self.stream.dataset.classes)} classes are in no task"] if unused else []
 
     def _rounding_note(self) -> list[str]:
         note = (
