@@ -175,7 +175,7 @@ class TestPaper:
             for variant in combine(grid.axes(sweep))
         }
         assert NUMBERS.keys() <= rows
-        ours = ("ablation", "cub200-rates")  # of a figure few numbers are printed, of our own table none
+        ours = ("ablation", "cub200-rates", "streams")  # of a figure few numbers are printed, of our own tables none
         assert {row for row in rows if not row[0].startswith(ours)} == {k for k in NUMBERS if not k[0].startswith(ours)}
 
 

@@ -19,7 +19,7 @@ from vqprompt.research.learner.checkpoint import read_checkpoint
 from vqprompt.research.results.config import resolve
 from vqprompt.research.runs import runner as runs
 
-TIMES = {"seconds", "task_seconds", "images_per_second"}
+TIMES = {"seconds", "task_seconds", "images_per_second", "peak_memory"}
 RUN = ["--data", "quickdraw50", "--tasks", "3,3,3", "--size", "28", "--epochs", "3", "--batch-size", "12",
        "--seed", "2", "--set", "train_per_class=12", "--set", "test_per_class=5"]  # fmt: skip
 

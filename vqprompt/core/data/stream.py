@@ -89,10 +89,8 @@ def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np
 
 @dataclass(eq=False)
 class Task:
-    """One task of a stream: class names, and images labelled by position among these names.
-
-    Of an online stream, it is one piece of a stage; `ends` says whether the last. Otherwise every task is a stage.
-    """
+    """One task of a stream: class names, and images labelled by position among these names. Of an online stream, it is
+    one piece of a stage; `ends` says whether the last. Otherwise every task is a stage."""
 
     number: int
     classes: list[str]

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -89,10 +90,9 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
     average = figures.distinct_line(0, "average over the tasks seen so far", result.average_accuracy)
     diagonal = [result.accuracy[j][j] for j in range(result.learned)]
     latest = figures.Line("the task just learned", diagonal, figures.COLORS[3], "D", ":")
-    columns = [[a for row in result.accuracy[:j] if (a := row[j]) is not None] for j in range(result.learned)]
-    earlier = figures.Line(
-        "the tasks before it", [sum(c) / len(c) if c else None for c in columns], figures.COLORS[1], "s"
-    )
+    before = [[a for row in result.accuracy[:j] if (a := row[j]) is not None] for j in range(result.learned)]
+    means = [fmean(accuracies) if accuracies else None for accuracies in before]
+    earlier = figures.Line("the tasks before it", means, figures.COLORS[1], "s")
     lines, drops = [average, latest, earlier], result.forgetting_per_task
     online = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in result.curve])
     after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))

@@ -78,17 +78,15 @@ def check_out(out: Path) -> None:
 def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
     check_out(out)
-    existing = out / "config.json"
-    if existing.exists():
+    if (out / "config.json").exists():
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
         old = completed(read_saved_config(out))
         then, now = flatten(old), flatten(config.model_dump(mode="json"))
         # paths of data and weights may change; that their content is the same is checked later
-        moved = {"backbone"} if Path(config.backbone).is_file() else set()
+        moved = {*RESUMABLE_SETTINGS, *(["backbone"] if Path(config.backbone).is_file() else [])}
         moved |= {"data"} if parse_data(str(old.get("data")))[0] == parse_data(config.data)[0] else set()
-        free = {*RESUMABLE_SETTINGS, *moved}
-        changed = sorted(k for k in now.keys() | then.keys() if k not in free and then.get(k) != now.get(k))
+        changed = sorted(k for k in now.keys() | then.keys() if k not in moved and then.get(k) != now.get(k))
         if changed:
             pairs = ", ".join(
                 f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"

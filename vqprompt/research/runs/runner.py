@@ -223,8 +223,7 @@ class Run:
         for epoch in self.learner.epochs(task, self.run_progress.report):
             self._log(task, epoch)
             if task.number < 2 and epoch.number == 0:  # the first task has no teacher, for example; the second has
-                flops = count_flops(self.learner, training=True)
-                self.state.training_flops = max(self.state.training_flops, flops or 0)
+                self.state.training_flops = max(self.state.training_flops, count_flops(self.learner, training=True))
             if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
                 self.state.seconds_in_task = time.perf_counter() - self.task_started
                 self._save()
@@ -328,9 +327,8 @@ class Run:
         return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
 
     def _left_out(self) -> list[str]:
-        classes = self.stream.dataset.classes
-        unused = len(classes) - len({name for task in self.stream.tasks for name in task.classes})
-        return [f"{unused} of {len(classes)} classes are in no task"] if unused else []
+        unused = {*self.stream.dataset.classes}.difference(*(task.classes for task in self.stream.tasks))
+        return [f"{len(unused)} of {len(self.stream.dataset.classes)} classes are in no task"] if unused else []
 
     def _rounding_note(self) -> list[str]:
         note = (
