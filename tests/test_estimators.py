@@ -24,7 +24,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from vqprompt import ClosedFormClassifier, Model, VQPromptClassifier
 from vqprompt.core.onnx.graph import Session
 from vqprompt.product.estimators import images as on_images
-from vqprompt.product.model import onnx_features
 
 NAMES = ["apple", "bicycle", "cactus", "car"]
 TINY = {"size": 28, "device": "cpu"}
@@ -171,8 +170,7 @@ def test_paths_images_and_arrays_are_the_same_to_it(files):
         np.testing.assert_allclose(first.predict_proba(paths), same.judge(other.transform(X))[0], atol=1e-5)
 
 
-def test_it_is_the_living_model(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_features, "has_vnni", lambda: False)  # features for teaching are then those for questions
+def test_it_is_the_living_model(files, tmp_path):
     paths, labels = files
     ours = VQPromptClassifier(**TINY).fit(paths, labels)
     model = Model(**TINY)
