@@ -239,7 +239,9 @@ class TestFeatureDistillation:
         assert learner.method.former is None, "dropped when the task is over"
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("moving-prompts", "moving-weights", "sldc")])
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if name not in ("moving-prompts", "moving-weights", "sldc", "ssiat")]
+)
 def test_methods_that_are_not_about_moving_use_neither_by_default(name):
     options = METHODS[name].Options()
     assert getattr(options, "moving", Moving()).how == "none"

@@ -208,8 +208,8 @@ class TestLearning:
             found.append([epoch.losses for epoch in make_learner("vq-prompt").epochs(next(iter(make_stream())))])
         assert found[0] == found[1]
 
-    def test_a_class_is_learned_once(self):
-        learner = make_learner("linear")
+    def test_a_class_is_learned_once_by_a_method_that_cannot_learn_it_again(self):
+        learner = make_learner("lwf")
         for task in make_stream():
             learner.learn(task)
             with pytest.raises(UserError, match="was learned before"):

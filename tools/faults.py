@@ -3,7 +3,7 @@
 Prints one table; exit status 1 if anything was taken badly.
 
 python tools/faults.py                                       # two minutes of every kind
-python tools/faults.py --long                                # all of it, half an hour on two cores
+python tools/faults.py --long                                # all of it, an hour on two cores
 python tools/faults.py --kind images --count 10000 --seed 7  # a long one of one kind
 """
 

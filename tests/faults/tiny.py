@@ -30,8 +30,8 @@ from vqprompt.research.runs import runner
 
 METHODS = ("vq-prompt", "lwf", "slca", "moving-prompts")
 FILES = {"config.json", "metrics.json", "classes.json", "checkpoint.json"}  # and one state-N.safetensors
-TIMES = {"seconds", "task_seconds", "images_per_second", "seconds_training", "seconds_in_task", "saved", "checksum",
-         "tensors"}  # fmt: skip
+TIMES = {"seconds", "task_seconds", "images_per_second", "seconds_training", "seconds_in_task", "peak_memory", "saved",
+         "checksum", "tensors"}  # fmt: skip
 CLASSES, TRAIN, TEST, TASKS, EPOCHS = 4, 5, 2, 2, 2
 DIED = -int(signal.SIGKILL)
 
