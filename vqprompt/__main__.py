@@ -3,6 +3,7 @@
 Ctrl-C ends it without a traceback, also while it starts and while it ends.
 """
 
+import atexit
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ def main() -> None:
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is to be ignored
     if interruptible:  # half-imported modules would turn a KeyboardInterrupt into errors of any kind
         signal.signal(signal.SIGINT, _leave)
+        # at the very end Python would restore the system's handler, with which Ctrl-C kills a command that is done
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look for them in all installed packages
     from vqprompt.commands.app import main as run
 
