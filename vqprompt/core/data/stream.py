@@ -52,9 +52,7 @@ class Dataset:
     is_test: np.ndarray  # [N], bool
     notes: tuple[str, ...] = ()  # what a user should know about how it was read
     groups: tuple[tuple[str, ...], ...] | None = None  # class names per task, for sets of several kinds of images
-    domains: np.ndarray | None = (
-        None  # [N], the name of each image's domain, for sets that have the same classes in each
-    )
+    domains: np.ndarray | None = None  # [N], the domain of each image, for sets with the same classes in each
     where: Callable[[int], str] | None = None  # what a file that lists images calls the one in a row
 
     def __post_init__(self) -> None:
@@ -113,14 +111,14 @@ class StreamKind:
     @classmethod
     def parse(cls, text: str) -> StreamKind:
         """Raises UserError for what is no kind of stream."""
-        if not text or not (found := FORMS.fullmatch(text)):
+        if not text or not (match := FORMS.fullmatch(text)):
             raise UserError(
                 f"--stream {shown(text)}: no such kind; there are disjoint, domains, blurry:50,10 and repeated:30 (in "
                 "percent), few-shot:30,5,5 (classes, then ways and shots), FILE.json and, alone or after +, online:100"
             )
-        kind = "file" if (found[1] or "").endswith(".json") else found[1] or "disjoint"
+        kind = "file" if (match[1] or "").endswith(".json") else match[1] or "disjoint"
         name, _, numbers = kind.partition(":")
-        return cls(name, tuple(map(int, re.findall(r"\d+", numbers))), found[1] or "", int(found[2] or 0))
+        return cls(name, tuple(map(int, re.findall(r"\d+", numbers))), match[1] or "", int(match[2] or 0))
 
     @property
     def returns(self) -> bool:

@@ -307,7 +307,7 @@ class Run:
             parameters=counts,
             exemplars=method.exemplar_count(),
             kept_bytes=method.kept_bytes(),
-            test_flops=count_flops(self.learner) if learned else None,
+            test_flops=count_flops(self.learner) if done else None,
             prompt_use=self._prompt_use(),
             notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
             hardware=self._hardware(),

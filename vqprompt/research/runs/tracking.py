@@ -165,8 +165,8 @@ class Tracking:
         self._log([*tasks, Point("accuracy/average", after, average)])
 
     def finish(self, result: RunResult) -> None:
-        found = {"faa": result.faa, "caa": result.caa, "forgetting": result.forgetting}
-        numbers = {name: value for name, value in found.items() if value is not None}
+        final = {name: getattr(result, name) for name in ("faa", "caa", "forgetting")}
+        numbers = {name: value for name, value in final.items() if value is not None}
         self._log([Point(name, len(result.tasks), value) for name, value in numbers.items()])
         self._call(lambda tracker: tracker.finish(numbers))
 
