@@ -261,3 +261,8 @@ def test_numbers_and_nesting_that_python_cannot_print_are_refused(key):
     for value, words in ((1 << 20_000, "20001 bits is too large"), (deep, "nested more than 20 deep")):
         with pytest.raises(UserError, match=f"{key}: .*{words}"):
             resolve({key: value})
+
+
+def test_a_check_of_several_settings_says_its_own_sentence_and_does_not_quote_all_of_them():
+    with pytest.raises(UserError, match=r"^run settings: --stream 'sometimes': no such kind; [^{]*online:100$"):
+        resolve({"stream": "sometimes"})

@@ -13,6 +13,9 @@ def explain(error: ValidationError, what: str) -> str:
     """A pydantic error as one line: for each field its name, what was given and what was expected."""
     lines = []
     for e in error.errors():
+        if not e["loc"] and "error" in e.get("ctx", {}):  # a check of several fields names them itself
+            lines.append(str(e["ctx"]["error"]))
+            continue
         name = ".".join(str(part) for part in e["loc"])
         given = "" if e["type"] == "extra_forbidden" else f" (given: {shown(e['input'])})"
         lines.append(f"{name}: {'no such setting' if e['type'] == 'extra_forbidden' else e['msg']}{given}")
