@@ -44,15 +44,15 @@ def learned(method: str, training=QUICK, tasks: int = 3, **options) -> tuple[Lea
 
 
 class TestViT:
-    def test_class_tokens_of_the_last_blocks(self):
+    def test_class_tokens_of_the_wanted_blocks_in_the_wanted_order(self):
         vit, images = make_vit(), torch.randn(3, 3, 28, 28)
         x, tokens = vit.embed(images), []
         for block in vit.blocks:
             x = block(x)
             tokens.append(vit.norm(x)[:, 0])
-        for count in (1, 2, 3):
-            found = vit.encode(vit.embed(images), class_tokens=count)
-            torch.testing.assert_close(found, torch.cat(tokens[::-1][:count], dim=1))
+        for blocks in ((-1,), (-1, -2), (-2, -1), (-3, -1)):
+            found = vit.encode(vit.embed(images), class_tokens=blocks)
+            torch.testing.assert_close(found, torch.cat([tokens[block] for block in blocks], dim=1))
 
     def test_an_adapter_is_a_bottleneck_beside_the_mlp(self):
         vit, images = make_vit(), torch.randn(3, 3, 28, 28)
@@ -311,7 +311,7 @@ class TestMovingMemory:
     def test_features_are_two_class_tokens_averaged_over_the_mirror_image(self, method):
         learner, _ = learned(method, frozen_beside=True)
         view = view_of(learner)
-        plain, mirrored = (learner.method.encode(v, 2)[0] for v in (view, view.mirrored()))
+        plain, mirrored = (learner.method.encode(v, (-1, -2))[0] for v in (view, view.mirrored()))
         assert plain.shape == (5, 64)
         expected = [F.normalize(v.unflatten(1, (2, -1)), dim=-1).flatten(1) * 20 for v in (plain, mirrored)]
         moved, frozen = learner.method.features(view)[0].chunk(2, dim=1)
@@ -319,7 +319,7 @@ class TestMovingMemory:
         closed_form = make_learner("linear", class_tokens=2, scaled=True, mirror=True)
         torch.testing.assert_close(frozen, closed_form.method.features(view.through(closed_form.vit))[0])
         flipped = View(learner.vit, lambda: view.images.flip(-1), view.query)
-        torch.testing.assert_close(learner.method.encode(flipped, 2)[0], mirrored)
+        torch.testing.assert_close(learner.method.encode(flipped, (-1, -2))[0], mirrored)
 
     @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
     def test_where_nothing_moves_it_is_the_closed_form_on_all_images(self, method):

@@ -56,7 +56,7 @@ class DualPrompt(Method):
             self.experts.append(self._expert().to(self.head.weight.device))
         train_only(self.experts, task.number)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
