@@ -37,7 +37,7 @@ QUICK_REPLAY = {"epochs": 2, "ratio": 1, "samples": 0}
 CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2, "map_steps": 20,
          "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
-TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1}  # other methods train in every task
+TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1, "fecam": 0}  # other methods train in every task
 
 
 def cheap(name: str) -> dict:
