@@ -21,6 +21,7 @@ from vqprompt.core.errors import PastImagesError
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.research.learner.checkpoint import read_checkpoint
 from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.recipes import PAPER_DATA, find_recipe, recipe_settings
 from vqprompt.research.migration import upgrade_config
 from vqprompt.research.report.pages import write_report
 from vqprompt.research.results.config import RunConfig, resolve
@@ -185,7 +186,11 @@ def test_options(name):
     defaults = resolve({"method": name})
     known = {**defaults.model_dump(), **defaults.options}
     for key, (low, high) in METHODS[name].search_space.items():
-        assert low < known[key] <= high or low == known[key] == 0, f"{key}: a search starts inside of its range"
+        limits = [getattr(m, end, None) for m in (options.model_fields[key].metadata if key in options.model_fields else ())
+                  for end in ("ge", "le")]  # fmt: skip
+        published = {recipe_settings(find_recipe(name, data)).get(key, known[key]) for data in PAPER_DATA}
+        assert all(low < value < high or value in limits for value in published | {known[key]}), f"{key}: at an edge"
+        assert resolve({"method": name, key: low}) and resolve({"method": name, key: high})
     for key, field in options.model_fields.items():
         if isinstance(field.default, BaseModel):
             group = type(field.default).model_fields

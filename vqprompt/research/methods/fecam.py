@@ -29,8 +29,7 @@ class FeCAMOptions(OnceAdaptedOptions):
 class FeCAM(FirstTaskAdapters):
     title = "FeCAM"
     Options: ClassVar[Any] = FeCAMOptions
-    frozen_features = True
-    rows_per_class = ("prototypes", "precisions")
+    classifies_frozen = True
     prototypes: Tensor  # [C, D], mean features of each class
     precisions: Tensor  # [C, D, D], inverse correlations
 
