@@ -186,8 +186,8 @@ def test_options(name):
     defaults = resolve({"method": name})
     known = {**defaults.model_dump(), **defaults.options}
     for key, (low, high) in METHODS[name].search_space.items():
-        limits = [getattr(m, end, None) for m in (options.model_fields[key].metadata if key in options.model_fields else ())
-                  for end in ("ge", "le")]  # fmt: skip
+        bounds = options.model_fields[key].metadata if key in options.model_fields else ()
+        limits = [getattr(bound, end, None) for bound in bounds for end in ("ge", "le")]
         published = {recipe_settings(find_recipe(name, data)).get(key, known[key]) for data in PAPER_DATA}
         assert all(low < value < high or value in limits for value in published | {known[key]}), f"{key}: at an edge"
         assert resolve({"method": name, key: low}) and resolve({"method": name, key: high})
