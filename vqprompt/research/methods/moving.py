@@ -199,7 +199,7 @@ class MovingMemory(Method):
     @torch.no_grad()
     def recognizes(self, statistics: SharedGaussians, features: Tensor, labels: Tensor) -> Tensor:
         """How many images of a task [n, D], which nothing was trained on, each readout recognizes among all classes. An
-        image of a new class is left out of its class's mean, which is then taken to be in doubt as an old class's is."""
+        image of a new class is left out of its mean, which is then taken to be in doubt as an old class's is."""
         old, covariance = statistics.class_means().double(), statistics.class_covariance().double()
         doubt = getattr(statistics, "doubt", torch.zeros_like(covariance)).double() / len(old)
         new, counts = labels >= len(old), torch.bincount(labels)[labels].double()
