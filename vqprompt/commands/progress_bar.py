@@ -104,8 +104,9 @@ class Bars:
 
 
 @contextmanager
-def progress_bar(console: Console, title: str = "") -> Iterator[Report]:
-    """One bar, and the function that takes its events."""
-    with Bars(console) as bars:
+def progress_bar(console: Console | None = None, title: str = "") -> Iterator[Report]:
+    """One bar, and the function that takes its events. Without a console it is on standard error, because standard
+    output may be read by other programs."""
+    with Bars(console or Console(stderr=True)) as bars:
         bars.start(title)
         yield lambda event: bars.show(title, event)

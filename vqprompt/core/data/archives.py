@@ -14,7 +14,8 @@ import stat
 import struct
 import threading
 import zipfile
-from collections.abc import KeysView, Sequence
+from collections.abc import Iterator, KeysView, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
@@ -71,6 +72,16 @@ class Files:
 
     def _read(self, name: str) -> bytes:
         raise NotImplementedError
+
+
+@contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:  # a damaged archive may raise anything; decompressors have their own kinds
+        raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
 
 
 def hidden(path: str) -> bool:
@@ -198,16 +209,12 @@ class ZipFiles(Files):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        try:
+        with refusing_damage(path):
             self._file = self._archive = open_regular(path)
             listed = count_listed(self._file)
             ENTRIES.check(str(path), f"a zip file of {listed:,} files", listed)
             self._zip = zipfile.ZipFile(self._file)
             self._list(listed)
-        except ImageError:
-            raise
-        except Exception as error:  # a damaged directory may raise anything
-            raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
 
     def stamps(self, names: Sequence[str]) -> dict[str, str]:
         return {name: f"{self._infos[name].file_size}:{self._infos[name].CRC}" for name in names}
@@ -216,9 +223,9 @@ class ZipFiles(Files):
         infos = sorted(self._zip.infolist(), key=lambda info: info.filename)
         self._infos = {info.filename: info for info in infos}
         if not len(infos) == len(self._infos) == listed:
-            raise ImageError(
-                f"{self.path}: damaged archive (its directory lists {listed:,} files, {len(infos):,} were found, "
-                f"{len(self._infos):,} of them with different names); get it again"
+            raise zipfile.BadZipFile(
+                f"its directory lists {listed:,} files, {len(infos):,} were found, {len(self._infos):,} of them with "
+                "different names"
             )
         total = sum(info.file_size for info in infos)
         UNPACKED_GB.check(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
@@ -235,14 +242,14 @@ class ZipFiles(Files):
         self._file.seek(info.header_offset)
         head = self._file.read(30)
         if len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise ImageError(f"{self.path}: damaged archive (no {info.filename!r} where it should be); get it again")
+            raise zipfile.BadZipFile(f"no {info.filename!r} where it should be")
         flags, length = struct.unpack_from("<H", head, 6)[0], struct.unpack_from("<H", head, 26)[0]
         name = self._file.read(length)
         unicode = 0x800
         listed = info.orig_filename.encode("utf-8" if info.flag_bits & unicode else "cp437", "replace")
         same_coding = name.isascii() or (flags & unicode) == (info.flag_bits & unicode)
         if name != listed or not same_coding or (info.is_dir() and info.file_size):
-            raise ImageError(f"{self.path}: damaged archive ({info.filename!r} has two names); get it again")
+            raise zipfile.BadZipFile(f"{info.filename!r} has two names")
 
     def _read(self, name: str) -> bytes:
         info = self._infos[name]
