@@ -14,6 +14,7 @@ import stat
 import struct
 import threading
 import zipfile
+from collections import deque
 from collections.abc import Iterator, KeysView, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -126,14 +127,10 @@ class FolderFiles(Files):
         super().__init__(path)
         self.root = path.resolve()
         self.follow = os.environ.get(FOLLOW_LINKS, "").lower() in ("1", "true", "yes")
-        self._visited: set[tuple[int, int]] = set()
         self._hashes: ContentHashes | None = None
         self._stamps: dict[str, str] = {}
-        self._links: list[str] = []
         try:
-            self._walk("")
-            while self._links:  # after the real folders, so that a link never takes the place of one
-                self._walk(self._links.pop(0))
+            self._walk()
         except OSError as error:
             raise ImageError(f"{path}: cannot be listed ({error}); check that you may read it") from None
         self.sizes = dict(sorted(self.sizes.items(), key=lambda item: _reading_order(item[0])))
@@ -155,15 +152,15 @@ class FolderFiles(Files):
             raise OSError("it changed while it was being read; run again when it is complete")
         return data
 
-    def _walk(self, folder: str) -> None:
-        pending, most = [folder], ENTRIES.value
+    def _walk(self) -> None:
+        pending, visited, most = deque([""]), set[tuple[int, int]](), ENTRIES.value
         while pending and len(self.sizes) <= most:
-            inside = pending.pop()
+            inside = pending.popleft()
             status = (self.path / inside).stat()
-            if (status.st_dev, status.st_ino) in self._visited:
+            if (status.st_dev, status.st_ino) in visited:
                 self.skipped.append(inside)
                 continue
-            self._visited.add((status.st_dev, status.st_ino))
+            visited.add((status.st_dev, status.st_ino))
             if inside:
                 self.folders.append(inside)
             with os.scandir(self.path / inside) as listing:
@@ -175,7 +172,8 @@ class FolderFiles(Files):
                 if entry.is_symlink():
                     self._refuse_leading_out(name)
                 if os.path.isdir(entry):  # noqa: PTH112 (DirEntry.is_dir raises for a link in a circle)
-                    (self._links if entry.is_symlink() else pending).append(name)
+                    # real folders first, so that a link never takes the place of one
+                    (pending.append if entry.is_symlink() else pending.appendleft)(name)
                 else:
                     self.sizes[name] = self._size(name)
         ENTRIES.check(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", len(self.sizes), so_far=True)
