@@ -20,14 +20,7 @@ from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
-from vqprompt.product.model.pictures import (
-    UNKNOWN,
-    Picture,
-    check_spelling,
-    clean_name,
-    content_id,
-    find_pictures,
-)
+from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
 from vqprompt.product.model.versions import Stored
@@ -82,18 +75,25 @@ class Correcting(Predicting):
                 raise UserError(f"there is already a class {new!r}; to make one class of both, merge them")
             self._stored = self._opened().with_version(known.renamed(old, new))
 
-    def forget(self, name: str, *, for_good: bool = False) -> None:
+    def forget(self, name: str, *, for_good: bool = False) -> list[str]:
         """Remove a class: the model becomes what it would be if it had never learned it. name: "unknown" for all
-        counterexamples.
+        counterexamples. Returns notes for people.
 
         for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
-        back. A class that was forgotten before can be forgotten for good later.
+        back; and `.NAME.vqp.versions/` beside the file, where servers kept older models before these were part of the
+        file. A running server notices that the file has changed, and deletes what it has (`State.refresh`). A class
+        that was forgotten before can be forgotten for good later.
         """
         with self._changing:
             stored = self._opened()
             if not (for_good and stored.has_traces(name)):
                 check_known(name, self.knowledge.records)
             self._stored = stored.erased(name) if for_good else stored.without(name)
+            older = self.path and self.path.with_name(f".{self.path.name}.versions")
+            if not for_good or older is None or not older.is_dir():
+                return []
+            shutil.rmtree(older)
+            return [f"deleted {older.name}, where older versions were kept"]
 
     def merge(self, names: Sequence[str], into: str, *, preview: bool = False) -> Correction:
         """Make one class of several, as if their images had been taught as one. preview: only tell what would change.
@@ -231,24 +231,6 @@ def _by_content(images: Any) -> dict[int, Picture | None]:
         except OSError as error:
             raise ImageError(f"{picture.where}: cannot be read ({error.strerror})") from None
     return pictures
-
-
-def erase_class(model: Correcting, name: str) -> list[str]:
-    """Forget a class for good, and delete what is kept of it beside the file: what `forget --for-good` promises.
-
-    - The model's file: the class, other versions that know it, its name in the history (`Model.forget`).
-    - `.NAME.vqp.versions/` beside it, where servers kept whole older models before these were part of the file.
-    - A running server, which notices that the file has changed: thumbnails, exported files, finished jobs, uploads
-      (`State.refresh` in serve/state.py).
-
-    The cache knows no names of files or classes, and nothing of images that were taught. To be saved by the caller, who
-    holds the file's lock. Returns notes for people.
-    """
-    model.forget(name, for_good=True)
-    if model.path is None or not (folder := model.path.with_name(f".{model.path.name}.versions")).is_dir():
-        return []
-    shutil.rmtree(folder)
-    return [f"deleted {folder.name}, where older versions were kept"]
 
 
 def check_known(name: str, classes: Collection[str]) -> None:

@@ -35,7 +35,7 @@ from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling
 from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, nothing_new, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ class Model(Correcting, OnTheHub):
         change.
         announce: called with the plan before learning starts.
         """
-        from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
-        from vqprompt.product.model.ingest import check_streamed, fits, ingest, select
+        from vqprompt.product.model.ingest import DecodedPictures, fit, ingest, select  # slow to import
         from vqprompt.product.model.sources import open_pictures
 
         with self._changing:
@@ -246,13 +245,12 @@ class Model(Correcting, OnTheHub):
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
             extractor, side = self.extractor_of(before), self.backbone.side
             before = self.knowledge  # of a new model, with the world under its network
-            at_once = fits(pictures, side)
-            if not at_once:
-                check_streamed(effort)
+            together = fit(pictures, side, effort)
             with closing(DecodedPictures(side, on_disk)) as decoded:
-                new = select(pictures, before.records, decoded if at_once else None, skip_broken, progress)
+                new = select(pictures, before.records, decoded if together else None, skip_broken, progress)
                 if not len(new):
-                    return nothing_new(before, new, notes, started)
+                    notes.append("nothing new: the model knows all of these images")
+                    return summary(before, before, new, notes, started)
                 changed, plan, trained, moved = None, None, before.trained, before.moved
                 if effort == "auto":
                     changed = ingest(new, extractor, before.records, skip_broken, progress)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
@@ -177,12 +177,6 @@ def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], l
     return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
 
 
-def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:
-    if new.broken and not new.known:
-        raise nothing_readable(new.broken)
-    return summary(before, before, new, [*notes, "nothing new: the model knows all of these images"], started)
-
-
 def about_training(kept: float, expected: tuple[float, float] | None) -> list[str]:
     """What users should know about a training. kept: the share of it that was kept. expected: accuracy on held-out
     images without and with it."""
@@ -195,12 +189,6 @@ def about_training(kept: float, expected: tuple[float, float] | None) -> list[st
         f"nothing was trained: of the held-out images {trained:.0%} were recognized with the training and "
         f"{without:.0%} without it; learned as at effort instant"
     ]
-
-
-def nothing_readable(broken: list[str]) -> ImageError:
-    """broken: one message per image."""
-    first = f" ({broken[0]})" if broken else ""
-    return ImageError(f"none of the images can be read, so nothing was learned{first}")
 
 
 def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[Suffering, ...]:

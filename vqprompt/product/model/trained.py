@@ -74,7 +74,7 @@ def retrain(
     more than chance explains, half of it is kept, or nothing. Images of old classes count where the memory says they
     are now, with its doubt.
     """
-    assert new.decoded is not None and new.rows is not None
+    assert new.decoded is not None
     labels = np.array(new.labels)
     names = np.unique(labels).tolist()
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
@@ -87,7 +87,7 @@ def retrain(
         len(new) * LOOKS,
     )
     old = _features(extractor(before), new, reports[0])
-    images, targets = new.decoded.store(new.rows[shown]), np.searchsorted(names, labels[shown])
+    images, targets = new.decoded.store(new.ids[shown]), np.searchsorted(names, labels[shown])
     share = len(names) / len(known.keys() | set(names))
     method = train(plain, before, effort, images, targets, share if known else None, seed=seed, progress=reports[1])
 
