@@ -22,7 +22,7 @@ from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
-from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
+from vqprompt.product.model.records import KEPT, ClassRecord, added, to_fixed_point
 from vqprompt.product.model.versions import Stored
 
 MOST_PAIRS = 100_000  # of names that are compared: about a second
@@ -129,7 +129,7 @@ class Correcting(Predicting):
                 note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", known.accuracy
                 return Correction({}, name, Changes(0, ()), accuracy, accuracy, (note,))
             for part in parts.values():
-                records[name] = records[name].merged(part) if name in records else part
+                records = added(records, {name: part})
             event = Event.now("relabeled", classes={n: part.count for n, part in parts.items()}, new_name=name)
             estimated = known.moved | ({name} if known.moved & parts.keys() else set())
             return self._correct(known.changed(event, records=records, moved=estimated), preview, notes)

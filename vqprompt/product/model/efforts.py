@@ -79,7 +79,7 @@ class Trained:
 def check_trained(trained: Trained, config: ViTConfig) -> None:
     """Refuse what was trained if it does not fit the backbone, or if features were made in another way than ours."""
     options = trained.options
-    usual = {"class_tokens": joined_blocks(config), "scaled": True, "frozen_beside": False}
+    usual = {"class_tokens": joined_blocks(config), "scaled": True, "frozen_beside": False, "pool": 1}
     for name, value in usual.items():
         if options.get(name, value) != value:
             raise UserError(f"what was trained has the option {name}={options[name]!r} instead of {value}")

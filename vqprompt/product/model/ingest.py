@@ -31,7 +31,7 @@ from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.extractor import Extractor, load, parallel, unless_error
 from vqprompt.product.model.pictures import Picture, content_id
-from vqprompt.product.model.records import ClassRecord, to_fixed_point
+from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
 from vqprompt.product.model.sources import PictureSet
 
 if TYPE_CHECKING:
@@ -193,15 +193,14 @@ def _refuse_other_class(pictures: PictureSet, places: np.ndarray, owners: list[s
 def ingest(
     new: NewPictures, extractor: Extractor, known: Mapping[str, ClassRecord], skip_broken: bool, progress: Report
 ) -> dict[str, ClassRecord]:
-    """The records of all classes that change, with the new pictures in them. What cannot be decoded is refused, or is
-    added to `new.broken`."""
-    changed, pending = dict[str, ClassRecord](), defaultdict[str, list[tuple[int, np.ndarray]]](list)
+    """The records of all classes, with the new pictures in them. What cannot be decoded is refused, or is added to
+    `new.broken`."""
+    if_none = len(new.broken) + len(new)  # can be decoded, there are so many messages
+    records, pending = dict(known), defaultdict[str, list[tuple[int, np.ndarray]]](list)
 
     def add_up(name: str) -> None:
         ids, features = zip(*pending.pop(name), strict=True)
-        record = ClassRecord.of(np.array(ids, np.uint64), np.stack(features))
-        former = changed.get(name, known.get(name))
-        changed[name] = record if former is None else former.merged(record)
+        records.update(added(records, {name: ClassRecord.of(np.array(ids, np.uint64), np.stack(features))}))
 
     for picture, feature in features_of(new, extractor, progress):
         if isinstance(feature, UserError | OSError):
@@ -215,9 +214,9 @@ def ingest(
             add_up(picture.label)
     for name in sorted(pending):
         add_up(name)
-    if not changed:
+    if len(new.broken) == if_none:
         raise _nothing_readable(new.broken)
-    return dict(sorted(changed.items()))
+    return records
 
 
 def identify(

@@ -62,23 +62,19 @@ def find_pictures(
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if isinstance(labels, str):
-            return _all_of_one_class(path, labels), []
+            if not path.exists():
+                raise missing(path, "file or folder")
+            return [_of_file(file, labels) for file in ([path] if path.is_file() else images_in(path))], []
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path, classes)
-    images: list[Any] = (
-        [source]
-        if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
-        else [*source]
-    )
+    is_one = isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+    images: list[Any] = [source] if is_one else [*source]
     if images and all(isinstance(image, Picture) for image in images):
         return images, []
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
-    if (
-        paths
-        and len(paths) == len(images)
-        and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths)))
-    ):  # several sources
+    sources = isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths))
+    if sources and paths and len(paths) == len(images):
         parts = [find_pictures(path, labels, classes) for path in paths]
         return [p for pictures, _ in parts for p in pictures], [note for _, notes in parts for note in notes]
     if labels is None:
@@ -94,13 +90,17 @@ def find_pictures(
 
 def _given(image: ImageLike, label: str, number: int) -> Picture:
     if isinstance(image, str | Path):
-        return Picture(str(image), label, partial(read_image, image))
+        return _of_file(image, label)
     if not isinstance(image, bytes | Image.Image | np.ndarray):
         raise UserError(
             f"image {number + 1}: give a path, the bytes of an image file, a Pillow image or a uint8 array, not "
             f"{type(image).__name__}"
         )
     return Picture(f"image {number + 1}", label, lambda: image)
+
+
+def _of_file(path: str | Path, label: str) -> Picture:
+    return Picture(str(path), label, partial(read_image, path))
 
 
 # ---------------------------------------------------------------------------------------------- folders, archives
@@ -114,12 +114,9 @@ def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         raise ImageError(f"{path}: which class is it? Give --as NAME, or put the image into a folder of that name")
     if path.is_dir():
-        if tables := [path / name for name in METADATA if (path / name).is_file()]:
-            return _from_table(tables[0], path), [f"classes from {tables[0].name}"]
-        parts = [path / part for part in ("train", "test", "validation") if (path / part).is_dir()]
-        if parts and all(any((p / name).is_file() for name in METADATA) for p in parts) and parts[0].name == "train":
-            table = next(parts[0] / name for name in METADATA if (parts[0] / name).is_file())
-            return _from_table(table, parts[0]), [f"classes from train/{table.name}"]
+        for table in (folder / name for folder in (path, path / "train") for name in METADATA):
+            if table.is_file():
+                return _from_table(table, table.parent), [f"classes from {table.relative_to(path).as_posix()}"]
         names = {p.name for p in path.iterdir() if p.is_dir()}
         if "train" in names and "test" not in names and any(p.is_dir() for p in (path / "train").iterdir()):
             path = path / "train"
@@ -171,14 +168,6 @@ def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Pictu
     ]
 
 
-def _all_of_one_class(path: Path, label: str) -> list[Picture]:
-    if path.is_file():
-        return [Picture(str(path), label, partial(read_image, path))]
-    if not path.is_dir():
-        raise missing(path, "file or folder")
-    return [Picture(str(file), label, partial(read_image, file)) for file in images_in(path)]
-
-
 # ---------------------------------------------------------------------------------------------- tables
 
 
@@ -199,7 +188,7 @@ def _from_table(table: Path, folder: Path) -> list[Picture]:
         place = where if where.is_absolute() else folder / where
         if not place.is_file():
             raise ImageError(f"{table}, line {line}: {name}: no such image file (paths are relative to {folder})")
-        pictures.append(Picture(str(place), str(label), partial(read_image, place)))
+        pictures.append(_of_file(place, str(label)))
     return pictures
 
 

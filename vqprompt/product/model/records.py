@@ -14,7 +14,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,6 +104,11 @@ class ClassRecord:
     def mean(self) -> np.ndarray:
         """Of all images [D]."""
         return self.total.astype(np.float64) * (STEP / self.count)
+
+
+def added(records: Mapping[str, ClassRecord], new: Mapping[str, ClassRecord]) -> dict[str, ClassRecord]:
+    """Records of classes with those of new images in them."""
+    return {**records, **{name: records[name].merged(r) if name in records else r for name, r in new.items()}}
 
 
 def gram_of(record: ClassRecord) -> np.ndarray:

@@ -146,9 +146,8 @@ def summary(
 ) -> Taught:
     """What a teaching did, from the model before and after it."""
     suffering = _suffering(before.measurements, now.measurements)
-    counts = [{name: record.count for name, record in known.records.items()} for known in (before, now)]
-    grown = ((name, count - counts[0].get(name, 0)) for name, count in counts[1].items())
-    taught = tuple(TaughtClass(name, images, name not in counts[0]) for name, images in grown if images)
+    learned = {} if now is before else now.history[-1].classes
+    taught = tuple(TaughtClass(name, images, name not in before.records) for name, images in learned.items())
     return Taught(
         classes=taught,
         known_images=new.known,
@@ -166,10 +165,10 @@ def summary(
     )
 
 
-def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
+def decided(plan: Plan, before: Knowledge, records: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
     """At effort auto: what training is expected to bring, and whether it is worth its time. plan: of the training.
-    changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
-    now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
+    records: what would be known without it; the accuracy that is measured then tells how much is wrong."""
+    now = before.changed(Event.now("learned"), records=records, measured=True)
     gain = 0.0
     if now.accuracy is not None and why_not_train(labels) is None:
         gain = REMOVED * (1 - now.accuracy) * len(set(labels)) / len(now.classes)
