@@ -16,7 +16,7 @@ from safetensors import safe_open
 from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
-from vqprompt.product.model import decoded, efforts, teaching, trained
+from vqprompt.product.model import efforts, ingest, teaching, trained
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
@@ -31,7 +31,7 @@ def briefly():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "pays", lambda without, measured: True)
         for effort, settings in efforts.TRAINING.items():
-            brief = replace(settings, training={**settings.training, "epochs": 2})
+            brief = replace(settings, epochs=2)
             patch.setitem(efforts.TRAINING, effort, brief)
         yield
 
@@ -346,9 +346,9 @@ def test_remembered_images_are_as_far_apart_as_images_would_be_now():
 
 def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders, monkeypatch, tmp_path):
     monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path))
-    monkeypatch.setattr(decoded, "IN_MEMORY", 3 * 32 * 32 * 5)
-    opened, make = [], decoded.temporary_file
-    monkeypatch.setattr(decoded, "temporary_file", lambda: opened.append(make()) or opened[-1])
+    monkeypatch.setattr(ingest, "IN_MEMORY", 3 * 32 * 32 * 5)
+    opened, make = [], ingest.temporary_file
+    monkeypatch.setattr(ingest, "temporary_file", lambda: opened.append(make()) or opened[-1])
     models = {}
     for on_disk in (True, False):
         models[on_disk] = fresh()

@@ -35,19 +35,11 @@ class Extractor(Protocol):
     for products of integers, which differ from fp32 by 2e-4. at_once: how many images are computed at the same time.
     """
 
+    fingerprint: str
+    size: int
+    width: int
+    precision: str
     at_once: int
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def precision(self) -> str: ...
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         """Features [D] of each image in order, or the exception that reading it raised. They do not depend, to the last

@@ -52,19 +52,12 @@ class Features:
         self.device, self.fingerprint = device or torch.device("cpu"), fingerprint
         self.vit, self.crop = vit.to(self.device).eval().requires_grad_(False), crop
         self.encode = partial(class_tokens, self.vit) if encode is None else encode
-        self.side, self.at_once = stored_side(vit.config.image_size), 1 if self.device.type == "cpu" else BATCH
+        self.size, self.width = vit.config.image_size, vit.config.width * joined_blocks(vit.config)
+        self.side, self.at_once = stored_side(self.size), 1 if self.device.type == "cpu" else BATCH
 
     @classmethod
     def open(cls, weights: Weights, size: int | None, crop: float, device: str) -> Features:
         return cls(make_vit(weights, size), crop, pick_device(device), fingerprint=weights.fingerprint)
-
-    @property
-    def size(self) -> int:
-        return self.vit.config.image_size
-
-    @property
-    def width(self) -> int:
-        return self.vit.config.width * joined_blocks(self.vit.config)
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         return map(self.of_one, pictures) if self.device.type == "cpu" else self._batched(pictures)

@@ -19,6 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -28,14 +29,15 @@ from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import writing
 from vqprompt.core.progress import Progress, Report, Stage
+from vqprompt.core.statistics.world import World, save_worlds, world_file
 from vqprompt.core.words import counted
 from vqprompt.product.model.extractor import Extractor, load, parallel, unless_error
-from vqprompt.product.model.pictures import Picture, content_id
+from vqprompt.product.model.pictures import Picture, PictureSet, content_id, open_pictures
 from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
-from vqprompt.product.model.sources import PictureSet
 
 if TYPE_CHECKING:
     from vqprompt.core.data.store import Store
+    from vqprompt.product.model.model import Model
 
 IN_MEMORY = 128 << 20  # bytes of decoded pictures; 650 of them at 224 px
 PENDING = 1024  # images of a class that are collected before they are added up
@@ -266,3 +268,17 @@ def features_of(
 def _is_in(number: int, ascending: np.ndarray) -> bool:
     place = int(np.searchsorted(ascending, np.uint64(number)))
     return place < len(ascending) and int(ascending[place]) == number
+
+
+def learn_world(model: Model, folder: str | Path) -> tuple[World, Path]:
+    """What ordinary images look like under a model's backbone, for new models with it; and where that is kept. folder:
+    one folder per kind of images; a kind with many images is taken for a mixed collection. Images that cannot be read
+    are left out."""
+    pictures, _ = open_pictures(folder)
+    features = {i: row for i, row in enumerate(model.extractor.of(pictures)) if isinstance(row, np.ndarray)}
+    if not features:
+        raise UserError(f"{folder}: none of the images can be read")
+    world = World.of(np.stack([*features.values()]).astype(np.float64), pictures.labels[[*features]])
+    fingerprint, size = model.backbone.fingerprint, model.backbone.size
+    save_worlds(world_file(fingerprint), fingerprint, {size: world})
+    return world, world_file(fingerprint)

@@ -33,7 +33,7 @@ from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.parsing import ModelError, parse
-from vqprompt.product.model.pictures import UNKNOWN, check_spelling
+from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
 from vqprompt.product.model.records import ClassRecord, added
 from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
 from vqprompt.product.model.versions import Stored, Version
@@ -221,7 +221,6 @@ class Model(Correcting, OnTheHub):
         announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.ingest import DecodedPictures, fit, ingest, select  # slow to import
-        from vqprompt.product.model.sources import open_pictures
 
         with self._changing:
             started, before = time.monotonic(), self.knowledge

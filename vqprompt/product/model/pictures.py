@@ -1,5 +1,5 @@
 """Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
-metadata, or Python lists.
+metadata, tar shards, parquet, or Python lists.
 
 Nothing is decoded here. Pictures are identified by their content (`content_id`). So a picture that is in two classes,
 or was learned before, is noticed before any work is done.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -25,6 +25,9 @@ from vqprompt.core.data.source import Entry, Source, images_in
 from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import read_text
 from vqprompt.core.words import counted, shorten
+
+if TYPE_CHECKING:
+    from vqprompt.core.data.shards import Shards
 
 TABLES = (".csv", ".tsv", ".jsonl")
 METADATA = ("metadata.csv", "metadata.jsonl")
@@ -48,6 +51,75 @@ class Picture:
     open: Callable[[], Given]
     decoded: Callable[[], tuple[np.ndarray, float]] | None = None
     content_id: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PictureSet:
+    """Pictures with their classes. Those of shards are made on demand, so a set takes a few bytes per picture.
+
+    classes: clean names. labels: [n], positions in `classes`. make: the picture with a number. numbers: [n], of the
+    pictures in this set. streamed: whether there may be too many to decode them all before learning.
+    """
+
+    classes: Sequence[str]
+    labels: np.ndarray
+    make: Callable[[int], Picture]
+    numbers: np.ndarray
+    streamed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Picture:
+        return replace(self.make(int(self.numbers[place])), label=self.classes[self.labels[place]])
+
+    def __iter__(self) -> Iterator[Picture]:
+        return (self[place] for place in range(len(self)))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the classes that have a picture here, sorted."""
+        return sorted(self.classes[number] for number in np.unique(self.labels))
+
+    def subset(self, places: np.ndarray) -> PictureSet:
+        return replace(self, labels=self.labels[places], numbers=self.numbers[places])
+
+
+def open_pictures(
+    source: Any, labels: Sequence[str] | str | None = None, exclude: Iterable[str | Path] = (), classes: str = ""
+) -> tuple[PictureSet, list[str]]:
+    """The pictures of any source (see `find_pictures`), and notes about how it was read. exclude: paths."""
+    excluded = {str(Path(path).expanduser().resolve()) for path in exclude}
+    if labels is None and isinstance(source, str | Path):
+        from vqprompt.core.data.shards import open_shards
+
+        if (shards := open_shards(source)) is not None:
+            if excluded:
+                raise UserError(f"{source}: images in shards have no paths of their own; leave out --exclude")
+            return _of_shards(shards)
+    pictures, notes = find_pictures(source, labels, classes)
+    if excluded:
+        pictures = [p for p in pictures if str(Path(p.where).resolve()) not in excluded]
+    if not pictures:
+        raise ImageError("no image is left to learn from")
+    names = {label: clean_name(label) for label in {picture.label for picture in pictures}}
+    sorted_names = sorted(set(names.values()))
+    place = {name: number for number, name in enumerate(sorted_names)}
+    numbers = np.array([place[names[picture.label]] for picture in pictures])
+    return PictureSet(sorted_names, numbers, pictures.__getitem__, np.arange(len(pictures))), notes
+
+
+def _of_shards(shards: Shards) -> tuple[PictureSet, list[str]]:
+    """Without the images that are for testing."""
+    rows = np.arange(len(shards.labels)) if shards.splits is None else np.flatnonzero(~shards.splits)
+    left_out = len(shards.labels) - len(rows)
+
+    def picture(row: int) -> Picture:
+        return Picture(shards.where(row), "", lambda: shards.read(row))
+
+    notes = [f"{counted(left_out, 'test image')} left out"] if left_out else []
+    classes = [clean_name(name) for name in shards.classes]
+    return PictureSet(classes, shards.labels[rows], picture, rows, streamed=True), notes
 
 
 def find_pictures(

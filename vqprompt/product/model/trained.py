@@ -82,7 +82,7 @@ def retrain(
     reports = _shares(
         progress,
         len(new) * (LOOKS if before else 1.0),
-        TRAINING[effort].training["epochs"] * len(shown) * (TRAINING[effort].passes + bool(known)),
+        TRAINING[effort].epochs * len(shown) * (TRAINING[effort].passes + bool(known)),
         len(new) * LOOKS,
     )
     old = _features(extractor(before), new, reports[0])
