@@ -106,9 +106,6 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         place = {name: column for column, name in enumerate(model.classes)}
         return shares[:, [place[str(c)] for c in self.classes_]], familiar
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "model_")
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import io
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -253,15 +254,9 @@ def features_of(
     new: NewPictures, extractor: Extractor, progress: Report
 ) -> Iterator[tuple[Picture, np.ndarray | Exception]]:
     """Each new picture with its features [D], or with the reason why there are none."""
-    waiting = deque[Picture]()
-
-    def passing() -> Iterator[Picture]:
-        for picture in new:
-            waiting.append(picture)  # so that a picture of a shard is made only once
-            yield picture
-
-    for done, feature in enumerate(extractor.of(passing()), start=1):
-        yield waiting.popleft(), feature
+    computed, told = tee(new)  # so that a picture of a shard is made only once
+    for done, (feature, picture) in enumerate(zip(extractor.of(computed), told, strict=True), start=1):
+        yield picture, feature
         progress(Progress(Stage.LEARNING, done, len(new)))
 
 

@@ -259,9 +259,7 @@ class Model(Correcting, OnTheHub):
                     from vqprompt.product.model.trained import retrain
 
                     plain = self._in_torch(None)
-                    done = retrain(
-                        plain, self._extractor, trained, effort, new, before.records, hold_out, seed, progress
-                    )
+                    done = retrain(before, new, effort, plain, self._extractor, hold_out, seed, progress)
                     trained, records = done.trained, done.records
                     notes += about_training(done.kept, done.expected)
                     moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vqprompt.core.errors import UserError
-from vqprompt.core.words import counted
+from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
 from vqprompt.product.model.knowledge import Event, Knowledge
@@ -230,17 +230,13 @@ def _from_classes(
 
 def _expectations(counts: dict[str, int]) -> list[str]:
     """What to expect of a single class, and of classes with few images."""
+    if len(counts) == 1:
+        return [f"the model knows only {next(iter(counts))!r} and cannot tell it from others; teach a second class"]
     few = [name for name, count in counts.items() if count < FEW]
-    alone = [f"the model knows only {name!r} and cannot tell it from others; teach a second class" for name in counts]
-    if len(alone) == 1:
-        return alone
     if not few:
         return []
-    least = min(counts[name] for name in few)
-    named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
-    have, them = ("has", "it") if len(few) == 1 else ("have", "them")
-    smallest = "" if len(few) == 1 else f"; the smallest has {least}"
     return [
-        f"{counted(len(few), 'class')} {have} fewer than {FEW} images ({named}{smallest}). Expect more mistakes with "
-        f"{them}. To compare: with drawings of 50 things, 1, 5 and 20 images of each gave 22, 51 and 70 % right answers"
+        f"{counted(len(few), 'class')} with fewer than {FEW} images ({shorten(few, 3)}; the smallest has "
+        f"{min(counts.values())}): expect more mistakes there. To compare: with drawings of 50 things, 1, 5 and 20 "
+        "images of each gave 22, 51 and 70 % right answers"
     ]

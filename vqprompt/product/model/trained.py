@@ -56,25 +56,24 @@ class Retrained:
 
 
 def retrain(
+    former: Knowledge,
+    new: NewPictures,
+    effort: str,
     plain: Features,
     extractor: Callable[[Trained | None], Extractor],
-    before: Trained | None,
-    effort: str,
-    new: NewPictures,
-    known: Mapping[str, ClassRecord],
     hold_out: float,
     seed: int,
     progress: Report,
 ) -> Retrained:
-    """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what
-    computes features, also when the model is asked. before: what was trained so far.
+    """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what computes
+    features, also when the model is asked.
 
     Training is kept only as far as it pays: if held-out images of all classes are recognized worse than without it, by
     more than chance explains, half of it is kept, or nothing. Images of old classes count where the memory says they
     are now, with its doubt.
     """
     assert new.decoded is not None
-    labels = np.array(new.labels)
+    before, known, labels = former.trained, former.records, np.array(new.labels)
     names = np.unique(labels).tolist()
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
     unseen = held_out(labels, new.ids, hold_out)
