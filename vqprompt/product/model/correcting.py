@@ -195,7 +195,8 @@ class Correcting(Predicting):
         self, name: str, record: ClassRecord, ids: np.ndarray, pictures: Mapping[int, Picture | None]
     ) -> ClassRecord:
         """The record of some images of a class. Features that are not remembered are computed again."""
-        remembered, features, unseen = record.select(ids)
+        rows = np.flatnonzero(np.isin(record.ids[: len(record.kept)], ids))
+        remembered, features, unseen = record.ids[rows], record.kept[rows], record.unseen[rows]
         if len(record.kept) - len(remembered) < min(record.count - len(ids), KEPT):
             raise UserError(
                 f"{name!r} has {record.count} images, and the features of {KEPT} of them are remembered, also of this "
@@ -210,11 +211,8 @@ class Correcting(Predicting):
             )
         for feature in self.extractor_of(self.knowledge).of(given) if given else ():
             features = np.concatenate([features, to_fixed_point(unless_error(feature))[None]])
-        return ClassRecord.of(
-            np.concatenate([remembered, others]),
-            features,
-            np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)]),
-        )
+        unseen = np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)])
+        return ClassRecord.of(np.concatenate([remembered, others]), features, unseen)
 
 
 def _by_content(images: Any) -> dict[int, Picture | None]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,8 +259,8 @@ class Model(Correcting, OnTheHub):
                 else:
                     from vqprompt.product.model.trained import retrain
 
-                    plain = self._in_torch(None)
-                    done = retrain(before, new, effort, plain, self._extractor, hold_out, seed, progress)
+                    plain, under = self._in_torch(None), partial(self._network.open, self.backbone)
+                    done = retrain(before, new, effort, plain, under, hold_out, seed, progress)
                     trained, records = done.trained, done.records
                     notes += about_training(done.kept, done.expected)
                     moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
@@ -321,11 +322,8 @@ class Model(Correcting, OnTheHub):
         return self._in_torch(self.knowledge.trained)
 
     def extractor_of(self, known: Knowledge) -> Extractor:
-        return self._extractor(known.trained)
-
-    def _extractor(self, trained: Trained | None) -> Extractor:
         with self._naming_the_file():
-            return self._network.open(self._opened().backbone, trained)
+            return self._network.open(self._opened().backbone, known.trained)
 
     def _in_torch(self, trained: Trained | None) -> Features:
         with self._naming_the_file():

@@ -66,11 +66,6 @@ class ClassRecord:
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
         return self.from_sums(ids[order], self.total + other.total, kept, unseen)
 
-    def select(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What is kept of some of its images: their ids, fixed-point features and whether they are unseen."""
-        rows = np.flatnonzero(np.isin(self.ids[: len(self.kept)], ids))
-        return self.ids[rows], self.kept[rows], self.unseen[rows]
-
     def without(self, removed: ClassRecord) -> ClassRecord | None:
         """As if some of its images had never been added; None if no image is left."""
         stays = ~np.isin(self.ids, removed.ids)
