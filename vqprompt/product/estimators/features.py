@@ -73,8 +73,6 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         shares = self.predict_proba(X)
         return np.log(np.maximum(shares, np.finfo(shares.dtype).tiny))
 
-    # ------------------------------------------------------------------ sums
-
     def _learn(self, X: Any, y: Any, classes: Any, first: bool) -> ClosedFormClassifier:
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
@@ -103,8 +101,6 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             self._counts_and_means[label] = known + count, former + apart * (count / (known + count))
         self._solve(X.shape[1])
         return self
-
-    # ------------------------------------------------------------------ solving
 
     def _check_settings(self) -> None:
         if isinstance(self.shrinkage, str):

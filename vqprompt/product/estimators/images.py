@@ -114,9 +114,6 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-# ---------------------------------------------------------------------------------------------- images
-
-
 def _images(X: Any) -> list[Any]:
     if isinstance(X, str | Path) or not hasattr(X, "__len__"):
         raise ValueError("X: give a list (or an array) of images: paths, Pillow images or uint8 arrays")
@@ -137,9 +134,6 @@ def _checked(X: Any, y: Any) -> tuple[list[Any], np.ndarray]:
     if odd := [label for label in labels.tolist() if not isinstance(label, str | int)]:
         raise ValueError(f"y: classes are names or whole numbers, not {odd[0]!r}")
     return images, labels
-
-
-# ---------------------------------------------------------------------------------------------- features
 
 
 class RememberingExtractor:

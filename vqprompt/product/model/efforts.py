@@ -93,13 +93,11 @@ def check_trained(trained: Trained, config: ViTConfig) -> None:
             rows, columns = shapes[linear_weight(number)]
             expected |= {f"up{number}": (rows, rank), f"down{number}": (rank, columns)}
     given = {name: tensor.shape for name, tensor in trained.tensors.items()}
-    if different := sorted(given.keys() ^ expected.keys()):
-        what = "lacks" if different[0] in expected else "has an unknown part,"
-        raise UserError(f"what was trained {what} {different[0]!r}; restore the file, or install a newer vqprompt")
-    if wrong := next((name for name, shape in expected.items() if given[name] != shape), None):
+    if different := sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name)):
+        name = different[0]
         raise UserError(
-            f"what was trained does not fit the model's backbone ({wrong} is {given[wrong]} instead of "
-            f"{expected[wrong]}); restore the file"
+            f"what was trained does not fit the model's backbone ({name} is {given.get(name, 'missing')}, and should be "
+            f"{expected.get(name, 'missing')}); restore the file, or install a newer vqprompt"
         )
 
 

@@ -34,9 +34,6 @@ from vqprompt.product.model.versions import Stored
 BYTES_KEPT = 64 << 20  # of what only other versions have
 
 
-# ---------------------------------------------------------------------------------------------- pack
-
-
 def pack(stored: Stored) -> bytes:
     records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
     trainings: dict[int, tuple[int, Trained]] = {}
@@ -127,9 +124,6 @@ def _within_limits(stored: Stored) -> list[Knowledge]:
 def _parts(known: Knowledge) -> list[ClassRecord | Trained]:
     """What versions can share."""
     return [*known.records.values(), *([] if known.trained is None else [known.trained])]
-
-
-# ---------------------------------------------------------------------------------------------- on disk
 
 
 def read(path: Path) -> tuple[Stored, str]:

@@ -175,9 +175,6 @@ def _of_file(path: str | Path, label: str) -> Picture:
     return Picture(str(path), label, partial(read_image, path))
 
 
-# ---------------------------------------------------------------------------------------------- folders, archives
-
-
 def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
     if not path.exists():
         raise missing(path, "folder", "give the folder that holds one folder per class")
@@ -240,9 +237,6 @@ def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Pictu
     ]
 
 
-# ---------------------------------------------------------------------------------------------- tables
-
-
 def _from_table(table: Path, folder: Path) -> list[Picture]:
     rows = list(_rows(table))
     if not rows:
@@ -297,9 +291,6 @@ def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(text.splitlines(), delimiter=separator)
     for row in reader:
         yield reader.line_num, {k: v for k, v in row.items() if k is not None}
-
-
-# ---------------------------------------------------------------------------------------------- names
 
 
 def content_id(content: Given) -> int:
