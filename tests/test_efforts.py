@@ -297,16 +297,24 @@ def test_the_file_says_what_was_trained(taught):
 
 
 def test_training_that_does_not_fit_its_method_is_refused(taught):
+    from vqprompt.core.backbones.load import load_backbone
     from vqprompt.core.backbones.weights import read_weights
     from vqprompt.product.model.onnx_features import OnnxFeatures
 
     model = Model.load(taught)
-    weights = read_weights(model.weights)
-    with_more = {**tensors(model), "nothing": np.zeros(3, np.float32)}
-    with_less = dict(list(tensors(model).items())[1:])
-    for kept, words in ((with_more, "an unknown part, 'nothing'"), (with_less, "lacks")):
+    kept, weights, vit = model.knowledge.trained, read_weights(model.weights), load_backbone(model.weights)
+    with_more = {**kept.tensors, "nothing": np.zeros(3, np.float32)}
+    with_less = dict(list(kept.tensors.items())[1:])
+    huge = {**kept.options, "pool": 10**12, "rank": 10**12}  # nothing of that size is ever made
+    for wrong, words in (
+        (replace(kept, tensors=with_more), r"'nothing' is \(.*\) and should be missing"),
+        (replace(kept, tensors=with_less), "is missing and should be"),
+        (replace(kept, options=huge), "pool=1000000000000"),
+    ):
         with pytest.raises(UserError, match=words):
-            OnnxFeatures(weights, None, 0.875, replace(model.knowledge.trained, tensors=kept))
+            OnnxFeatures(weights, None, 0.875, wrong)
+        with pytest.raises(UserError, match=words):
+            trained.build(vit, wrong)
 
 
 # ---------------------------------------------------------------------------------------------- parts

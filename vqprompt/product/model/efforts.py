@@ -96,8 +96,8 @@ def check_trained(trained: Trained, config: ViTConfig) -> None:
     if different := sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name)):
         name = different[0]
         raise UserError(
-            f"what was trained does not fit the model's backbone ({name} is {given.get(name, 'missing')}, and should be "
-            f"{expected.get(name, 'missing')}); restore the file, or install a newer vqprompt"
+            f"what was trained does not fit the model's backbone ({name!r} is {given.get(name, 'missing')} and should "
+            f"be {expected.get(name, 'missing')}); restore the file, or install a newer vqprompt"
         )
 
 
