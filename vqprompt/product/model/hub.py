@@ -30,10 +30,17 @@ class OnTheHub:
 
     @classmethod
     def from_pretrained(
-        cls: Any, name: str | Path, *, device: str = "auto", backbone: str | Path | None = None, **download: Any
+        cls: Any,
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
+        device: str = "auto",
+        backbone: str | Path | None = None,
     ) -> Model:
-        """A model from a folder that `save_pretrained` wrote, or from the hub ("somebody/garden"). download: revision,
-        cache_dir, token and local_files_only, as the hub's library has them."""
+        """A model from a folder that `save_pretrained` wrote, or from the hub ("somebody/garden")."""
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / FILE).is_file():
@@ -44,7 +51,9 @@ class OnTheHub:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
         try:
-            path = hf_hub_download(str(name), FILE, **download)
+            path = hf_hub_download(
+                str(name), FILE, revision=revision, cache_dir=cache_dir, token=token, local_files_only=local_files_only
+            )
         except HFValidationError:
             raise UserError(f"{name}: neither a folder nor the name of a repository, such as somebody/garden") from None
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -92,13 +101,21 @@ class OnTheHub:
             return _upload(Path(folder), repo_id, **settings)
 
 
-def _upload(folder: Path, repo_id: str, *, private: bool | None = None, token: Any = None, **settings: Any) -> str:
+def _upload(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    commit_message: str = "A model taught with vqprompt",
+) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
     repository, files = api.create_repo(repo_id, private=private, exist_ok=True), [FILE, CONFIG, CARD]
-    settings = {"commit_message": "A model taught with vqprompt", **settings}
-    api.upload_folder(repo_id=repository.repo_id, folder_path=str(folder), allow_patterns=files, **settings)
+    api.upload_folder(
+        repo_id=repository.repo_id, folder_path=str(folder), commit_message=commit_message, allow_patterns=files
+    )
     return str(repository)
 
 

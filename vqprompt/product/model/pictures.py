@@ -102,11 +102,9 @@ def open_pictures(
         pictures = [p for p in pictures if str(Path(p.where).resolve()) not in excluded]
     if not pictures:
         raise ImageError("no image is left to learn from")
-    names = {label: clean_name(label) for label in {picture.label for picture in pictures}}
-    sorted_names = sorted(set(names.values()))
-    place = {name: number for number, name in enumerate(sorted_names)}
-    numbers = np.array([place[names[picture.label]] for picture in pictures])
-    return PictureSet(sorted_names, numbers, pictures.__getitem__, np.arange(len(pictures))), notes
+    cleaned = {label: clean_name(label) for label in {picture.label for picture in pictures}}
+    names, numbers = np.unique([cleaned[picture.label] for picture in pictures], return_inverse=True)
+    return PictureSet(names.tolist(), numbers, pictures.__getitem__, np.arange(len(pictures))), notes
 
 
 def _of_shards(shards: Shards) -> tuple[PictureSet, list[str]]:
