@@ -218,8 +218,7 @@ class Model(Correcting, OnTheHub):
         decoded images may be put into a temporary file if there are many; otherwise all are kept in memory. classes:
         "outer" or "inner", if the images are in folders of folders. as_unknown: these images are none of the classes,
         although they look similar: what is nearer to them than to any class is unknown. preview: only tell what would
-        change.
-        announce: called with the plan before learning starts.
+        change. announce: called with the plan before learning starts.
         """
         from vqprompt.product.model.ingest import DecodedPictures, fit, ingest, select  # slow to import
 
