@@ -122,8 +122,8 @@ def compare_splits(options: argparse.Namespace) -> None:
             print(
                 f"{classes:3} classes, {tested} drawings of each tested: says {points[:, 0].mean():+.1f} ± "
                 f"{points[:, 0].std(ddof=1) / len(off) ** 0.5:.1f} points more than 80 others show; in a single split, "
-                f"{ASKED} others: off by {once.mean():.1f} on average, {once.max():.1f} at most, by more than 4 points in "
-                f"{(once > 4).mean():.0%}",
+                f"{ASKED} others: off by {once.mean():.1f} on average, {once.max():.1f} at most, by more than 4 points "
+                f"in {(once > 4).mean():.0%} of the splits",
                 flush=True,
             )
 
