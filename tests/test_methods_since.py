@@ -373,6 +373,15 @@ class TestMovingMemory:
         flipped = View(learner.vit, lambda: view.images.flip(-1), view.query)
         torch.testing.assert_close(learner.method.encode(flipped, 2)[0], mirrored)
 
+    @pytest.mark.parametrize(("options", "rates"), [({}, [1, 0.5]), ({"fewest_classes": 20}, [0.1, 0.1])])
+    def test_the_smaller_the_share_of_new_classes_the_slower_it_learns(self, options, rates):
+        method = make_learner("moving-prompts", plasticity=1, prompt_lr_scale=1, **options).method
+        scales = []
+        for task in (TaskInfo(0, 0, 2), TaskInfo(1, 2, 2)):
+            method.start_task(task)
+            scales.append(method.parameter_groups()[-1]["scale"])
+        assert scales == pytest.approx(rates)
+
     @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
     def test_where_nothing_moves_it_is_the_closed_form_on_all_images(self, method):
         """A rate of almost zero: any division into tasks then gives the same classifier."""

@@ -42,6 +42,7 @@ from vqprompt.research.methods.base import (
 from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve, symmetric_cross_entropy
 
 PLASTICITY = "rates are multiplied by the share of all classes that is new to this task, to this power"
+FEWEST_CLASSES = "plasticity counts at least this many classes in all, so that small first tasks are slow, too"
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
 FALL_BACK = "with frozen_beside: of all, the moved and the frozen features, use those that recognize new images best"
@@ -59,6 +60,7 @@ class MovingOptions(StatisticsOptions):
     mirror: bool = Field(True, description="average the features of an image and of its mirror image; not in training")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     plasticity: float = Field(1.0, ge=0, description=PLASTICITY)
+    fewest_classes: int = Field(1, ge=1, description=FEWEST_CLASSES)
     frozen_beside: bool = Field(False, description=FROZEN_BESIDE)
     fall_back: bool = Field(True, description=FALL_BACK)
     most_doubt: float = Field(1.0, ge=0, description=MOST_DOUBT)
@@ -148,8 +150,10 @@ class MovingMemory(Method):
         if self.task_head is not None and self.task_head.out_features < 2:
             return []
         own = [] if self.task_head is None else [{"params": list(self.task_head.parameters()), "scale": 1.0}]
-        new = ((self.task.new_classes + self.returned) / max(self.task.all_classes, 1)) ** self.options.plasticity
-        return [*own, *({**group, "scale": group["scale"] * new} for group in super().parameter_groups()[1:])]
+        learned_now = self.task.new_classes + self.returned
+        share = learned_now / max(self.task.all_classes, self.options.fewest_classes)
+        slow = share**self.options.plasticity
+        return [*own, *({**group, "scale": group["scale"] * slow} for group in super().parameter_groups()[1:])]
 
     def losses(self, view: View) -> Losses:
         assert self.task_head is not None and view.labels is not None
