@@ -27,9 +27,7 @@ from vqprompt.core.errors import UserError
 
 HANG, SETUP = 60.0, 600.0  # seconds for a try, and for the first of a child, which also makes what all of them use
 SECONDS_BETWEEN_REPORTS = 5.0
-STARTING = (
-    threading.Lock()
-)  # one child at a time: none may inherit the pipe of another, whose end would go unnoticed
+STARTING = threading.Lock()  # one child at a time: none may inherit the pipe of another, whose end would go unnoticed
 MEMORY = 1000  # MB that one try may take above what the child began with
 
 
