@@ -147,7 +147,7 @@ class Search:
         """How many trials are not over."""
         return max(0, self.trials - len(self._in_state("COMPLETE", "FAIL")))
 
-    # ------------------------------------------------------------------ what was found
+    # ------------------------------------------------------------------ results
 
     @property
     def over(self) -> list[FrozenTrial]:
@@ -187,17 +187,18 @@ class Search:
 
 
 def write_findings(searches: Sequence[Search], out: Path) -> list[Search]:
-    """Write the settings file and the page. Returns the searches that found something."""
-    found = [search for search in searches if any(trial.value is not None for trial in search.over)]
+    """Write the settings file and the page. Returns the searches that have a result."""
+    successful = [search for search in searches if any(trial.value is not None for trial in search.over)]
     lines = ["# Chosen by `vqprompt search` on held-out training images, for `vqprompt bench run --settings`."]
-    for search in found:
+    for search in successful:
         values = (f"{json.dumps(key)} = {json.dumps(value)}" for key, value in search.settings.items())
         lines += ["", f"[{json.dumps(search.method)}]", *values]
-    if found:
+    if successful:
         write_atomically(out / SETTINGS, "\n".join([*lines, ""]))
-        data = data_name(found[0].config.data)
-        write_atomically(out / PAGE, render("search.html", found=found, data=data, config=found[0].config))
-    return found
+        config = successful[0].config
+        page = render("search.html", searches=successful, data=data_name(config.data), config=config)
+        write_atomically(out / PAGE, page)
+    return successful
 
 
 def logarithmic(low: float, high: float) -> bool:

@@ -57,8 +57,8 @@ class EpochLosses(Record):
 class PromptUse(Record):
     """How many images choose each prompt.
 
-    counts[task][block][prompt]: of a task's training images, after that task. test[after][task][block][prompt]: of a
-    task's test images, after a later task (or the same one); prompts that none chooses are left out.
+    counts[task][block][prompt]: of a task's training images, after that task. test[-1][task][block][prompt]: of a
+    task's test images, after the last task; prompts that none chooses are left out.
     """
 
     blocks: list[int]

@@ -86,7 +86,7 @@ class RunState(Progressed):
 
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
     prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
-    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
+    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after the last task, of the test images of each
     steps: int = 0
     seconds_in_task: float = 0.0  # of the open task, up to the last save
     trainable: int = 0  # the most parameters that any task trained
@@ -238,12 +238,13 @@ class Run:
             return
         self.state.accuracy.append(predictions.accuracies())
         self.state.within_task.append(fmean(predictions.accuracies(within=True)))
-        self.classes = class_results(seen, self.learner.classes, predictions)
+        last = task is self.stream.tasks[-1]
+        self.classes = class_results(seen, self.learner.classes, predictions, pictures=last)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
-        tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
-        self.state.test_prompt_use.append(
-            [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
-        )
+        if last:
+            uses = [self.learner.prompt_use(learned.test) or [] for learned in seen]
+            chosen = [[{n: count for n, count in enumerate(block) if count} for block in use] for use in uses]
+            self.state.test_prompt_use = [chosen]
 
     def save_task(self, task: Task) -> None:
         state = self.state
@@ -323,8 +324,7 @@ class Run:
         if not uses:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
-        tested = self.state.test_prompt_use  # incomplete in a run of version 0.1.0 that was resumed
-        return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
+        return PromptUse(blocks=blocks, counts=uses, test=self.state.test_prompt_use)
 
     def _left_out(self) -> list[str]:
         unused = {*self.stream.dataset.classes}.difference(*(task.classes for task in self.stream.tasks))
