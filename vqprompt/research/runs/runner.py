@@ -288,7 +288,7 @@ class Run:
         every = range(len(stages))
         accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in every] for i in every]
         square = [row[:learned] for row in accuracy[:learned]]
-        done, counts = learned == len(stages), method.parameter_counts()
+        done, averages, counts = learned == len(stages), m.average_accuracies(square), method.parameter_counts()
         counts["trainable"] = max(counts["trainable"], state.trainable)
         speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
         return RunResult(
@@ -298,10 +298,10 @@ class Run:
             title=method.title,
             tasks=[[task.classes[label] for label in task.test.labels.unique()] for task in stages],
             done=done,
-            faa=m.final_average_accuracy(square) if done else None,
-            caa=m.cumulative_average_accuracy(square) if done else None,
+            faa=averages[-1] if done else None,
+            caa=fmean(averages) if done else None,
             forgetting=m.forgetting(square) if done else None,
-            average_accuracy=m.average_accuracies(square),
+            average_accuracy=averages,
             forgetting_per_task=m.forgetting_per_task(square),
             accuracy=accuracy,
             images_per_second=speed,
