@@ -26,9 +26,8 @@ from vqprompt.research.paper import pool as runner
 from vqprompt.research.paper.execution import Advanced
 from vqprompt.research.paper.grids import GRIDS, NUMBERS, Quoted, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.pool import LocalExecutor, left_to_do
-from vqprompt.research.paper.table_formats import TextTable
 from vqprompt.research.paper.table_rows import Row, differences, make_rows, read_runs
-from vqprompt.research.paper.tables import make_charts, make_table
+from vqprompt.research.paper.tables import TextTable, make_charts, make_table
 from vqprompt.research.results.config import flatten
 from vqprompt.research.runs import runner as runs
 

@@ -41,14 +41,10 @@ PLACES = "local, ray, ray=HOST:PORT, slurm or slurm=PARTITION"
 
 
 class Started(NamedTuple):
-    """A worker has begun a run. where: its machine, if it is another one."""
-
-    where: str = ""
+    where: str = ""  # the machine, if it is another one
 
 
 class Advanced(NamedTuple):
-    """A run has made progress."""
-
     progress: Progress
 
 
@@ -149,9 +145,9 @@ class Executor(ABC):
         self.failed: dict[str, str] = {}  # reasons by run name
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
         self.jobs: dict[Any, Run] = {}
-        waiting = deque(todo)
-        if not waiting:
+        if not todo:
             return {}
+        waiting = deque(todo)
         with self.opened(todo):
             while waiting or self.jobs:
                 while waiting and len(self.jobs) < self.at_once:
@@ -198,8 +194,7 @@ class Executor(ABC):
 
     def lost(self, run: Run, reason: str) -> Lost | Failed:
         """What becomes of a run that lost its machine."""
-        times, before = self.losses.get(run.name, (0, None))
-        now = checkpoint_stamp(self.out / run.name)
+        (times, before), now = self.losses.get(run.name, (0, None)), checkpoint_stamp(self.out / run.name)
         times = times + 1 if now == before else 1
         self.losses[run.name] = times, now
         if times > MOST_LOSSES:

@@ -156,25 +156,26 @@ class RunResult(Progressed):
         each image were known."""
         if not self.done:
             return {}
-        return {
-            **(m.transfer(self.accuracy) if len(self.accuracy) > 1 else {}),
-            **({"within_task": self.within_task[-1]} if self.within_task else {}),
-            **({"area_under_curve": m.area_under_curve(self.curve)} if self.curve else {}),
-        }
+        measures = m.transfer(self.accuracy) if len(self.accuracy) > 1 else {}
+        if self.within_task:
+            measures["within_task"] = self.within_task[-1]
+        if self.curve:
+            measures["area_under_curve"] = m.area_under_curve(self.curve)
+        return measures
 
-    @property
-    def trainable(self) -> int:
-        """The largest number of parameters that learned in any task."""
-        return self.parameters.trainable
+    def number(self, name: str) -> float | None:
+        """A measure, a cost or `trainable`, by name; None if it is not known."""
+        fields = {**self.__dict__, "trainable": self.parameters.trainable, **self.measures}
+        not_measured = name in ("peak_memory", "training_flops") and not fields[name]
+        return None if not_measured else fields.get(name)
 
     @property
     def learned(self) -> int:
-        """How many tasks have been learned so far."""
+        """How many tasks so far."""
         return len(self.average_accuracy)
 
     @classmethod
     def read(cls, folder: Path) -> RunResult:
-        """The result in a run's folder."""
         path = folder / FILE
         if not path.exists():
             raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")

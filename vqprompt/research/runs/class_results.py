@@ -36,7 +36,7 @@ def class_results(tasks: Sequence[Task], names: Sequence[str], p: Predictions, p
     images = Images.concatenate([task.test for task in tasks])
     worst = [
         Mistake(
-            label=names[p.truth[row]], answer=names[p.guesses[row]], probability=float(p.probability[row]),
+            label=names[int(p.truth[row])], answer=names[int(p.guesses[row])], probability=float(p.probability[row]),
             picture=_picture(images, row) if pictures else None,
         )
         for row in p.worst(WORST).tolist()
