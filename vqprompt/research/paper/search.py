@@ -72,11 +72,9 @@ class Search:
         for value in (low, high):
             self.config_of({key: value})  # refuses unknown settings and impossible values
         kinds, log = self.optuna.distributions, logarithmic(low, high)
-        whole = isinstance(setting_of(self.config.model_dump(), key), int)
-        limits, kind = (
-            ((int(low), int(high)), kinds.IntDistribution) if whole else ((low, high), kinds.FloatDistribution)
-        )
-        distribution: BaseDistribution = kind(*limits, log=log)
+        distribution: BaseDistribution = kinds.FloatDistribution(low, high, log=log)
+        if isinstance(setting_of(self.config.model_dump(), key), int):
+            distribution = kinds.IntDistribution(int(low), int(high), log=log)
         return distribution
 
     @cached_property
