@@ -87,8 +87,8 @@ class Mistake(Record):
 
 
 class ClassResults(Record):
-    """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
-    mistakes, the most confident first."""
+    """What `classes.json` says, beside `metrics.json`: after the last task, class by class, and the worst mistakes, the
+    most confident first."""
 
     what, file = "classes", CLASSES_FILE
     after: int
@@ -101,7 +101,7 @@ class ClassResults(Record):
 
     @classmethod
     def read(cls, folder: Path) -> ClassResults | None:
-        """None for a run without such a file, as those of version 0.1.0."""
+        """None for a run without such a file: one that is not done, or of version 0.1.0."""
         path = folder / CLASSES_FILE
         return cls.parse(read_json(path), str(path)) if path.exists() else None
 

@@ -17,9 +17,8 @@ from vqprompt.research.results.result import ClassResult, ClassResults, Mistake
 WORST = 24
 
 
-def class_results(tasks: Sequence[Task], names: Sequence[str], p: Predictions, pictures: bool) -> ClassResults:
-    """tasks: all that were learned, and tested with these predictions. names: of all classes learned. pictures: of the
-    worst mistakes; they take longer than everything else here."""
+def class_results(tasks: Sequence[Task], names: Sequence[str], p: Predictions) -> ClassResults:
+    """tasks: all that were learned, and tested with these predictions. names: of all classes learned."""
     first = {name: task.stage for task in reversed(tasks) for name in task.classes}
     n = len(names)
     counts = np.bincount(n * p.truth.numpy() + p.guesses.numpy(), minlength=n * n).reshape(n, n)  # truth × guess
@@ -37,7 +36,7 @@ def class_results(tasks: Sequence[Task], names: Sequence[str], p: Predictions, p
     worst = [
         Mistake(
             label=names[int(p.truth[row])], answer=names[int(p.guesses[row])], probability=float(p.probability[row]),
-            picture=_picture(images, row) if pictures else None,
+            picture=_picture(images, row),
         )
         for row in p.worst(WORST).tolist()
     ]  # fmt: skip

@@ -25,7 +25,7 @@ from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
-from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, Progressed, PromptUse, RunResult
+from vqprompt.research.results.result import SCHEMA_VERSION, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
 from vqprompt.research.runs.costs import count_flops, memory_used
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
@@ -93,11 +93,10 @@ class RunState(Progressed):
 
 
 class Run:
-    """The steps of a run, in order: `open`, then for each task `learn`, `test` and `save_task`."""
+    """The steps of a run, in order: `open`, then for each task `learn`, `test`, `save_task` and `write_result`."""
 
     learner: Learner
     stream: Stream
-    classes: ClassResults  # after the task just tested
 
     def __init__(
         self, config: RunConfig, out: Path, progress: Report, checkpoint_seconds: float, shared_queries: Path | None,
@@ -207,12 +206,14 @@ class Run:
         here = rounding(self.learner.device, self.ranks.count)
         if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
             self.state.rounding.append(here)
+        result = None
         with self.tracking:
             for task in self.stream.start_at(len(self.learner.history)):
                 self.learn(task)
                 self.test(task)
                 self.save_task(task)
-            return self.write_result()  # also when a finished run is resumed
+                result = self.write_result()
+            return result or self.write_result()  # when a finished run is resumed
 
     def learn(self, task: Task) -> None:
         self.task_started = time.perf_counter() - self.state.seconds_in_task
@@ -239,10 +240,10 @@ class Run:
             return
         self.state.accuracy.append(predictions.accuracies())
         self.state.within_task.append(fmean(predictions.accuracies(within=True)))
-        last = task is self.stream.tasks[-1]
-        self.classes = class_results(seen, self.learner.classes, predictions, pictures=last)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
-        if last:
+        if task is self.stream.tasks[-1]:  # only then: with many small tasks, it would take longer than learning them
+            if self.ranks.first:
+                class_results(seen, self.learner.classes, predictions).write(self.out)
             uses = [self.learner.prompt_use(learned.test) or [] for learned in seen]
             chosen = [[{n: count for n, count in enumerate(block) if count} for block in use] for use in uses]
             self.state.test_prompt_use = [chosen]
@@ -256,10 +257,7 @@ class Run:
             state.task_seconds.append(state.seconds_in_task)
             state.seconds_in_task = 0.0
             self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
-            if self.ranks.first:
-                self.classes.write(self.out)
         self._save()
-        self.write_result()
 
     def write_result(self) -> RunResult:
         result = self.result()
