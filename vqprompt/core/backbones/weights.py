@@ -25,7 +25,7 @@ from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.backbones.config import ViTConfig, check_size
 from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, name_keys, to_timm_names
-from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
+from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, TIMM, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
 
@@ -100,10 +100,10 @@ def bicubic(old: int, new: int) -> Array:
 def read_weights(
     name_or_path: str | Path, config_overrides: dict[str, Any] | None = None, progress: Report = ignore
 ) -> Weights:
-    """The weights of a BACKBONES name or of a file; parameters as in `load_backbone`."""
-    known = BACKBONES.get(str(name_or_path))
+    """The weights of a BACKBONES name, of a file or of timm:NAME; parameters as in `load_backbone`."""
+    known, of_timm = BACKBONES.get(str(name_or_path)), str(name_or_path).startswith(TIMM)
     path = locate(known, progress) if known else Path(name_or_path)
-    if not is_file(path):
+    if not of_timm and not is_file(path):
         near = difflib.get_close_matches(str(name_or_path), BACKBONES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones {', '.join(BACKBONES)}{hint}")
@@ -111,8 +111,8 @@ def read_weights(
     if known and path == EMBEDDED and not config_overrides and (embedded := _read_embedded(known)) is not None:
         return embedded
     try:
-        tensors, stated = read_checkpoint(path)
-        state, origin, hints = to_timm_names(tensors, path.stem)
+        tensors, stated = _read_timm(path.name.removeprefix(TIMM)) if of_timm else read_checkpoint(path)
+        state, origin, hints = to_timm_names(tensors, path.name)
         stated = {**(asdict(known.config) if known else {}), **stated, **(config_overrides or {})}
         if not set(guessed := hints.pop("guessed")) <= set(stated):
             what = " and ".join(guessed) + (" are" if len(guessed) > 1 else " is")
@@ -218,6 +218,29 @@ def _read_npz(path: Path) -> State:
                     raise WeightsError(f"{info.filename} claims the shape {shape}, which its data does not have")
     with np.load(path, allow_pickle=False) as file:
         return {key: file[key] for key in file.files}
+
+
+def _read_timm(name: str) -> tuple[State, dict[str, Any]]:
+    """Weights that timm downloads, and what its model says about itself. Our own ViT computes with them."""
+    try:
+        import timm
+    except ImportError:
+        raise WeightsError("timm is not installed; pip install timm, or give a file of weights") from None
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # an unknown name, or any error of the transport
+        raise WeightsError(f"timm cannot load it ({error}); timm.list_models lists its names") from error
+    stated = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
+    for module in model.modules():
+        kind = type(module).__name__
+        if hasattr(module, "num_heads"):
+            stated["heads"] = module.num_heads
+        if kind.endswith("LayerNorm"):
+            stated["eps"] = module.eps
+        if "GELU" in kind:
+            tanh = "Tanh" in kind or getattr(module, "approximate", "") == "tanh"
+            stated["gelu"] = "quick" if "Quick" in kind else "tanh" if tanh else ""
+    return {key: value.numpy() for key, value in unwrap(model.state_dict()).items()}, stated
 
 
 def _check_zip(path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.registry import BACKBONES
+from vqprompt.core.backbones.registry import BACKBONES, TIMM
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import CheckpointError, explain
 from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
@@ -109,7 +109,7 @@ class SavedState:
     def find_backbone(self, backbone: str | Path | ViT | None = None) -> str | Path | ViT:
         """The backbone to build on: the one that is given, or the one that was saved, if it can be found."""
         saved = self.record.backbone
-        if backbone is None and saved not in BACKBONES and not Path(saved).is_file():
+        if backbone is None and not (saved in BACKBONES or saved.startswith(TIMM) or Path(saved).is_file()):
             raise CheckpointError(
                 f"{self.folder}: learned with the weights {saved}, which are not there; say where they are: "
                 "backbone=… of Learner.load, --backbone of vqprompt predict"
