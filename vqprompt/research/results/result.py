@@ -164,10 +164,12 @@ class RunResult(Progressed):
         return measures
 
     def number(self, name: str) -> float | None:
-        """A measure, a cost or `trainable`, by name; None if it is not known."""
-        fields = {**self.__dict__, "trainable": self.parameters.trainable, **self.measures}
-        not_measured = name in ("peak_memory", "training_flops") and not fields[name]
-        return None if not_measured else fields.get(name)
+        """One of the measures, of the fields or `trainable`, by name; None if it is not known."""
+        if name in self.measures or name == "trainable":
+            return {**self.measures, "trainable": self.parameters.trainable}[name]
+        value = getattr(self, name, None)
+        measured = value or name not in ("peak_memory", "training_flops")
+        return value if measured and isinstance(value, int | float) else None
 
     @property
     def learned(self) -> int:
