@@ -156,7 +156,8 @@ def _reason(data: bytes, error: Exception) -> str:
         with suppress(Exception):
             accepts = Image.OPEN[kind][1]
             if accepts is not None and accepts(data[:16]):  # by the first bytes; nothing is decoded
-                return f"an image of the kind {kind}, which is not read here (JPEG, PNG, WebP, GIF, BMP, TIFF, PPM are)"
+                read = "JPEG, PNG, WebP, GIF, BMP, TIFF and PPM"
+                return f"an image of the kind {kind}, which is not read here ({read} are)"
     return "not an image"
 
 
