@@ -38,9 +38,8 @@ from vqprompt.research.methods.base import (
     TaskInfo,
     View,
     scaled,
-    symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve
+from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve, symmetric_cross_entropy
 
 PLASTICITY = "rates are multiplied by the share of all classes that is new to this task, to this power"
 FEWEST_CLASSES = "plasticity counts at least this many classes in all, so that small first tasks are slow, too"
@@ -75,7 +74,6 @@ class MovingMemory(Method):
     """A method whose features move and whose memory moves along. Subclasses define the features in `encode`, and those
     of the frozen network in `encode_frozen`."""
 
-    year = 2026
     classes_return = True
     kept: Tensor  # [tasks], which share of its training each task kept
     recognized: Tensor  # [3], images that each readout recognized before they were trained on
