@@ -28,7 +28,7 @@ from vqprompt.core.statistics.drift import Moving, fit_drift
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import LOOKS, TRAINING, Trained, check_trained, held_out, loop_settings
 from vqprompt.product.model.extractor import Extractor, joined_blocks, unless_error
-from vqprompt.product.model.features import Features, last_block_last
+from vqprompt.product.model.features import Features
 from vqprompt.product.model.ingest import NewPictures, features_of
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
@@ -193,10 +193,10 @@ def with_trained(plain: Features, trained: Trained) -> Features:
     """Features under a trained network: two class tokens, each scaled to the same length, averaged over an image and
     its mirror image."""
     method, vit = build(plain.vit, trained)
-    tokens = trained.options["class_tokens"]
+    method.token_blocks = tuple(range(-method.class_tokens, 0))  # in models, the last block comes last
 
     def encode(images: torch.Tensor) -> torch.Tensor:
-        return last_block_last(method.features(View(vit, lambda: images))[0], tokens)
+        return method.features(View(vit, lambda: images))[0]
 
     return Features(vit, plain.crop, plain.device, encode, plain.fingerprint)
 
