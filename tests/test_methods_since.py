@@ -401,7 +401,7 @@ class TestMovingMemory:
                 learner.learn(task)
                 tasks.append(task)
             for task in tasks[:2]:
-                task.train._parts[0].guards = ()  # a look that no method gets
+                task.train._guards = ()  # a look that no method gets
             features = [learner.features(task.train) for task in tasks[:2]]
             true = torch.cat(
                 [

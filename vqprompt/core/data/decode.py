@@ -243,9 +243,9 @@ def to_pixels(image: Image.Image, side: int) -> np.ndarray:
     return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
 
 
-def open_image(image: ImageLike, side: int | None = None) -> Image.Image:
-    """A path, Pillow image or uint8 array to an upright RGB image. side: as in `decode`."""
-    return decode(read_image(image), str(image), side) if isinstance(image, str | Path) else _from_memory(image)
+def open_image(image: ImageLike) -> Image.Image:
+    """A path, Pillow image or uint8 array to an upright RGB image."""
+    return decode(read_image(image), str(image)) if isinstance(image, str | Path) else _from_memory(image)
 
 
 def load_pixels(image: ImageLike, side: int) -> tuple[np.ndarray, float]:

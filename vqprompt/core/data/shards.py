@@ -66,21 +66,18 @@ class Shards(Rows):
 def find_shards(given: str | Path) -> list[Path]:
     """The tar shards at a pattern such as `shard-{000000..000099}.tar`, in a folder of tars, or in one tar with .cls
     files in it; an empty list if it is none of these."""
-    text = str(Path(given).expanduser())
-    if braces := BRACES.search(text):
+    path = Path(given).expanduser()
+    if braces := BRACES.search(str(path)):
         first, last = braces.groups()
         if int(last) < int(first) or int(last) - int(first) >= ENTRIES.value:
             raise ImageError(
                 f"{given}: there are no shards from {first} to {last}; give a range such as {{000000..000099}}"
             )
-        paths = [
-            Path(text[: braces.start()] + str(number).zfill(len(first)) + text[braces.end() :])
-            for number in range(int(first), int(last) + 1)
-        ]
+        numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        paths = [Path(str(path).replace(braces[0], number, 1)) for number in numbers]
         if missing := [path for path in paths if not is_file(path)]:
             raise ImageError(f"{given}: {len(missing)} of {len(paths)} shards are missing, such as {missing[0]}")
         return paths
-    path = Path(text)
     if not exists(path):
         return []
     if path.is_dir():

@@ -110,10 +110,7 @@ class _Network:
         x = op("Reshape", self.linear("patch_embed.proj", x), integers(-1, patches**2, width))
         positions = self.weights["pos_embed"]
         x = op("Add", x, self.graph.weight("positions", positions[:, 1:]))
-        first = self.graph.weight("class_token", self.weights["cls_token"] + positions[:, :1])
-        count = op("Shape", images, start=0, end=1)
-        first = op("Expand", first, op("Concat", count, integers(1, width), axis=0))
-        return self.rows(op("Concat", first, x, axis=1))
+        return self.rows(self.before("class_token", self.weights["cls_token"] + positions[:, :1], x))
 
     def block(self, i: int, x: str, class_token_only: bool) -> str:
         op, name, width = self.graph.op, f"blocks.{i}", self.config.width
