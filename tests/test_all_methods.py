@@ -21,6 +21,7 @@ from vqprompt.core.errors import PastImagesError
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.research.learner.checkpoint import read_checkpoint
 from vqprompt.research.methods import METHODS
+from vqprompt.research.methods.recipes import PAPER_DATA, find_recipe, recipe_settings
 from vqprompt.research.migration import upgrade_config
 from vqprompt.research.report.pages import write_report
 from vqprompt.research.results.config import RunConfig, resolve
@@ -37,7 +38,7 @@ QUICK_REPLAY = {"epochs": 2, "ratio": 1, "samples": 0}
 CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2, "map_steps": 20,
          "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
-TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1}  # other methods train in every task
+TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1, "fecam": 0}  # other methods train in every task
 
 
 def cheap(name: str) -> dict:
@@ -185,7 +186,11 @@ def test_options(name):
     defaults = resolve({"method": name})
     known = {**defaults.model_dump(), **defaults.options}
     for key, (low, high) in METHODS[name].search_space.items():
-        assert low < known[key] <= high or low == known[key] == 0, f"{key}: a search starts inside of its range"
+        bounds = options.model_fields[key].metadata if key in options.model_fields else ()
+        limits = [getattr(bound, end, None) for bound in bounds for end in ("ge", "le")]
+        published = {recipe_settings(find_recipe(name, data)).get(key, known[key]) for data in PAPER_DATA}
+        assert all(low < value < high or value in limits for value in published | {known[key]}), f"{key}: at an edge"
+        assert resolve({"method": name, key: low}) and resolve({"method": name, key: high})
     for key, field in options.model_fields.items():
         if isinstance(field.default, BaseModel):
             group = type(field.default).model_fields

@@ -207,6 +207,30 @@ class TestEASE:
             torch.testing.assert_close(method.logits(view)[:, c] * 0.1, cosines @ weights, rtol=1e-4, atol=1e-4)
 
 
+class TestFeCAM:
+    def test_the_nearest_class_by_its_own_shrunk_correlations(self):
+        learner, seen = learned("fecam", variance_shrinkage=2.0, covariance_shrinkage=0.5)
+        assert learner.images_seen == 0
+        view, expected = view_of(learner), []
+        points = F.normalize(view.query, dim=1).double().numpy()
+        for task, features in seen:
+            for c in (0, 1):
+                own = features[task.train.labels == c].double().numpy()
+                np.testing.assert_allclose(np.linalg.norm(own, axis=1), 1, rtol=1e-5)
+                cov = np.cov(own.T)
+                rest = (cov.sum() - np.trace(cov)) / (32 * 31)
+                cov = cov + 2.0 * np.trace(cov) / 32 * np.eye(32) + 0.5 * rest * (1 - np.eye(32))
+                away = points - own.mean(0)
+                inverse = np.linalg.pinv(cov / np.sqrt(np.outer(np.diag(cov), np.diag(cov))))
+                expected.append(-np.einsum("bd,de,be->b", away, inverse, away))
+        found = learner.method.logits(view).double().numpy()
+        np.testing.assert_allclose(found, np.stack(expected, axis=1), rtol=1e-3, atol=1e-4)
+
+    def test_with_adapters_the_first_task_is_learned(self):
+        learner, _ = learned("fecam", adapt=True)
+        assert learner.method.adapters.up.any() and learner.images_seen > 0
+
+
 class TestSSIAT:
     def test_one_set_of_adapters_learns_in_every_task(self):
         learner, states = make_learner("ssiat"), []
@@ -233,6 +257,34 @@ class TestSSIAT:
             after = learner.method.statistics
             moved = [not torch.equal(a[:2], b) for a, b in ((after.means, before.means), (after.spread, before.spread))]
             assert tuple(moved) == moves
+
+
+class TestSDLoRA:
+    def test_old_directions_stay_and_all_magnitudes_learn(self):
+        learner, states = make_learner("sd-lora", rank=2), []
+        layer, start = learner.vit.blocks[0].attn.qkv, make_vit().state_dict()["blocks.0.attn.qkv.weight"]
+        assert torch.equal(layer.weight, start)
+        for task in make_stream():
+            learner.learn(task)
+            states.append(copy.deepcopy(layer.state_dict()))
+        for task in range(2):
+            assert all(torch.equal(states[task][f"{n}.{task}"], states[2][f"{n}.{task}"]) for n in ("ups", "downs"))
+        assert [len(s["magnitudes"]) for s in states] == [1, 2, 3]
+        assert (states[2]["magnitudes"] != 0.8).all(), "those of old directions learn, too"
+
+    def test_the_change_is_a_sum_of_directions_of_unit_size_and_of_what_is_being_learned(self):
+        learner, _ = learned("sd-lora", rank=2)
+        layer, width = learner.vit.blocks[1].attn.qkv, 32
+        for up in layer.ups:
+            up.data.normal_()
+        expected = torch.zeros(2, width, width)
+        for n, (up, down, magnitude) in enumerate(zip(layer.ups, layer.downs, layer.magnitudes, strict=True)):
+            for part in (0, 1):
+                size = 1.0 if n == 2 else up[part].norm() * down[part].norm()
+                expected[part] += magnitude * up[part] @ down[part] / size
+        queries, keys, values = (layer.weight - layer.original).chunk(3)
+        torch.testing.assert_close(torch.stack([queries, values]), expected, rtol=1e-4, atol=1e-5)
+        assert not keys.any()
 
 
 class TestSLDC:
@@ -320,6 +372,15 @@ class TestMovingMemory:
         torch.testing.assert_close(frozen, closed_form.method.features(view.through(closed_form.vit))[0])
         flipped = View(learner.vit, lambda: view.images.flip(-1), view.query)
         torch.testing.assert_close(learner.method.encode(flipped, 2)[0], mirrored)
+
+    @pytest.mark.parametrize(("options", "rates"), [({}, [1, 0.5]), ({"fewest_classes": 20}, [0.1, 0.1])])
+    def test_the_smaller_the_share_of_new_classes_the_slower_it_learns(self, options, rates):
+        method = make_learner("moving-prompts", plasticity=1, prompt_lr_scale=1, **options).method
+        scales = []
+        for task in (TaskInfo(0, 0, 2), TaskInfo(1, 2, 2)):
+            method.start_task(task)
+            scales.append(method.parameter_groups()[-1]["scale"])
+        assert scales == pytest.approx(rates)
 
     @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
     def test_where_nothing_moves_it_is_the_closed_form_on_all_images(self, method):

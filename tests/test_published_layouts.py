@@ -16,8 +16,7 @@ from vqprompt.core.backbones.vit import ViTConfig
 from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.vit import class_tokens_graph
-from vqprompt.product.model.attention import attention
-from vqprompt.product.model.features import Features
+from vqprompt.product.model.features import Features, attention
 from vqprompt.product.model.pictures import Picture
 
 WIDTH, DEPTH, HEADS, PATCH, SIDE, REGISTERS = 32, 3, 2, 7, 4, 3

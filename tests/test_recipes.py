@@ -65,7 +65,9 @@ class TestRecipes:
             ("ease", R10, {"lr": 0.05, "batch_size": 16, "weight_decay": 0.005, "normalize": "none", "others": 0.1}),
             ("aper", R10, {"lr": 0.05, "batch_size": 16, "weight_decay": 0.005, "epochs": 10, "crop_area": 0.05}),
             ("ranpac", CUB, {"lr": 0.01, "batch_size": 48, "weight_decay": 5e-4, "epochs": 20, "normalize": "none"}),
+            ("fecam", R10, {"variance_shrinkage": 10.0, "covariance_shrinkage": 10.0}),
             ("ssiat", CUB, {"lr": 0.01, "batch_size": 48, "sharpness": 20.0}),
+            ("sd-lora", R10, {"lr": 0.01, "schedule": "constant", "optimizer": "sgd", "rank": 10}),
             ("sldc", CUB, {"epochs": 15, "batch_size": 16, "min_lr": 1e-4 / 3, "rank": 4, "augment": "window"}),
         ],
     )

@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_class_that_was_forgotten_for_good(scene, tmp_path_
 
         # what was undone is not shown either
         assert client.teach(birds, NAME)["state"] == "done"
-        assert client.server.state.gallery.get("m", int(image, 16)) is not None
+        assert client.server.state.gallery.get("m", image) is not None
         assert client.change("undo", steps=1)["state"] == "done"
         assert client.get(f"/models/m/thumbnails/{image}").status_code == 404 and FILE not in client.get("/jobs").text
 

@@ -25,7 +25,7 @@ from serving import SIZE, Client, serving, until
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve.batching import Batcher
-from vqprompt.product.serve.changes import JobUpdate
+from vqprompt.product.serve.changes import Outcome
 from vqprompt.product.serve.guard import check_token, is_local
 from vqprompt.product.serve.images import Upload, private_folder, shown_name
 from vqprompt.product.serve.jobs import Jobs
@@ -350,7 +350,7 @@ def test_an_upload_whose_check_fails_at_once_is_not_kept(client, monkeypatch):
         return job
 
     monkeypatch.setattr(Jobs, "add", add_and_wait)
-    monkeypatch.setattr(Jobs, "_hand_over", lambda jobs, job: JobUpdate("failed", error="for a test"))
+    monkeypatch.setattr(Jobs, "_hand_over", lambda jobs, job: Outcome("failed", error="for a test"))
     answer = client.post("/models/m/uploads", files=[("files", ("a.png", png(3)))], data={"label": "x"})
     assert answer.status_code == 202 and answer.json()["job"]["state"] == "failed"
     assert client.get("/models/m/state").json()["uploads"] == [] and list(client.server.state.folder.iterdir()) == []

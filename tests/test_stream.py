@@ -2,12 +2,13 @@
 
 import json
 import random
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit
+from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, same_tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset, Stream, split_rows
 from vqprompt.core.errors import ImageError, PastImagesError, UserError
+from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research import methods
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.bic import Exemplars
@@ -217,7 +219,10 @@ class TestKinds:
                 made(tasks)
 
 
-@pytest.mark.parametrize("name", [n for n, m in methods.METHODS.items() if "classes_return" in vars(m) or m.joint])
+ABLE = [n for n, m in methods.METHODS.items() if "classes_return" in vars(m) or m.joint]
+
+
+@pytest.mark.parametrize("name", [*ABLE, "moving-prompts"])
 def test_methods_that_say_so_learn_classes_that_come_back(name, tmp_path):
     """The head grows for new classes only; a task without a new class teaches, and a saved learner goes on alike."""
     stream = Stream(with_domains(train=16, test=4), seed=1, kind="domains", joint=methods.METHODS[name].joint)
@@ -246,6 +251,30 @@ def test_statistics_of_a_class_that_comes_back_are_those_of_all_its_images():
         kept.append([t[order] for t in (statistics.means, statistics.spread, learners[1].method.prototypes)])
     for apart, at_once in zip(*kept, strict=True):
         torch.testing.assert_close(apart, at_once, rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_that_moves_takes_in_classes_that_come_back_after_it_moved(tmp_path, monkeypatch):
+    learner, moved, move = make_learner("moving-weights", most_doubt=0), [], SharedGaussians.move
+    monkeypatch.setattr(SharedGaussians, "move", lambda kept, drift: (move(kept, drift), moved.append(deepcopy(kept))))
+    stream = iter(Stream(with_domains(), seed=0, kind="domains"))
+    learner.learn(next(stream))
+    counts, again = learner.method.statistics.seen + 1, next(stream)
+    for epoch in learner.epochs(again):
+        assert learner.method.task_head.out_features == len(again.classes) == 3 and len(learner.classes) == 4
+        if epoch.number == 0:
+            learner.save(tmp_path)
+            new = torch.bincount(again.train.labels, minlength=4)  # natural order: positions in the head are the same
+            scales = [group["scale"] for group in learner.method.parameter_groups()]
+            assert scales[1] == pytest.approx(0.006 * float((new / (new + counts)).sum()) / 4)
+    statistics, (before,) = learner.method.statistics, moved
+    sums = torch.zeros(4, statistics.width).index_add(0, again.train.labels, learner.features(again.train))
+    expected = (before.class_means() * counts[:, None] + sums) / (counts + new)[:, None]
+    torch.testing.assert_close(statistics.class_means(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(statistics.doubt, before.doubt * (counts / (counts + new)).square().mean())
+    assert before.doubt.any() and (statistics.seen == counts + new - 1).all()
+    resumed = Learner.load(tmp_path, backbone=make_vit(), device="cpu")
+    resumed.learn(again)
+    assert same_tensors(resumed.method.state_dict(), learner.method.state_dict())
 
 
 def test_a_method_that_cannot_learn_a_class_again_says_so():

@@ -5,8 +5,9 @@ import math
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -485,7 +486,7 @@ def test_not_a_state_dict(tmp_path):
 
 
 def test_unknown_name_and_unknown_kind_of_file(tmp_path):
-    with pytest.raises(WeightsError, match="did you mean dino-b16"):
+    with pytest.raises(WeightsError, match="did you mean 'dino-b16'"):
         load_backbone("dino-b15")
     (tmp_path / "a.onnx").touch()
     with pytest.raises(WeightsError, match="safetensors"):
@@ -493,6 +494,39 @@ def test_unknown_name_and_unknown_kind_of_file(tmp_path):
 
 
 # --- where files come from ---
+
+
+class OfTimm(torch.nn.Module):
+    """What timm makes: modules by its names, of which only weights and a few attributes are read."""
+
+    pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "input_size": (3, SIZE, SIZE)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = torch.nn.MultiheadAttention(WIDTH, HEADS)
+        self.norm, self.act = torch.nn.LayerNorm(WIDTH, eps=1e-5), torch.nn.GELU("tanh")
+
+    def state_dict(self):
+        return timm_checkpoint() | {"head.weight": torch.ones(5, WIDTH), "head.bias": torch.ones(5)}
+
+
+def test_a_model_of_timm_is_loaded_if_timm_is_installed(monkeypatch, images, recwarn):
+    def create_model(name, pretrained):
+        if name != "vit_tiny.made_up" or not pretrained:
+            raise RuntimeError(f"Unknown model ({name})")
+        return OfTimm()
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    vit = load_backbone("timm:vit_tiny.made_up")
+    config, stated = vit.config, {"heads": HEADS, "eps": 1e-5, "gelu": "tanh", "mean": (0.1, 0.2, 0.3)}
+    assert stated.items() <= asdict(config).items() and config.std == (0.4, 0.5, 0.6) and not recwarn
+    plain = load_backbone("timm:vit_tiny.made_up", config_overrides={"eps": EPS, "gelu": ""})
+    assert_features(plain, images, timm_features(timm_checkpoint(), images))
+    with pytest.raises(WeightsError, match=r"timm:vit_huge: timm cannot load it \(Unknown model \(vit_huge\)\)"):
+        load_backbone("timm:vit_huge")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(WeightsError, match="made_up: timm is not installed; pip install timm, or give a file"):
+        load_backbone("timm:vit_tiny.made_up")
 
 
 def test_offline_says_what_to_fetch_and_where_to_put_it(tmp_path, monkeypatch):

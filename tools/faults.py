@@ -2,8 +2,8 @@
 
 Prints one table; exit status 1 if anything was taken badly.
 
-python tools/faults.py                                       # two minutes of every kind
-python tools/faults.py --long                                # all of it, an hour on two cores
+python tools/faults.py                                       # a minute, some of every kind
+python tools/faults.py --long --workers 8 --report faults.txt  # all of it, with a table that is kept up to date
 python tools/faults.py --kind images --count 10000 --seed 7  # a long one of one kind
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
 from faults import KINDS, LONG, SHORT  # noqa: E402 (the path above is needed)
-from faults.runner import run, table  # noqa: E402
+from faults.runner import Count, run, table  # noqa: E402
 
 
 def main() -> int:
@@ -29,20 +29,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", type=int, default=0, help="number of the first fault, to repeat one")
     parser.add_argument("--workers", type=int, default=2, help="processes at the same time (default: %(default)s)")
+    parser.add_argument("--report", type=Path, help="a file for the table and all that is bad, kept up to date")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the table of what was tried up to then
-    counts = []
-    for kind in KINDS if given.kind == "all" else [given.kind]:
-        began, count = time.monotonic(), given.count or (LONG if given.long else SHORT)[kind]
-        counts.append(run(kind, count, given.seed, given.start, given.workers))
-        done = counts[-1]
-        print(f"{kind}: {done.tried} tried, {len(done.bad)} bad, {time.monotonic() - began:.0f} s", file=sys.stderr)
-        if counts[-1].stopped:
-            break
-    print(table(counts))
-    for count in counts:
-        for bad in count.bad[:20]:
-            print(f"\n{bad}", file=sys.stderr)
+    kinds = list(KINDS) if given.kind == "all" else [given.kind]
+    began, planned = time.monotonic(), {kind: given.count or (LONG if given.long else SHORT)[kind] for kind in kinds}
+
+    def report(counts: list[Count]) -> str:
+        told = "\n\n".join([table(counts), *(bad for count in counts for bad in count.bad)])
+        told += f"\n\n{sum(count.tried for count in counts):,} tried in {time.monotonic() - began:.0f} s"
+        if given.report is not None:
+            given.report.write_text(f"{told}\n", errors="backslashreplace")
+        return told
+
+    counts = run(planned, given.seed, given.start, given.workers, report)
+    print(report(counts))
     return 1 if any(count.bad for count in counts) else 0
 
 

@@ -85,7 +85,7 @@ def kept(learner: Learner) -> str:
 
 def bytes_per_class(method: Method) -> int:
     """Without the class's row in the classifier, and without a matrix that all classes share."""
-    tables = (getattr(method, name, None) for name in ("prototypes", "weight", "unaligned"))
+    tables = (getattr(method, name, None) for name in ("prototypes", "precisions", "weight", "unaligned"))
     rows = [table for table in tables if table is not None]
     for statistics in (module for module in method.modules() if isinstance(module, ClassStatistics)):
         rows += [statistics.means, statistics.shares, *([] if statistics.kind == "shared" else [statistics.spread])]

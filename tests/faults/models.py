@@ -11,6 +11,7 @@ import copy
 import functools
 import json
 import random
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,11 +47,11 @@ def whole(name: str, current: bool) -> tuple[str, Description, Tensors]:
     """A file that is right: its format, description and tensors. current: in the present format."""
     path = DATA / f"{name}.vqp"
     data = files.pack(files.read(path)[0]) if current else path.read_bytes()
-    place = Path(f"/tmp/vqprompt-fault-{name}-{current}.vqp")
-    place.write_bytes(data)
-    with safe_open(place, "np") as opened:
-        metadata, tensors = opened.metadata(), {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-    place.unlink()
+    with tempfile.NamedTemporaryFile() as place:
+        place.write(data)
+        place.flush()
+        with safe_open(place.name, "np") as opened:
+            metadata, tensors = opened.metadata(), {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     return metadata["version"], json.loads(metadata["model"]), tensors
 
 

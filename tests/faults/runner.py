@@ -1,13 +1,13 @@
 """Try many faults, each in a child process, and count how they were taken.
 
-A child works through the tries of one kind. When one hangs or ends the child, it is counted as bad and a new child goes
-on after it. Every try has its own generator, seeded by (seed, kind, number), so each can be repeated alone:
-`python tools/faults.py --kind images --seed 1 --start 812 --count 1`.
+Each kind is divided into as many parts as there are workers, and workers take one part after another, so that none is
+idle before the end. A child works through the tries of one part. When one hangs or ends the child, it is counted as bad
+and a new child goes on after it. Every try has its own generator, seeded by (seed, kind, number), so each can be
+repeated alone: `python tools/faults.py --kind images --seed 1 --start 812 --count 1`.
 """
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import random
@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -25,6 +26,8 @@ from faults import KINDS
 from vqprompt.core.errors import UserError
 
 HANG, SETUP = 60.0, 600.0  # seconds for a try, and for the first of a child, which also makes what all of them use
+SECONDS_BETWEEN_REPORTS = 5.0
+STARTING = threading.Lock()  # one child at a time: none may inherit the pipe of another, whose end would go unnoticed
 MEMORY = 1000  # MB that one try may take above what the child began with
 
 
@@ -46,38 +49,55 @@ class Count:
     kind: str
     tried: int = 0
     bad: list[str] = field(default_factory=list)
-    stopped: bool = False
 
     @property
     def handled(self) -> int:
         return self.tried - len(self.bad)
 
 
-def run(kind: str, count: int, seed: int, start: int = 0, workers: int = 1) -> Count:
-    """Try `count` faults of one kind, from number `start` on. Ctrl-C ends it with what was tried up to then."""
-    bounds = [start + count * part // workers for part in range(workers + 1)]
+def run(
+    counts: dict[str, int], seed: int, start: int = 0, workers: int = 1,
+    report: Callable[[list[Count]], None] = lambda counts: None,
+) -> list[Count]:  # fmt: skip
+    """Try so many faults of each kind, from number `start` on. report: called now and then with what was tried up to
+    then. Ctrl-C ends it with what was tried up to then."""
+    parts = [
+        (Count(kind), range(start + count * part // workers, start + count * (part + 1) // workers))
+        for kind, count in counts.items()
+        for part in range(workers)
+    ]
+
+    def so_far() -> list[Count]:
+        mine = {kind: [count for count, _ in parts if count.kind == kind] for kind in counts}
+        return [
+            Count(kind, sum(part.tried for part in found), [bad for part in found for bad in part.bad])
+            for kind, found in mine.items()
+        ]
+
     stopped = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
-        working = [pool.submit(_run_part, kind, b - a, seed, a, stopped) for a, b in itertools.pairwise(bounds)]
+        working = {pool.submit(_run_part, count, numbers, seed, stopped) for count, numbers in parts}
         try:
-            wait(working)
+            while working:
+                ended, working = wait(working, SECONDS_BETWEEN_REPORTS)
+                for part in ended:
+                    part.result()
+                report(so_far())
         except KeyboardInterrupt:
             stopped.set()
-        parts = [part.result() for part in working]
-    bad = [bad for part in parts for bad in part.bad]
-    return Count(kind, sum(part.tried for part in parts), bad, stopped.is_set())
+    return so_far()
 
 
-def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.Event) -> Count:
-    result, number = Count(kind), start
-    context = multiprocessing.get_context("fork")
-    while number < start + count and not stopped.is_set():
-        ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_work, args=(theirs, kind, number, start + count, seed), daemon=True)
-        child.start()
-        theirs.close()
+def _run_part(result: Count, numbers: range, seed: int, stopped: threading.Event) -> None:
+    context, number = multiprocessing.get_context("fork"), numbers.start
+    while number in numbers and not stopped.is_set():
+        with STARTING:
+            ours, theirs = context.Pipe(duplex=False)
+            child = context.Process(target=_work, args=(theirs, result.kind, number, numbers.stop, seed), daemon=True)
+            child.start()
+            theirs.close()
         patience = SETUP
-        while number < start + count and not stopped.is_set():
+        while number in numbers and not stopped.is_set():
             try:
                 outcome = ours.recv() if ours.poll(patience) else f"bad: no answer after {patience:g} seconds"
             except EOFError:
@@ -85,16 +105,15 @@ def _run_part(kind: str, count: int, seed: int, start: int, stopped: threading.E
                 outcome = f"bad: the process died with status {child.exitcode}"
             if outcome == "stopped":
                 break
-            result.tried += 1
             if outcome != "handled":
-                result.bad.append(f"--kind {kind} --seed {seed} --start {number} --count 1: {outcome}")
+                result.bad.append(f"--kind '{result.kind}' --seed {seed} --start {number} --count 1: {outcome}")
+            result.tried += 1
             number, patience = number + 1, HANG
             if "no answer" in outcome or "process died" in outcome:
                 break
         child.kill()
         child.join()
         ours.close()
-    return result
 
 
 def _work(answers: Connection, kind: str, first: int, end: int, seed: int) -> None:

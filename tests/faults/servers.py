@@ -16,7 +16,7 @@ from serving import Client
 
 from faults.tiny import scene
 from vqprompt import Model
-from vqprompt.product.serve.changes import JobUpdate
+from vqprompt.core.progress import Progress
 from vqprompt.product.serve.jobs import CANCEL, Job, Jobs, _do
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelDefaults
@@ -51,8 +51,8 @@ class OwnConnection:
     def recv(self) -> str:
         return CANCEL
 
-    def send(self, update: JobUpdate) -> None:
-        self.job.follow(update.progress)
+    def send(self, event: Progress) -> None:
+        self.job.follow(event)
 
 
 def start(folder: Path, **limits: float) -> Client:

@@ -1,4 +1,4 @@
-"""Two minutes of the campaign; `python tools/faults.py --long` runs all of it."""
+"""A minute of the campaign; `python tools/faults.py --long` runs all of it."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ from faults.runner import Count, run, table
 
 @pytest.mark.parametrize(("kind", "count"), SHORT.items())
 def test_a_small_campaign(kind, count):
-    found = run(kind, count, seed=1)
+    (found,) = run({kind: count}, seed=1)
     assert found.tried == count and not found.bad, "\n".join(found.bad[:3])
 
 
@@ -27,7 +27,7 @@ def test_the_long_campaign_is_long():
 def fault(monkeypatch):
     def put(function):
         monkeypatch.setitem(KINDS, "probe", function)
-        return run("probe", 3, seed=0)
+        return run({"probe": 3}, seed=0)[0]
 
     return put
 
@@ -36,7 +36,7 @@ class TestRunner:
     def test_a_traceback_is_bad(self, fault):
         found = fault(lambda rng, folder: 1 // 0)
         assert found.tried == 3 and len(found.bad) == 3 and "ZeroDivisionError" in found.bad[0]
-        assert "--kind probe --seed 0 --start 2 --count 1" in found.bad[2]
+        assert "--kind 'probe' --seed 0 --start 2 --count 1" in found.bad[2]
 
     def test_a_dead_process_is_bad_and_the_next_try_goes_on(self, fault):
         import os

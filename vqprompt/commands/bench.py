@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markdown import Markdown
 from rich.markup import escape
 
 from vqprompt.commands.console import SafeConsole, console, print_plain, text_table
@@ -105,6 +104,8 @@ def run(
     table = make_table(grid, [row for row in rows if row.runs or not chosen or row.method in chosen], figure)
     page = table.write(out)[3]
     if console.is_terminal:
+        from rich.markdown import Markdown  # slow to import
+
         console.print(Markdown(table.markdown()))  # folded to its width
     else:
         print(table.markdown())

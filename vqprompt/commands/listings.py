@@ -90,8 +90,8 @@ def backbones(
     from vqprompt.core.backbones.registry import BACKBONES, BEST, BEST_SIZE
 
     if world is not None:
+        from vqprompt.product.model.ingest import learn_world
         from vqprompt.product.model.model import Model
-        from vqprompt.product.model.sources import learn_world
 
         made, target = learn_world(Model(backbone, size=size), world)
         print_plain(f"{counted(len(made), 'mean')} in {target}; new models with {backbone} compare with them")

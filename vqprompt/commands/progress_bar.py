@@ -10,14 +10,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as LiveBars
 
 from vqprompt.commands.console import verbosity
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import duration, printable
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -53,11 +55,14 @@ class Bars:
     """Bars by name. Use it as a context manager: bars disappear at its end, lines stay."""
 
     def __init__(self, console: Console) -> None:
+        from rich import progress as rich  # slow to import, and most commands show no bar
+
         self.console = console
-        self.live = LiveBars(  # the description comes last: a narrow terminal cuts off the end of a line
-            BarColumn(20), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(),
-            TextColumn("remaining"), TextColumn("{task.description}", markup=False), console=console, transient=True,
-            disable=verbosity.quiet,
+        self.live = rich.Progress(  # the description comes last: a narrow terminal cuts off the end of a line
+            rich.BarColumn(20), rich.TaskProgressColumn(), rich.TimeElapsedColumn(), rich.TextColumn("elapsed,"),
+            rich.TimeRemainingColumn(), rich.TextColumn("remaining"),
+            rich.TextColumn("{task.description}", markup=False),
+            console=console, transient=True, disable=verbosity.quiet,
         )  # fmt: skip
         self.bars: dict[str, TaskID] = {}
         self.timelines: dict[str, Timeline] = {}

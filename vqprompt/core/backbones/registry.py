@@ -14,6 +14,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.files import is_file, open_regular, sha256_of
 from vqprompt.core.progress import Report, ignore
 
+TIMM = "timm:"  # before the name of a model that timm loads, if it is installed
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 EMBEDDED = Path(__file__).parents[2] / "assets" / "vit_s14.safetensors"
 

@@ -11,6 +11,7 @@ What is notable about this implementation:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, cast
@@ -126,14 +127,10 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gelu:
-            h = linear(self.fc1, x)
-            h = F.gelu(h, approximate="tanh") if self.gelu == "tanh" else h * torch.sigmoid(1.702 * h)
-            return linear(self.fc2, h)
-        if not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
+        if not self.gelu and not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
             rows = torch._addmm_activation(self.fc1.bias, x.flatten(0, 1), self.fc1.weight.T, use_gelu=True)
             return linear(self.fc2, rows.unflatten(0, x.shape[:2]))  # the product applied GELU to its own output
-        return linear(self.fc2, gelu(linear(self.fc1, x)))
+        return linear(self.fc2, gelu(linear(self.fc1, x), self.gelu))
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -143,9 +140,11 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, layer.weight) + layer.bias if apart else F.linear(x, layer.weight, layer.bias)
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(x: Tensor, form: Gelu = "") -> Tensor:
     """GELU. In bf16 the tanh form, written with a sigmoid: within two bf16 steps of the exact one, and once fused it
     runs at memory speed, where erf does not."""
+    if form:
+        return F.gelu(x, approximate="tanh") if form == "tanh" else x * torch.sigmoid(1.702 * x)
     if x.dtype != torch.bfloat16:
         return F.gelu(x)
     return x * torch.sigmoid(1.5957691216 * x * (1 + 0.044715 * x * x))
@@ -291,7 +290,7 @@ class ViT(nn.Module):
             self.pos_embed = nn.Parameter(
                 torch.cat([self.pos_embed[:, :1], grid], dim=1), requires_grad=self.pos_embed.requires_grad
             )
-            self.config = ViTConfig(**{**config.__dict__, "image_size": size})
+            self.config = replace(config, image_size=size)
         return self
 
     def layers(self) -> list[list[nn.Parameter]]:

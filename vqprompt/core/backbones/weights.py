@@ -6,7 +6,6 @@ A file is read without running any code in it, and without trusting what it clai
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import json
 import math
@@ -25,9 +24,10 @@ from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.backbones.config import ViTConfig, check_size
 from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, name_keys, to_timm_names
-from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
+from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, TIMM, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
+from vqprompt.core.words import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,19 +100,18 @@ def bicubic(old: int, new: int) -> Array:
 def read_weights(
     name_or_path: str | Path, config_overrides: dict[str, Any] | None = None, progress: Report = ignore
 ) -> Weights:
-    """The weights of a BACKBONES name or of a file; parameters as in `load_backbone`."""
-    known = BACKBONES.get(str(name_or_path))
+    """The weights of a BACKBONES name, of a file or of timm:NAME; parameters as in `load_backbone`."""
+    known, of_timm = BACKBONES.get(str(name_or_path)), str(name_or_path).startswith(TIMM)
     path = locate(known, progress) if known else Path(name_or_path)
-    if not is_file(path):
-        near = difflib.get_close_matches(str(name_or_path), BACKBONES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones {', '.join(BACKBONES)}{hint}")
+    if not of_timm and not is_file(path):
+        hint = did_you_mean(str(name_or_path), BACKBONES)
+        raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones; {hint}, and timm:NAME")
     path = path.expanduser()
     if known and path == EMBEDDED and not config_overrides and (embedded := _read_embedded(known)) is not None:
         return embedded
     try:
-        tensors, stated = read_checkpoint(path)
-        state, origin, hints = to_timm_names(tensors, path.stem)
+        tensors, stated = _read_timm(path.name.removeprefix(TIMM)) if of_timm else read_checkpoint(path)
+        state, origin, hints = to_timm_names(tensors, path.name)
         stated = {**(asdict(known.config) if known else {}), **stated, **(config_overrides or {})}
         if not set(guessed := hints.pop("guessed")) <= set(stated):
             what = " and ".join(guessed) + (" are" if len(guessed) > 1 else " is")
@@ -220,6 +219,29 @@ def _read_npz(path: Path) -> State:
         return {key: file[key] for key in file.files}
 
 
+def _read_timm(name: str) -> tuple[State, dict[str, Any]]:
+    """Weights that timm downloads, and what its model says about itself. Our own ViT computes with them."""
+    try:
+        import timm
+    except ImportError:
+        raise WeightsError("timm is not installed; pip install timm, or give a file of weights") from None
+    try:
+        model = timm.create_model(name, pretrained=True)
+    except Exception as error:  # an unknown name, or any error of the transport
+        raise WeightsError(f"timm cannot load it ({error}); timm.list_models lists its names") from error
+    stated = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
+    for module in model.modules():
+        kind = type(module).__name__
+        if hasattr(module, "num_heads"):
+            stated["heads"] = module.num_heads
+        if kind.endswith("LayerNorm"):
+            stated["eps"] = module.eps
+        if "GELU" in kind:
+            tanh = "Tanh" in kind or getattr(module, "approximate", "") == "tanh"
+            stated["gelu"] = "quick" if "Quick" in kind else "tanh" if tanh else ""
+    return {key: value.numpy() for key, value in unwrap(model.state_dict()).items()}, stated
+
+
 def _check_zip(path: Path) -> None:
     """Refuse a zip (.npz, .pth) that unpacks to much more than its own size. Weights hardly compress."""
     if not zipfile.is_zipfile(path):
@@ -235,7 +257,7 @@ def _check_zip(path: Path) -> None:
 
 def unwrap(loaded: Any) -> dict[str, Tensor]:
     """The state dict inside a training checkpoint; of a self-distilled pair, the teacher."""
-    from torch import Tensor
+    import torch
 
     inner, depth = loaded, 0
     while isinstance(inner, dict):
@@ -249,21 +271,14 @@ def unwrap(loaded: Any) -> dict[str, Tensor]:
         inner = next((loaded[name] for name in WRAPPERS if isinstance(loaded.get(name), dict)), None)
     if not isinstance(loaded, dict) or not loaded:
         raise WeightsError(f"holds no state_dict but a {type(loaded).__name__}; save model.state_dict()")
-    if others := [str(key) for key, value in loaded.items() if not isinstance(value, Tensor)]:
+    if others := [str(key) for key, value in loaded.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(f"{name_keys(others)} should be tensors; save model.state_dict() alone")
     for key, value in loaded.items():
-        check_tensor(str(key), value)
+        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+            raise WeightsError(f"{key} is a {value.layout} tensor on {value.device}; save plain tensors of the CPU")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise WeightsError(
+                f"{key} claims the shape {tuple(value.shape)} but holds {value.untyped_storage().nbytes():,} bytes; "
+                "save the model again"
+            )
     return {str(key): value.detach() for key, value in loaded.items()}
-
-
-def check_tensor(key: str, value: Tensor) -> None:
-    """Refuse a tensor that is not plain, or whose shape claims more numbers than the file holds."""
-    import torch
-
-    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise WeightsError(f"{key} is a {value.layout} tensor on {value.device}; save plain tensors of the CPU")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise WeightsError(
-            f"{key} claims the shape {tuple(value.shape)} but holds {value.untyped_storage().nbytes():,} bytes; "
-            "save the model again"
-        )

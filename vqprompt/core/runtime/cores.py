@@ -6,11 +6,13 @@ import os
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 
 def cpu_cores() -> int:
     """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on Windows and macOS
+        return len(os.sched_getaffinity(0))
+    import psutil
+
     process = psutil.Process()
     return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
 

@@ -131,6 +131,9 @@ class ClassStatistics(nn.Module, ABC):
             counts = self.seen[known].double() + 1
             totals = self.means[known, 0].double() * counts[:, None]
             sums.counts[: len(known)] += counts
+            if hasattr(self, "doubt"):  # only the old images' part of a mean is in doubt
+                kept = torch.ones_like(self.seen).index_put((known,), (counts / sums.counts[: len(known)]).float())
+                self.doubt = self.doubt * kept.square().mean()
             sums.totals[: len(known)] += totals
             before = self._squares(known, totals, counts)
             sums.squares[: len(before)] += before

@@ -49,7 +49,7 @@ Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
 
 
 class Fields(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class BackboneFields(Fields):

@@ -45,7 +45,7 @@ def models(state: Serving) -> dict[str, Any]:
 
 def _passes(effort: str) -> float:
     training = TRAINING.get("best" if effort == "auto" else effort)
-    return 1 if training is None else training.training["epochs"] * (training.passes + 1)
+    return 1 if training is None else training.epochs * (training.passes + 1)
 
 
 @router.get("/models/{name}", tags=["models"], summary="Everything about a model")
@@ -82,16 +82,13 @@ def images(state: Serving, served: ThisModel, label: str) -> dict[str, Any]:
 
 
 def _with_thumbnails(state: State, model: str, ids: Sequence[int]) -> dict[str, Any]:
-    return {"images": [f"{n:016x}" for n in ids if state.gallery.get(model, n) is not None], "total": len(ids)}
+    names = [f"{n:016x}" for n in ids]
+    return {"images": [name for name in names if state.gallery.get(model, name) is not None], "total": len(ids)}
 
 
 @router.get("/models/{name}/thumbnails/{image}", tags=["models"], summary="A small picture of an image it was taught")
 def thumbnail(state: Serving, name: str, image: str) -> Response:
-    try:
-        picture = state.gallery.get(name, int(image, 16))
-    except ValueError:
-        picture = None
-    if picture is None:
+    if (picture := state.gallery.get(name, image)) is None:
         raise NotThere("there is no such thumbnail; the server keeps only the newest ones, in memory")
     return Response(picture, media_type="image/jpeg")
 

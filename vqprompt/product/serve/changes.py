@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
-from vqprompt.product.model.correcting import check_known, erase_class
+from vqprompt.product.model.correcting import check_known
 from vqprompt.product.model.efforts import check_effort
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
@@ -44,11 +44,10 @@ class Change:
 
 
 @dataclass(frozen=True)
-class JobUpdate:
-    """What the worker reports. file: what the change made."""
+class Outcome:
+    """How a change has ended. file: what it made."""
 
-    state: Literal["running", "done", "failed", "cancelled"]
-    progress: Progress | None = None
+    state: Literal["done", "failed", "cancelled"]
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     thumbnails: tuple[Thumbnail, ...] = ()
@@ -73,7 +72,7 @@ def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
 PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
 FOR_GOOD = Field(default=False, description="Also delete all that is kept of it, older versions too.")
 NO_LABEL = "none"  # of images that are none of the classes, until they are learned
-ImageId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$")]
+ImageId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{16}$"), AfterValidator(lambda text: int(text, 16))]
 IMAGES = Field(min_length=1, max_length=10_000, description="Ids of images, as in GET /models/{name}/images.")
 
 
@@ -89,10 +88,10 @@ class Body(BaseModel):
     def check(self, now: Snapshot) -> None:
         """Refuse what cannot be done with the model as it is now."""
 
-    def do(self, change: Change, tell: Tell) -> JobUpdate:
+    def do(self, change: Change, tell: Tell) -> Outcome:
         with changed_model(change, tell) as model:
             result = self.apply(model)
-        return JobUpdate("done", result=result)
+        return Outcome("done", result=result)
 
     def apply(self, model: Model) -> dict[str, Any]:
         """Change the model, and return the job's result."""
@@ -111,7 +110,7 @@ class Teach(Body):
     def check(self, now: Snapshot) -> None:
         check_effort(self.effort, now.model.knowledge.trained)
 
-    def do(self, change: Change, tell: Tell) -> JobUpdate:
+    def do(self, change: Change, tell: Tell) -> Outcome:
         with changed_model(change, tell) as model:
             pictures = [replace(i.picture(), label=NO_LABEL if self.as_unknown else i.label) for i in change.images]
             taught = model.learn(
@@ -119,13 +118,13 @@ class Teach(Body):
                 progress=tell,
             )  # fmt: skip
             made = () if self.preview else tuple(thumbnails(change.images))
-        return JobUpdate("done", result=taught.to_json(), thumbnails=made)
+        return Outcome("done", result=taught.to_json(), thumbnails=made)
 
 
 class Check(Body):
     """Look through the images of an upload, before they are taught."""
 
-    def do(self, change: Change, tell: Tell) -> JobUpdate:
+    def do(self, change: Change, tell: Tell) -> Outcome:
         from vqprompt.product.check.check import check as check_images  # slow to import
 
         defaults, model = change.defaults, change.defaults.open(change.path)
@@ -135,7 +134,7 @@ class Check(Body):
         told = report.to_json()
         for finding in told["findings"]:  # a page knows images by their place in the upload
             finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
-        return JobUpdate("done", result=told)
+        return Outcome("done", result=told)
 
 
 class Undo(Body):
@@ -191,7 +190,7 @@ class Relabel(Body):
         check_spelling(now.model.classes, [self.label])
 
     def apply(self, model: Model) -> dict[str, Any]:
-        return model.relabel(_ids(self.images), self.label, preview=self.preview).to_json()
+        return model.relabel(self.images, self.label, preview=self.preview).to_json()
 
 
 class Unlearn(Body):
@@ -202,7 +201,7 @@ class Unlearn(Body):
     preview: bool = PREVIEW
 
     def apply(self, model: Model) -> dict[str, Any]:
-        return model.unlearn(_ids(self.images), for_good=self.for_good, preview=self.preview).to_json()
+        return model.unlearn(self.images, for_good=self.for_good, preview=self.preview).to_json()
 
 
 class Merge(Body):
@@ -231,11 +230,8 @@ class Forget(Body):
             check_known(self.name, now.model.knowledge.records)
 
     def apply(self, model: Model) -> dict[str, Any]:
-        before, notes = model.accuracy, list[str]()
-        if self.for_good:
-            notes = erase_class(model, self.name)
-        else:
-            model.forget(self.name)
+        before = model.accuracy
+        notes = model.forget(self.name, for_good=self.for_good)
         result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
         return result if self.for_good else {"name": self.name, **result}
 
@@ -246,16 +242,12 @@ class Onnx(Body):
     def check(self, now: Snapshot) -> None:
         now.check_taught()
 
-    def do(self, change: Change, tell: Tell) -> JobUpdate:
+    def do(self, change: Change, tell: Tell) -> Outcome:
         from vqprompt.product.export.onnx import onnx_file  # slow to import
 
         write_atomically(change.target, onnx_file(change.defaults.open(change.path))[0])
-        return JobUpdate("done", result={"bytes": change.target.stat().st_size}, file=change.target)
+        return Outcome("done", result={"bytes": change.target.stat().st_size}, file=change.target)
 
 
 # changes that a JSON body describes, by their kind; the others come with images
 EDITS = {edit.__name__.lower(): edit for edit in (Undo, Return, Rename, Relabel, Unlearn, Merge, Forget, Onnx)}
-
-
-def _ids(images: list[ImageId]) -> list[int]:
-    return [int(image, 16) for image in images]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+from functools import partial
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -16,36 +17,16 @@ from vqprompt.core.errors import ImageError, UserError
 class Refused(UserError):
     """status: of the answer. headers: sent with the answer."""
 
-    status = 400
-
-    def __init__(self, message: str, status: int | None = None, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, message: str, status: int = 400, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.headers = status or self.status, headers or {}
+        self.status, self.headers = status, headers or {}
 
 
-class NotThere(Refused):
-    status = 404
-
-
-class Conflict(Refused):
-    """This cannot be done in the present state of the model."""
-
-    status = 409
-
-
-class TooLarge(Refused):
-    status = 413
-
-
-class NotAnImage(Refused):
-    status = 415
-
-
-class Busy(Refused):
-    """Too many requests are already waiting."""
-
-    def __init__(self, message: str, retry_after: int = 5) -> None:
-        super().__init__(message, 429, {"Retry-After": str(retry_after)})
+NotThere = partial(Refused, status=404)
+Conflict = partial(Refused, status=409)  # this cannot be done in the present state of the model
+TooLarge = partial(Refused, status=413)
+NotAnImage = partial(Refused, status=415)
+Busy = partial(Refused, status=429, headers={"Retry-After": "5"})  # too many are already waiting
 
 
 def as_response(error: Exception) -> Response:

@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -196,26 +195,23 @@ class Gallery:
     """Thumbnails. most: how many are kept; the oldest are dropped first."""
 
     def __init__(self, most: int) -> None:
-        self.most, self._lock = most, threading.Lock()
-        self._thumbnails: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self.most, self._thumbnails = most, dict[tuple[str, str], bytes]()
 
     def add(self, model: str, thumbnails: Iterable[Thumbnail]) -> None:
-        with self._lock:
-            for name, picture in thumbnails:
-                self._thumbnails[model, name] = picture
-            while len(self._thumbnails) > self.most:
-                self._thumbnails.popitem(last=False)
+        self._thumbnails |= {(model, f"{image:016x}"): picture for image, picture in thumbnails}
+        for oldest in list(self._thumbnails)[: max(0, len(self._thumbnails) - self.most)]:
+            self._thumbnails.pop(oldest, None)
 
-    def get(self, model: str, name: int) -> bytes | None:
-        with self._lock:
-            return self._thumbnails.get((model, name))
+    def get(self, model: str, image: str) -> bytes | None:
+        """image: its id, in hexadecimal digits."""
+        return self._thumbnails.get((model, image))
 
     def keep_only(self, model: str, images: np.ndarray) -> None:
         """Drop the thumbnails of images that a model no longer knows. images: those it knows, uint64 [n]."""
-        known = set(images.tolist())
-        with self._lock:
-            for key in [key for key in self._thumbnails if key[0] == model and key[1] not in known]:
-                del self._thumbnails[key]
+        known = {f"{image:016x}" for image in images.tolist()}
+        for key in list(self._thumbnails):
+            if key[0] == model and key[1] not in known:
+                self._thumbnails.pop(key, None)
 
 
 def thumbnails(images: Iterable[UploadedImage]) -> Iterator[Thumbnail]:

@@ -26,9 +26,10 @@ from pydantic import BaseModel, Field, PrivateAttr, computed_field
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
-from vqprompt.product.serve.changes import Change, JobUpdate
+from vqprompt.product.serve.changes import Change, Outcome
 from vqprompt.product.serve.errors import Busy, NotThere
 from vqprompt.product.serve.limits import Limits
+from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import without_folder
 
 FINISHED_KEPT = 100
@@ -51,7 +52,7 @@ class Job(BaseModel):
     result: dict[str, Any] = {}
     error: str | None = None
     _change: Change = PrivateAttr()
-    _finish: Callable[[JobUpdate], None] = PrivateAttr()
+    _finish: Callable[[Outcome], None] = PrivateAttr()
     _future: Future[None] = PrivateAttr()
     _cancelled: threading.Event = PrivateAttr(default_factory=threading.Event)
     _started: float | None = None
@@ -78,9 +79,7 @@ class Job(BaseModel):
         """Until it has ended, or the server."""
         wait([self._future])
 
-    def follow(self, event: Progress | None) -> None:
-        if event is None:
-            return
+    def follow(self, event: Progress) -> None:
         stage = event.detail or str(event.stage)
         if stage != self.stage:
             self.stage, self._stage_began = stage, time.monotonic()
@@ -89,10 +88,10 @@ class Job(BaseModel):
 
 class Jobs:
     """Those that wait, the one that runs, and the last ones that ended. A thread gives them to the worker, one after
-    another. ended: called with every job that has ended."""
+    another."""
 
-    def __init__(self, limits: Limits, ended: Callable[[Job], None]) -> None:
-        self.limits, self._ended = limits, ended
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits, self.metrics = limits, metrics
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "jobs")
@@ -101,12 +100,12 @@ class Jobs:
 
     # ------------------------------------------------------------------ for requests
 
-    def add(self, job: Job, change: Change, finish: Callable[[JobUpdate], None]) -> Job:
+    def add(self, job: Job, change: Change, finish: Callable[[Outcome], None]) -> Job:
         """finish: called with the last update, before the job is shown as ended."""
         job._change, job._finish = change, finish
         with self._lock:
             if (waiting := self.waiting()) >= self.limits.jobs:
-                raise Busy(f"{waiting} changes are already waiting; try again later", retry_after=10)
+                raise Busy(f"{waiting} changes are already waiting; try again later")
             ended = [j for j in self.all() if not j.is_active]
             for old in ended[: max(0, len(self._jobs) + 1 - FINISHED_KEPT)]:
                 self._jobs.pop(old.id, None)
@@ -130,7 +129,7 @@ class Jobs:
         job._cancelled.set()
         with self._lock:
             if not job._future.cancelled() and job._future.cancel():
-                self._end(job, JobUpdate("cancelled"))
+                self._end(job, Outcome("cancelled"))
 
     def forget_ended(self, model: str) -> None:
         """Forget what the ended jobs of a model were about."""
@@ -160,38 +159,38 @@ class Jobs:
             if not isinstance(error, EOFError | OSError):  # these: it was killed, by the system or by a person
                 traceback.print_exc()
             self._stop_worker()
-            update = JobUpdate("failed", error="the learning process was killed; the model is as it was")
+            update = Outcome("failed", error="the learning process was killed; the model is as it was")
         self._end(job, update)
 
-    def _hand_over(self, job: Job) -> JobUpdate:
+    def _hand_over(self, job: Job) -> Outcome:
         self._start_worker()
         self._connection.send(job._change)
         deadline, asked_to_stop = time.monotonic() + self.limits.job_minutes * 60, None
         while True:
             if self._connection.poll(0.05):
-                update: JobUpdate = self._connection.recv()
-                if update.state != "running":
-                    return update
-                job.follow(update.progress)
+                told: Progress | Outcome = self._connection.recv()
+                if isinstance(told, Outcome):
+                    return told
+                job.follow(told)
             now = time.monotonic()
             if now > deadline:
-                late = JobUpdate("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
+                late = Outcome("failed", error=f"it took longer than {self.limits.job_minutes:g} minutes")
                 return self._stop_worker() or late
             if job._cancelled.is_set():
                 if asked_to_stop is None:
                     asked_to_stop = now
                     self._connection.send(CANCEL)
                 if now - asked_to_stop > SECONDS_TO_CANCEL:
-                    return self._stop_worker() or JobUpdate("cancelled")
+                    return self._stop_worker() or Outcome("cancelled")
 
-    def _end(self, job: Job, update: JobUpdate) -> None:
+    def _end(self, job: Job, update: Outcome) -> None:
         try:
             job._finish(update)
         except Exception as error:
-            update = JobUpdate("failed", error=f"{error}")
+            update = Outcome("failed", error=f"{error}")
         job.result, job.error, job._ended = update.result, update.error or None, time.time()
         job.stage = job.state = update.state
-        self._ended(job)
+        self.metrics.jobs.labels(job.kind, job.state).inc()
 
     # ------------------------------------------------------------------ the worker
 
@@ -204,7 +203,7 @@ class Jobs:
         self._process = process
         theirs.close()
 
-    def _stop_worker(self) -> JobUpdate | None:
+    def _stop_worker(self) -> Outcome | None:
         """Kill the worker. Returns its last update if it had finished just before."""
         last = None
         if self._process is not None:
@@ -212,8 +211,8 @@ class Jobs:
             self._process.join(timeout=5)
             with suppress(OSError, EOFError):
                 while self._connection.poll(0):
-                    update = self._connection.recv()
-                    last = update if update.state != "running" else last
+                    told = self._connection.recv()
+                    last = told if isinstance(told, Outcome) else last
             with suppress(OSError):
                 self._connection.close()
             self._process = None
@@ -250,7 +249,7 @@ def _end_with_the_server() -> None:
         os._exit(1)
 
 
-def _do(change: Change, connection: Connection) -> JobUpdate:
+def _do(change: Change, connection: Connection) -> Outcome:
     last = 0.0
 
     def tell(event: Progress) -> None:
@@ -260,19 +259,19 @@ def _do(change: Change, connection: Connection) -> JobUpdate:
             raise Cancelled
         if time.monotonic() - last > SECONDS_BETWEEN_UPDATES or event.done == event.total:
             last = time.monotonic()
-            connection.send(JobUpdate("running", event))
+            connection.send(event)
 
     try:
-        done: JobUpdate = change.body.do(change, tell)
-        return done
+        return change.body.do(change, tell)
     except Cancelled:
-        return JobUpdate("cancelled")
+        return Outcome("cancelled")
     except UserError as error:
-        return JobUpdate("failed", error=without_folder(error, change.path))
+        return Outcome("failed", error=without_folder(error, change.path))
     except OSError as error:
-        return JobUpdate("failed", error=f"{error.strerror or type(error).__name__}; the model is as it was")
+        told = error.strerror or type(error).__name__
     except MemoryError:
-        return JobUpdate("failed", error="there is not enough memory; the model is as it was")
+        told = "there is not enough memory"
     except Exception as error:  # report it; the worker stays ready for the next change
         traceback.print_exc()
-        return JobUpdate("failed", error=f"{without_folder(error, change.path)}; the model is as it was")
+        told = without_folder(error, change.path)
+    return Outcome("failed", error=f"{told}; the model is as it was")

@@ -101,19 +101,19 @@ class ServedModel:
     export: tuple[Path, str] | None = field(init=False, default=None)
     annotated: set[tuple[int, int | None]] = field(init=False, default_factory=set)
     annotating: threading.Lock = field(init=False, default_factory=threading.Lock)  # held while these are taught
-    _snapshot: Snapshot | None = field(init=False, default=None)
+    current: Snapshot | None = field(init=False, default=None)
     _stamp: tuple[int, ...] | None = field(init=False, default=())  # () before the first look at the file
     loading: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     @property
     def snapshot(self) -> Snapshot:
-        if self._snapshot is None:
+        if self.current is None:
             raise Conflict(f"the model {self.name} cannot be used: {self.problem}")
-        return self._snapshot
+        return self.current
 
     @property
     def usable(self) -> bool:
-        return self._snapshot is not None
+        return self.current is not None
 
     def load_new(self) -> Snapshot | None:
         """The file's snapshot, if the file is not the one that was loaded last. A file that cannot be used is a problem
@@ -128,18 +128,10 @@ class ServedModel:
             self.problem = without_folder(error, self.path)
             return None
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Answer with this one from now on."""
-        self._snapshot = snapshot
-
     def drop_export(self) -> None:
         if self.export is not None:
             self.export[0].unlink(missing_ok=True)
             self.export = None
-
-    def warm_up(self) -> None:
-        """Load the backbone, so that the first answer comes as fast as any other."""
-        self.snapshot.model.embed(np.zeros((32, 32, 3), np.uint8))
 
 
 def without_folder(error: Exception, path: Path) -> str:

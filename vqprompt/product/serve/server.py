@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
@@ -122,16 +123,9 @@ class Server(uvicorn.Server):
         self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
         if settings.lan:
             self.url = state.phone_url = f"{self.url}#token={settings.token}"
-        limits = settings.limits
+        limits, behind = settings.limits, frozenset(settings.allow_hosts)
         own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
-        app = Guard(
-            make_app(state, lambda: ready(self.url)),
-            limits,
-            state.metrics,
-            settings.token,
-            own,
-            frozenset(settings.allow_hosts),
-        )
+        app = Guard(make_app(state, lambda: ready(self.url)), limits, state.metrics, settings.token, own, behind)
         config = uvicorn.Config(
             app, ws="none", access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
@@ -143,7 +137,7 @@ class Server(uvicorn.Server):
         with self._listening, closing(self.state):
             for served in self.state.models:
                 try:
-                    served.warm_up()
+                    served.snapshot.model.embed(np.zeros((32, 32, 3), np.uint8))  # so that no answer waits for it
                 except UserError as error:  # such as weights that were moved: the other models can answer
                     if self.state.models.folder is None:
                         raise

@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve.batching import Batcher
-from vqprompt.product.serve.changes import Body, Change, Check, Forget, JobUpdate, Onnx, Teach, Unlearn
+from vqprompt.product.serve.changes import Body, Change, Check, Forget, Onnx, Outcome, Teach, Unlearn
 from vqprompt.product.serve.errors import Conflict
 from vqprompt.product.serve.images import Gallery, Upload, Uploads, private_folder
 from vqprompt.product.serve.jobs import Job, Jobs
@@ -32,7 +32,7 @@ class State:
         self.gallery = Gallery(int(limits.thumbnails))
         self.uploads = Uploads(self.folder, limits)
         self.batcher = Batcher(limits, self.metrics)
-        self.jobs = Jobs(limits, lambda job: self.metrics.jobs.labels(job.kind, job.state).inc())
+        self.jobs = Jobs(limits, self.metrics)
         self.parsing, self.attending = asyncio.Lock(), asyncio.Lock()
         self.closing = False
         self.phone_url: str | None = None  # for phones on the same network
@@ -57,21 +57,21 @@ class State:
                 upload.in_use, upload.used_by = True, job.id
                 if isinstance(body, Check):
                     upload.waits, upload.check = True, job.id
-            return self.jobs.add(job, change, lambda update: self._finish(served, change, upload, update))
+            return self.jobs.add(job, change, lambda outcome: self._finish(served, change, upload, outcome))
         except UserError:
             if upload is not None:
                 upload.waits = waited
                 self.uploads.release(upload)
             raise
 
-    def _finish(self, served: ServedModel, change: Change, upload: Upload | None, update: JobUpdate) -> None:
-        done, body = update.state == "done", change.body
+    def _finish(self, served: ServedModel, change: Change, upload: Upload | None, outcome: Outcome) -> None:
+        done, body = outcome.state == "done", change.body
         if done:
-            self.gallery.add(served.name, update.thumbnails)
+            self.gallery.add(served.name, outcome.thumbnails)
         if upload is not None:
             if isinstance(body, Check):
                 upload.waits, upload.in_use = done, False
-                doubtful = {f["image"] for f in update.result.get("findings", ()) if f["leave_out"]}
+                doubtful = {f["image"] for f in outcome.result.get("findings", ()) if f["leave_out"]}
                 upload.decide(sorted(doubtful), None, left_out=True)
             elif done and isinstance(body, Teach) and not body.preview:
                 upload.waits = False
@@ -80,9 +80,9 @@ class State:
             self.jobs.forget_ended(served.name)  # their results name images
         erased = {body.name} if done and isinstance(body, Forget) and body.for_good else set()
         gone = self.refresh(served, erased)
-        if done and update.file is not None:
+        if done and outcome.file is not None:
             served.drop_export()
-            served.export = update.file, f"{served.name}-{served.snapshot.version}.onnx"
+            served.export = outcome.file, f"{served.name}-{served.snapshot.version}.onnx"
         if gone and isinstance(body, Check | Onnx):  # another program changed the file, so this may know too much
             served.drop_export()
             raise Conflict("the model has forgotten something meanwhile; try again")
@@ -107,7 +107,7 @@ class State:
                         self.uploads.forget_classes(served.name, gone)
                 return gone
             finally:
-                served.show(now)
+                served.current = now
 
     def tidy(self) -> None:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""

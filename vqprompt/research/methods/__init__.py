@@ -15,6 +15,7 @@ from vqprompt.research.methods.coda import CodaPrompt
 from vqprompt.research.methods.dualprompt import DualPrompt
 from vqprompt.research.methods.ease import EASE
 from vqprompt.research.methods.evoprompt import EvoPrompt
+from vqprompt.research.methods.fecam import FeCAM
 from vqprompt.research.methods.finetuning import FT, FTPlusPlus, Joint, LinearProbe
 from vqprompt.research.methods.hide_prompt import HidePrompt
 from vqprompt.research.methods.l2p import L2P, L2PV2, DeepL2P
@@ -23,6 +24,7 @@ from vqprompt.research.methods.moving_prompts import MovingPrompts
 from vqprompt.research.methods.moving_weights import MovingWeights
 from vqprompt.research.methods.prototypes import APER, SimpleCIL
 from vqprompt.research.methods.ranpac import RanPAC
+from vqprompt.research.methods.sd_lora import SDLoRA
 from vqprompt.research.methods.slca import SLCA
 from vqprompt.research.methods.sldc import SLDC
 from vqprompt.research.methods.ssiat import SSIAT
@@ -31,8 +33,8 @@ from vqprompt.research.plugins import Registry
 
 OWN: list[type[Method]] = [
     MovingPrompts, MovingWeights, VQPrompt, VQPromptS, SoftPrompt, L2P, DeepL2P, L2PV2, DualPrompt, CodaPrompt,
-    HidePrompt, EvoPrompt, LinearProbe, FT, FTPlusPlus, LwF, BiC, SLCA, SimpleCIL, APER, RanPAC, EASE, SSIAT,
-    SLDC, Joint,
+    HidePrompt, EvoPrompt, LinearProbe, FT, FTPlusPlus, LwF, BiC, SLCA, SimpleCIL, APER, FeCAM, RanPAC, EASE, SSIAT,
+    SDLoRA, SLDC, Joint,
 ]  # fmt: skip
 # a method's name is its title in small letters: "vq-prompt", "l2p++", "deep-l2p++"
 METHODS = Registry("vqprompt.methods", Method, {method.title.lower().replace(" ", "-"): method for method in OWN})

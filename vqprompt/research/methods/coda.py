@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
-from vqprompt.research.methods.base import Losses, Method, StatisticsOptions
+from vqprompt.research.methods.base import Losses, Method, StatisticsOptions, TaskInfo, View
 from vqprompt.research.methods.prompts import check_blocks, train_only
-from vqprompt.research.methods.task import TaskInfo
-from vqprompt.research.training.view import View
 
 
 class CodaOptions(StatisticsOptions):

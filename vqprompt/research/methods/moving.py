@@ -3,7 +3,8 @@
 Training goes on in every task, so features go on moving, and what is remembered of old classes would become stale. This
 prevents it, for any number of tasks:
 
-- The less of all classes a task brings, the slower it learns (`plasticity`).
+- The less of all classes a task brings, the slower it learns (`plasticity`). Of a class that comes back, the share of
+  its images that is new counts.
 - While a task is learned, its features can be held to where they were before (distillation).
 - Afterwards the task's own images show how features moved, and the remembered means and the shared covariance move with
   them. What the move is off by is measured and widens the covariance (statistics/drift.py).
@@ -24,6 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.data.images import Images
 from vqprompt.core.statistics.drift import Drift, Moving
 from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
 from vqprompt.research.methods.base import (
@@ -36,11 +38,11 @@ from vqprompt.research.methods.base import (
     TaskInfo,
     View,
     scaled,
-    symmetric_cross_entropy,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve
+from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve, symmetric_cross_entropy
 
-PLASTICITY = "rates are multiplied by the share of new classes among all, to this power"
+PLASTICITY = "rates are multiplied by the share of all classes that is new to this task, to this power"
+FEWEST_CLASSES = "plasticity counts at least this many classes in all, so that small first tasks are slow, too"
 DISTILLATION = "weight of the loss that keeps features where they were before the task"
 FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
 FALL_BACK = "with frozen_beside: of all, the moved and the frozen features, use those that recognize new images best"
@@ -58,6 +60,7 @@ class MovingOptions(StatisticsOptions):
     mirror: bool = Field(True, description="average the features of an image and of its mirror image; not in training")
     symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     plasticity: float = Field(1.0, ge=0, description=PLASTICITY)
+    fewest_classes: int = Field(1, ge=1, description=FEWEST_CLASSES)
     frozen_beside: bool = Field(False, description=FROZEN_BESIDE)
     fall_back: bool = Field(True, description=FALL_BACK)
     most_doubt: float = Field(1.0, ge=0, description=MOST_DOUBT)
@@ -71,13 +74,14 @@ class MovingMemory(Method):
     """A method whose features move and whose memory moves along. Subclasses define the features in `encode`, and those
     of the frozen network in `encode_frozen`."""
 
-    year = 2026
+    classes_return = True
     kept: Tensor  # [tasks], which share of its training each task kept
     recognized: Tensor  # [3], images that each readout recognized before they were trained on
 
     def __init__(self, vit: ViT, options: Any, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.task_head: nn.Linear | None = None  # for the new classes; exists while a task is learned
+        self.task_head: nn.Linear | None = None  # for the task's classes; exists while it is learned
+        self.returned = 0.0  # sum over classes that came back: the share of their images that this task brings
         self.trained = not options.most_doubt  # whether features are other than the frozen network's
         if options.most_doubt:
             self.register_buffer("kept", torch.zeros(0))
@@ -115,8 +119,15 @@ class MovingMemory(Method):
         super().start_task(task)
         if task.number and self.options.most_doubt and self.former is None:
             self.former = self.frozen_copy()
-        self.task_head = Classifier(self.vit.config.width, task.new_classes)
-        self.trained = self.trained or task.new_classes > 1
+        self.task_head = Classifier(self.vit.config.width, len(task.returning) + task.new_classes)
+        self.trained = self.trained or self.task_head.out_features > 1
+
+    def training_images(self, data: TaskData) -> tuple[Images, Tensor]:
+        if data.task.returning and self.statistics is not None:  # here, because a resumed task needs it as well
+            places = list(data.task.returning)
+            counts = torch.bincount(data.labels)[places]
+            self.returned = float((counts / (counts + self.statistics.seen[places] + 1)).sum())
+        return super().training_images(data)
 
     def prepare_training(self, data: TaskData) -> None:
         if data.features_before is not None and self.watching and isinstance(self.statistics, SharedGaussians):
@@ -124,7 +135,7 @@ class MovingMemory(Method):
 
     def end_task(self) -> None:
         super().end_task()
-        self.task_head = None
+        self.task_head, self.returned = None, 0.0
 
     def loaded(self) -> None:
         if self.options.most_doubt:
@@ -139,13 +150,16 @@ class MovingMemory(Method):
         if self.task_head is not None and self.task_head.out_features < 2:
             return []
         own = [] if self.task_head is None else [{"params": list(self.task_head.parameters()), "scale": 1.0}]
-        new = (self.task.new_classes / max(self.task.all_classes, 1)) ** self.options.plasticity
-        return [*own, *({**group, "scale": group["scale"] * new} for group in super().parameter_groups()[1:])]
+        learned_now = self.task.new_classes + self.returned
+        share = learned_now / max(self.task.all_classes, self.options.fewest_classes)
+        slow = share**self.options.plasticity
+        return [*own, *({**group, "scale": group["scale"] * slow} for group in super().parameter_groups()[1:])]
 
     def losses(self, view: View) -> Losses:
         assert self.task_head is not None and view.labels is not None
         features, own = self.encode(view)
-        logits, labels = self.task_head(features), view.labels - self.task.old_classes
+        places = (~self.absent).cumsum(0) - 1  # of the task's classes in its own classifier
+        logits, labels = self.task_head(features), places[view.labels]
         loss = symmetric_cross_entropy if self.options.symmetric else F.cross_entropy
         losses = {"task": loss(logits, labels), **own}
         if self.former is not None and self.options.feature_distillation:
@@ -186,19 +200,20 @@ class MovingMemory(Method):
 
     @torch.no_grad()
     def recognizes(self, statistics: SharedGaussians, features: Tensor, labels: Tensor) -> Tensor:
-        """How many images of new classes [n, D], which nothing was trained on, each readout recognizes among all
-        classes. An image is left out of its class's mean, which is then taken to be in doubt as an old class's is."""
+        """How many images of a task [n, D], which nothing was trained on, each readout recognizes among all classes. An
+        image of a new class is left out of its mean, which is then taken to be in doubt as an old class's is."""
         old, covariance = statistics.class_means().double(), statistics.class_covariance().double()
         doubt = getattr(statistics, "doubt", torch.zeros_like(covariance)).double() / len(old)
-        counts = torch.bincount(labels)[labels].double()
-        means = torch.cat([old, means_by_class(features, labels, len(old), int(labels.max()) + 1)])
+        new, counts = labels >= len(old), torch.bincount(labels)[labels].double()
+        left_out = torch.where(new, (counts / (counts - 1).clamp(min=1)).square(), 1.0)
+        means = torch.cat([old, means_by_class(features, labels, len(old), self.head.out_features)])
         right = []
         for part, shrinkage in self.readouts:
             precision = precision_of(covariance[part, part], shrinkage)
             root = torch.linalg.cholesky(precision)
             distances = torch.cdist(features[:, part] @ root, means[:, part] @ root).square()
-            own = distances.gather(1, labels[:, None]) * (counts / (counts - 1)).square()[:, None]
-            distances.scatter_(1, labels[:, None], own + (precision * doubt[part, part]).sum())
+            own = distances.gather(1, labels[:, None]) * left_out[:, None]
+            distances.scatter_(1, labels[:, None], own + (new * (precision * doubt[part, part]).sum())[:, None])
             right.append((distances.argmin(1) == labels).sum())
         return torch.stack(right)
 

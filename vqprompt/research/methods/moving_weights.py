@@ -33,10 +33,7 @@ class MovingWeightsOptions(TuningOptions, MovingOptions):
 
 class MovingWeights(MovingMemory):
     title = "Moving-Weights"
-    summary = "ours: a slowly tuned backbone; a memory that moves along"
     Options: ClassVar[Any] = MovingWeightsOptions
-    training_defaults: ClassVar = {"lr": 0.005, "batches_per_epoch": 8}
-    presets = {"low-rank": {"rank": 16}}
     tunes_backbone = True
 
     def __init__(self, vit: ViT, options: MovingWeightsOptions, tasks: int) -> None:
