@@ -111,4 +111,4 @@ def unusual(looks: list[Look]) -> Array:
     low, middle, high = np.quantile(table, [0.1, 0.5, 0.9], axis=0)
     above = (table - middle) / np.maximum(high - middle, SPREADS)
     below = (middle - table) / np.maximum(middle - low, SPREADS)
-    return np.maximum(above, below).max(1)
+    return np.asarray(np.maximum(above, below).max(1))

@@ -26,7 +26,6 @@ from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
     Discriminant,
-    Groups,
     LeaveOneOut,
     LeftOut,
     Means,
@@ -301,7 +300,8 @@ def solve(
     trials = Trials.of(records, spread_evenly(len(records), TESTED))
     rivals, ahead, measurements = None, None, None
     if not len(trials):  # one image per class: nothing can be left out
-        calibration = Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf)
+        temperature = max(float(groups.means.var(0).sum()), 1e-6)  # half the average squared distance between means
+        calibration = Calibration(temperature, (0.0, 1.0), (0.0, 1.0), -np.inf)
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
     else:
         left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
@@ -357,11 +357,6 @@ def student_quantile(freedom: float, share: float) -> float:
     angles = np.linspace(-np.pi / 2, np.pi / 2, 4097)
     below = np.cumsum([0.0, *np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)])
     return float(freedom**0.5 * np.tan(np.interp(share, below / below[-1], angles)))
-
-
-def _temperature_untested(groups: Groups) -> float:
-    """If no image can be left out: half the average squared distance between class means."""
-    return max(float(groups.means.var(0).sum()), 1e-6)
 
 
 def calibration_error_of(shares: Array, classes: Array) -> float:
