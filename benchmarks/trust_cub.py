@@ -250,9 +250,9 @@ class Everything:
                         yield {"images of": "found by imagehash", "seed": seed, **hashed}
 
     def pixels(self) -> Iterator[dict[str, Any]]:
-        chosen = np.random.default_rng(0).permutation(np.unique(self.birds.y))[:16]
-        rows = [np.flatnonzero((self.birds.y == c) & ~self.birds.test)[:20] for c in chosen]
-        spare = [np.flatnonzero((self.birds.y == c) & self.birds.test)[0] for c in chosen[:5]]
+        chosen = np.random.default_rng(0).permutation(np.unique(self.birds.y))[:12]
+        rows = [np.flatnonzero((self.birds.y == c) & ~self.birds.test)[:15] for c in chosen]
+        spare = [np.flatnonzero((self.birds.y == c) & self.birds.test)[0] for c in chosen[:4]]
         photos = [self.cub.image(int(row)) for row in np.concatenate(rows)]
         labels = np.repeat([str(c) for c in chosen], [len(part) for part in rows]).tolist()
         yield from check.bad_pixels(photos, labels, [self.cub.image(int(row)) for row in spare], 112)
