@@ -5,19 +5,21 @@ from __future__ import annotations
 import io
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
 from vqprompt import ClosedFormClassifier, Model
 from vqprompt.core.statistics.discriminant import best_temperature, probabilities
-from vqprompt.product.check.check import near_pairs
+from vqprompt.product.check.check import check, near_pairs
 from vqprompt.product.check.copies import small_grey
 from vqprompt.product.check.doubts import Doubts, find_doubts
+from vqprompt.product.check.findings import Kind
 
 COPIES = 50  # of each sort
 KINDS = ("re-compressed", "cropped", "mirrored")
@@ -221,6 +223,72 @@ def imagehash_finds(hidden: Hidden) -> dict[str, float] | None:
     near = [imagehash.phash(a) - imagehash.phash(b) <= 8 for a, b in zip(hidden.originals, hidden.copies, strict=True)]
     kinds = hidden.kinds[COPIES:]
     return {k: float(np.mean([n for n, kind in zip(near, kinds, strict=True) if kind == k])) for k in KINDS}
+
+
+# ---------------------------------------------------------------------------------------------- bad pixels
+
+
+def exposed(stops: float) -> Callable[[Image.Image], Image.Image]:
+    """Light is linear, pixels are not: about the power of 2.2."""
+    return lambda photo: photo.point([min(round(255 * (v / 255) * 2 ** (stops / 2.2)), 255) for v in range(256)] * 3)
+
+
+def page(width: int, height: int, paper: tuple[int, int, int], ink: tuple[int, int, int]) -> Image.Image:
+    """Lines of text."""
+    image = Image.new("RGB", (width, height), paper)
+    draw = ImageDraw.Draw(image)
+    for line, top in enumerate(range(50, height - 40, 18)):
+        draw.text((width // 5, top), "some lines of text that differ in their length"[: 16 + 11 * line % 31], fill=ink)
+    return image
+
+
+def screen(photo: Image.Image | None, paper: tuple[int, int, int], ink: tuple[int, int, int]) -> Image.Image:
+    """A window with a title, a list at the left and text; perhaps with a photograph."""
+    image = page(900, 600, paper, ink)
+    image.paste((60, 110, 190), (0, 0, 900, 34))
+    image.paste(tuple(v * 9 // 10 for v in paper), (0, 34, 160, 600))
+    if photo is not None:
+        image.paste(photo.resize((400, 360)), (480, 60))
+    return image
+
+
+LIGHT, DARK = ((246, 246, 248), (40, 40, 45)), ((30, 31, 36), (210, 210, 215))
+PLANTED: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "black": lambda photo: Image.new("RGB", photo.size),
+    "white": lambda photo: Image.new("RGB", photo.size, "white"),
+    "very dark": exposed(-7),
+    "over-exposed, 1.5 stops": exposed(1.5),
+    "over-exposed, 2.5 stops": exposed(2.5),
+    "over-exposed, 3.5 stops": exposed(3.5),
+    "blurred": lambda photo: photo.filter(ImageFilter.GaussianBlur(0.05 * min(photo.size))),
+    "scan": lambda _: page(600, 850, (250, 248, 240), DARK[0]),
+    "scan on its side": lambda _: page(600, 850, (250, 248, 240), DARK[0]).rotate(90, expand=True),
+    "crooked scan": lambda _: page(600, 850, (250, 248, 240), DARK[0]).rotate(12, expand=True, fillcolor=(90, 90, 95)),
+    "screenshot": lambda _: screen(None, *LIGHT),
+    "dark screenshot": lambda _: screen(None, *DARK),
+    "screenshot with a photograph": lambda photo: screen(photo, *LIGHT),
+    "dark screenshot with a photograph": lambda photo: screen(photo, *DARK),
+    "photograph on its side": lambda photo: photo.rotate(90, expand=True),
+}
+
+
+def bad_pixels(
+    photos: Sequence[Image.Image], labels: Sequence[str], spare: Sequence[Image.Image], size: int
+) -> Iterator[dict[str, Any]]:
+    """Which of these faults are found, and of how many images without a fault as much is said. One of each at a time,
+    made of the spare images, and only what is said about pixels: not about labels and copies."""
+    said = {Kind.BLANK, Kind.DARK, Kind.BRIGHT, Kind.BLURRED, Kind.FOREIGN, Kind.UNLIKE}
+    found, rng = Counter[str](), np.random.default_rng(0)
+    for photo in spare:
+        bad = [make(photo) for make in PLANTED.values()]
+        where = [*labels, *rng.choice(labels, len(bad)).tolist()]
+        told = check([*photos, *bad], where, size=size, device="cpu").findings
+        numbers = {int(f.where.rsplit(" ", 1)[-1]) for f in told if f.kind in said}
+        found.update(name for place, name in enumerate(PLANTED, len(photos) + 1) if place in numbers)
+        found["false alarms"] += sum(number <= len(photos) for number in numbers)
+    for name in PLANTED:
+        yield {"fault": name, "found": f"{found[name]} of {len(spare)}"}
+    yield {"fault": "none", "found": f"{found['false alarms']} of {len(photos) * len(spare)}"}
 
 
 # ---------------------------------------------------------------------------------------------- time and memory

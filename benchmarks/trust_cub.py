@@ -11,6 +11,8 @@ embedded backbone at 224 px. Parts:
 - unknown: the score for the unknown against its rivals; on test images
 - labels, strangers, copies: what `check` finds of faults put in; all of CUB-200, and the second half of its classes,
   which have no part in `choose`
+- pixels: what `check` finds of bad photographs, scans and screenshots among photographs, and its false alarms; a small
+  folder, the images shown to the network at 112 px
 - growth: time and memory of `check` after the backbone
 
 --features keeps the features of CUB-200, and takes them from there next time.
@@ -22,6 +24,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,7 +42,7 @@ from vqprompt.product.check import copies, doubts
 
 SIZE = 224
 TRAINING = 80  # drawings per class
-PARTS = ("choose", "quality", "unknown", "labels", "strangers", "copies", "growth")
+PARTS = ("choose", "quality", "unknown", "labels", "strangers", "copies", "pixels", "growth")
 Rows = Iterable[dict[str, Any]]
 
 
@@ -127,17 +130,25 @@ def blank(model: Model) -> dict[str, np.ndarray]:
 
 class Everything:
     def __init__(self, model: Model, cub: Cub, kept: Path | None, most: int | None, seeds: list[int]) -> None:
-        self.model, self.cub, self.seeds = model, cub, seeds
+        self.model, self.cub, self.seeds, self.most = model, cub, seeds, most
         self.birds = cub.embedded(model, kept)
-        self.drawings, self.textures, self.blank = drawings(model, most), textures(model), blank(model)
         self.first = self.birds.y < (self.birds.y.max() + 1) // 2
-        self._pictures: check.Pictures | None = None
 
-    @property
+    @cached_property
+    def drawings(self) -> Images:
+        return drawings(self.model, self.most)
+
+    @cached_property
+    def textures(self) -> Images:
+        return textures(self.model)
+
+    @cached_property
+    def blank(self) -> dict[str, np.ndarray]:
+        return blank(self.model)
+
+    @cached_property
     def pictures(self) -> check.Pictures:
-        if self._pictures is None:
-            self._pictures = check.Pictures(self.cub.image, self.birds.x)
-        return self._pictures
+        return check.Pictures(self.cub.image, self.birds.x)
 
     # ------------------------------------------------------------------ choices, on training images
 
@@ -237,6 +248,14 @@ class Everything:
                         }
                     if (hashed := check.imagehash_finds(hidden)) is not None:
                         yield {"images of": "found by imagehash", "seed": seed, **hashed}
+
+    def pixels(self) -> Iterator[dict[str, Any]]:
+        chosen = np.random.default_rng(0).permutation(np.unique(self.birds.y))[:12]
+        rows = [np.flatnonzero((self.birds.y == c) & ~self.birds.test)[:15] for c in chosen]
+        spare = [np.flatnonzero((self.birds.y == c) & self.birds.test)[0] for c in chosen[:4]]
+        photos = [self.cub.image(int(row)) for row in np.concatenate(rows)]
+        labels = np.repeat([str(c) for c in chosen], [len(part) for part in rows]).tolist()
+        yield from check.bad_pixels(photos, labels, [self.cub.image(int(row)) for row in spare], 112)
 
     def growth(self) -> Iterator[dict[str, Any]]:
         yield from check.growth(self.birds.x, self.birds.y, (2500, 5000, 10000, 20000))

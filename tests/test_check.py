@@ -143,18 +143,26 @@ def test_one_image_per_class_and_one_class_are_no_trouble():
 # ---------------------------------------------------------------------------------------------- pixels
 
 
-def test_blank_dark_over_exposed_and_blurred_images_are_found_among_good_ones():
+def test_blank_dark_over_exposed_and_blurred_images_and_screenshots_are_found_among_good_ones():
     def detailed(seed: int) -> Image.Image:
         noise = np.random.default_rng(seed).normal(0, 8, (160, 160, 1))
         return Image.fromarray(np.clip(np.asarray(photograph(seed)) + noise, 0, 255).astype(np.uint8))
 
     good = [detailed(seed) for seed in range(100)]
+    for number, sky in enumerate(((255, 255, 255), (120, 200, 255))):  # neither is over-exposed
+        good[number].paste(sky, (0, 0, 160, 100))
+    good[2] = ImageOps.expand(good[2], 16, "black")  # a frame is no screenshot
     pixels = [np.asarray(detailed(200 + seed), float) for seed in range(2)]
+    screen = Image.new("RGB", (480, 300), (30, 31, 36))
+    screen.paste((70, 110, 180), (0, 0, 480, 60))
+    screen.paste((60, 62, 70), (0, 60, 100, 300))
+    screen.paste(detailed(203), (240, 100))
     bad = {
         Kind.BLANK: [Image.new("RGB", (90, 60), colour) for colour in ("black", "white")],
         Kind.DARK: [Image.fromarray((0.15 * pixels[0]).astype(np.uint8))],
-        Kind.BRIGHT: [Image.fromarray(np.clip(pixels[1] * 2 + 140, 0, 255).astype(np.uint8))],
+        Kind.BRIGHT: [Image.fromarray(np.clip(pixels[1] * times, 0, 255).astype(np.uint8)) for times in (2, 3)],
         Kind.BLURRED: [detailed(202).filter(ImageFilter.GaussianBlur(14))],
+        Kind.FOREIGN: [screen],
     }
     wanted = [kind for kind, images in bad.items() for _ in images]
     looks = [look_at(image) for image in (*good, *(image for images in bad.values() for image in images))]

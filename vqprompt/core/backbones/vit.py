@@ -169,7 +169,7 @@ class Block(nn.Module):
     ) -> Tensor:
         attended = self.attn(self.norm1(x), prompt, placement, class_token_only, rotation)
         x = (x[:, :1] if class_token_only else x) + attended
-        out = x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
         return out if adapter is None else out + bottleneck(x, adapter)
 
 

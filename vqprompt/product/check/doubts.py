@@ -57,13 +57,8 @@ class Doubts:
     mixed: Array
 
     @property
-    def unlikely(self) -> float:
-        """Probability of its label below which an image is doubted."""
-        return min(UNLIKELY / len(self.mixed), UNLIKELY_AT_MOST)
-
-    @property
     def mislabelled(self) -> Array:
-        return self.disputed(self.unlikely, SUPPORT)
+        return self.disputed(min(UNLIKELY / len(self.mixed), UNLIKELY_AT_MOST), SUPPORT)
 
     def disputed(self, unlikely: float, support: float) -> Array:
         """Images whose label is less probable than `unlikely`, and has at most `support` of the neighbours' votes."""

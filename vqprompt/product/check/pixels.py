@@ -1,8 +1,12 @@
 """Finds images that are blank, too dark, over-exposed or blurred, and images that look unlike all others of a folder.
 
 What is notable about this implementation:
-- Seven numbers of each image are enough, computed from a small version of it while it is read.
-- A limit does not apply where many images of the folder are beyond it: drawings on white paper are not over-exposed.
+- A few numbers of each image are enough, computed from small versions of it while it is read.
+- A limit does not apply where many images of the folder are beyond it: what is usual in a folder is no fault.
+- A white sky is not over-exposed, nor is one in full blue. Where too much light fell on something coloured, two of the
+  three channels are at full brightness.
+- Screenshots have few colours, and edges that run straight across them, both ways. A frame around a photograph has them
+  too, so the border of an image does not count.
 - Scans, screenshots and drawings among photographs differ from these in brightness, flat areas or colour, and their
   features differ, too. Either alone is also true of a few good images; both together are not.
 """
@@ -18,11 +22,14 @@ from PIL import Image
 from vqprompt.core.statistics.discriminant import Array
 from vqprompt.product.check.findings import Kind
 
-SIDE = 128  # px of the small version
+SIDE = 128  # px of the small version …
+SAMPLED = 256  # … and of the one that keeps single pixels as they are
 USUAL = 0.05  # beyond a limit that more than this share of the images exceed, nothing is doubtful
 BLANK = 5.0  # standard deviation of grey values, of 255
 DARK = 40.0  # brightest grey value, without the brightest twentieth
-BRIGHT, WHITE, NOTHING_DARK = 218.0, 0.3, 145.0  # average; share that is white; darkest, without the darkest twentieth
+CLIPPED = 0.1  # share of pixels with two channels at full brightness, of those that are not white
+DRAWN, TIMES_USUAL = 9.0, 3.0  # share of the most frequent colours, times contrast across lines; and times the folder's
+COLOURS, LINES, BORDER = 4, 4, 32  # how many colours, and how many lines each way; px that do not count
 SHARP = 0.08  # contrast between neighbouring pixels, divided by that of the whole image
 # Usual spreads of brightness, contrast, log(sharpness), flat share and log(colour); a folder's own may be larger
 SPREADS = np.array([60.0, 30.0, 0.6, 0.2, 0.8])
@@ -31,50 +38,68 @@ FOREIGN = 7.0  # spreads in pixels, times spreads in features
 
 @dataclass(frozen=True)
 class Look:
-    """What an image looks like. brightness, contrast: average and standard deviation of its grey values. darkest,
-    brightest: without the outer twentieths. white: share of white pixels. sharpness: see `SHARP`. flat: share of
-    neighbouring pixels that are equal, before it is made smaller: few in photographs, most in screenshots and scans.
-    colour: average difference between the colour channels."""
+    """What an image looks like. brightness, contrast: average and standard deviation of its grey values. brightest:
+    without the brightest twentieth. sharpness: see `SHARP`. flat: share of neighbouring pixels that are equal, before
+    it is made smaller: few in photographs, most in screenshots and scans. colour: average difference between the colour
+    channels. clipped, drawn: see `CLIPPED` and `DRAWN`."""
 
     brightness: float
     contrast: float
-    darkest: float
     brightest: float
-    white: float
     sharpness: float
     flat: float
     colour: float
+    clipped: float
+    drawn: float
 
 
 def look_at(image: Image.Image) -> Look:
-    pixels = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)
+    image = image.convert("RGB")
+    pixels = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)
     grey = pixels.mean(2)
     contrast = float(grey.std())
-    darkest, brightest = np.quantile(grey, [0.05, 0.95]).tolist()
     inner = grey[1:-1, 1:-1]
     edges = np.abs(4 * inner - grey[:-2, 1:-1] - grey[2:, 1:-1] - grey[1:-1, :-2] - grey[1:-1, 2:])
-    rows = np.asarray(image.convert("RGB").resize((image.width, SIDE), Image.Resampling.NEAREST), np.int16)
+    rows = np.asarray(image.resize((image.width, SIDE), Image.Resampling.NEAREST), np.int16)
     flat = float((np.diff(rows, axis=1) == 0).all(2).mean()) if image.width > 1 else 1.0
+    sample = image.resize((SAMPLED, SAMPLED), Image.Resampling.NEAREST)
     return Look(
-        float(grey.mean()), contrast, darkest, brightest, float((grey >= 250).mean()),
-        float(edges.mean()) / (contrast + 1), flat, float((pixels.max(2) - pixels.min(2)).mean()),
+        float(grey.mean()), contrast, float(np.quantile(grey, 0.95)), float(edges.mean()) / (contrast + 1), flat,
+        float((pixels.max(2) - pixels.min(2)).mean()), _clipped(sample),
+        _drawn(sample.crop((BORDER, BORDER, SAMPLED - BORDER, SAMPLED - BORDER))),
     )  # fmt: skip
+
+
+def _clipped(image: Image.Image) -> float:
+    low, middle, _ = np.sort(np.asarray(image)[::2, ::2].reshape(-1, 3), axis=1).T
+    shades = np.bincount(low[(low < 250) & (middle >= 253)], minlength=1)
+    return float((shades.sum() - shades.max()) / max((low < 250).sum(), 1))  # ivory paper has a single shade
+
+
+def _drawn(image: Image.Image) -> float:
+    area = image.width * image.height
+    colours = sorted(count for count, _ in image.getcolors(area) or ())[-COLOURS:]
+    grey = np.asarray(image.convert("L"), np.float32)
+    steps = (np.sort(np.abs(np.diff(grey, axis=axis).mean(1 - axis))) for axis in (0, 1))
+    return sum(colours) / area * float(min(each[-LINES:].mean() for each in steps))
 
 
 def faults(looks: list[Look]) -> Iterator[tuple[int, Kind, str]]:
     """Images with a fault: its kind, and in words how it shows."""
     blank = np.array([v.contrast < BLANK for v in looks])
     dark = np.array([v.brightest < DARK for v in looks]) & ~blank
-    white = np.array([v.white > WHITE for v in looks]) & ~blank
-    bright = white & [v.brightness > BRIGHT and v.darkest > NOTHING_DARK for v in looks]
+    bright = np.array([v.clipped > CLIPPED for v in looks]) & ~blank
     blurred = np.array([v.sharpness < SHARP for v in looks]) & ~blank & ~dark
-    for rows, usual, kind, says in (
-        (blank, blank, Kind.BLANK, "all of it has about the same colour"),
-        (dark, dark, Kind.DARK, "almost all of it is nearly black"),
-        (bright, white, Kind.BRIGHT, "much of it is white, and nothing is dark"),
-        (blurred, blurred, Kind.BLURRED, "it has no sharp edges"),
+    likeness = np.array([v.drawn for v in looks])
+    drawn = likeness > max(DRAWN, TIMES_USUAL * np.quantile(likeness, 0.9))
+    for rows, kind, says in (
+        (blank, Kind.BLANK, "all of it has about the same colour"),
+        (dark, Kind.DARK, "almost all of it is nearly black"),
+        (bright & ~drawn, Kind.BRIGHT, "much of what is not white is at full brightness"),
+        (blurred, Kind.BLURRED, "it has no sharp edges"),
+        (drawn, Kind.FOREIGN, "few colours and long straight lines, as in a screenshot"),
     ):
-        if usual.sum() <= max(USUAL * len(looks), 1):
+        if rows.sum() <= max(USUAL * len(looks), 1):
             yield from ((int(row), kind, says) for row in np.flatnonzero(rows))
 
 
@@ -86,4 +111,4 @@ def unusual(looks: list[Look]) -> Array:
     low, middle, high = np.quantile(table, [0.1, 0.5, 0.9], axis=0)
     above = (table - middle) / np.maximum(high - middle, SPREADS)
     below = (middle - table) / np.maximum(middle - low, SPREADS)
-    return np.maximum(above, below).max(1)
+    return np.asarray(np.maximum(above, below).max(1))

@@ -26,7 +26,6 @@ from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
     Discriminant,
-    Groups,
     LeaveOneOut,
     LeftOut,
     Means,
@@ -130,9 +129,11 @@ class Rivals:
         best = seen.scores.argmax(1)
         images = np.where(best == left_out.own, left_out.others, counts[best])
         above, scores = seen.scores.max(1) - center, moved(products, norms, means.reliance(images))
-        wins, won = np.zeros((int(classes.max()) + 1, len(world))), scores.max(1) > above
-        np.add.at(wins, (classes[won], scores[won].argmax(1)), 1)
-        left = np.asarray(~(wins > REPLACED * np.bincount(classes)[:, None]).any(0))
+        rival, rows, totals = scores.argmax(1), np.arange(len(scores)), np.bincount(classes)[:, None]
+        won, wins = scores.max(1) > above, np.zeros((len(totals), len(world)))
+        np.add.at(wins, (classes[won], rival[won]), 1)
+        replacing = wins > REPLACED * totals
+        left = np.asarray(~replacing.any(0))
         apart, single = (rotated - means.center) / np.sqrt(variances), means.means[counts == 1] - means.center
         squares = (apart**2).sum(1)
         left[(2 * (single / np.sqrt(variances)) @ apart.T - squares).argmax(1)] = False
@@ -142,7 +143,10 @@ class Rivals:
             world, left, np.stack(centers).astype(np.float32), squares.astype(np.float32),
             means.reliance(counts).astype(np.float32),
         )  # fmt: skip
-        return rivals, above - scores[:, left].max(1)
+        # an image is judged without itself here, too: a mean that is replaced because of it alone is its rival
+        alone = won & replacing[classes, rival] & (replacing.sum(0)[rival] == 1)
+        alone &= wins[classes, rival] - 1 <= REPLACED * (totals[classes, 0] - 1)
+        return rivals, above - np.maximum(scores[:, left].max(1), np.where(alone, scores[rows, rival], -np.inf))
 
 
 def moved(products: Array, norms: Array, reliance: Array) -> Array:
@@ -296,7 +300,8 @@ def solve(
     trials = Trials.of(records, spread_evenly(len(records), TESTED))
     rivals, ahead, measurements = None, None, None
     if not len(trials):  # one image per class: nothing can be left out
-        calibration = Calibration(_temperature_untested(groups), (0.0, 1.0), (0.0, 1.0), -np.inf)
+        temperature = max(float(groups.means.var(0).sum()), 1e-6)  # half the average squared distance between means
+        calibration = Calibration(temperature, (0.0, 1.0), (0.0, 1.0), -np.inf)
         means = Means.of(groups.means @ basis.vectors, groups.counts, basis.shrunk(shrinkage), 0.0)
     else:
         left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
@@ -352,11 +357,6 @@ def student_quantile(freedom: float, share: float) -> float:
     angles = np.linspace(-np.pi / 2, np.pi / 2, 4097)
     below = np.cumsum([0.0, *np.cos((angles[1:] + angles[:-1]) / 2) ** (freedom - 1)])
     return float(freedom**0.5 * np.tan(np.interp(share, below / below[-1], angles)))
-
-
-def _temperature_untested(groups: Groups) -> float:
-    """If no image can be left out: half the average squared distance between class means."""
-    return max(float(groups.means.var(0).sum()), 1e-6)
 
 
 def calibration_error_of(shares: Array, classes: Array) -> float:

@@ -111,7 +111,7 @@ class Method(nn.Module):
     search_space: ClassVar[dict[str, tuple[float, float]]] = {"lr": (1e-4, 3e-1)}
     tunes_backbone: ClassVar[bool] = False
     backbone_parts: ClassVar[tuple[str, ...]] = ()  # names of parameters that it adds to a backbone that stays frozen
-    uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    uses_query: bool = False  # uses `View.query`; queries that are known already are passed in
     choosable: int = 0  # number of prompts per block that `choices` chooses from
     uses_frozen: bool = False  # uses `frozen_features` of clean images; those that are known already are passed in
     classifies_frozen: ClassVar[bool] = False  # classifies the backbone's features as they are, unless `adapt` is on
@@ -146,7 +146,7 @@ class Method(nn.Module):
         self.adapters: Any = None  # beside the backbone's blocks, if a method has some
         if self.classifies_frozen:
             plain = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
-            self.uses_query = plain  # type: ignore[misc]
+            self.uses_query = plain
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))

@@ -44,7 +44,7 @@ class MovingPrompts(MovingMemory):
         blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
         check_blocks(blocks, vit.config.depth)
         super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
-        self.uses_query = options.pool > 1  # type: ignore[misc]
+        self.uses_query = options.pool > 1
         self.uses_frozen = options.frozen_beside and not self.uses_query  # one of the two is kept
         self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
         self.choosable = options.pool
