@@ -54,7 +54,7 @@ class DualPrompt(Method):
         self.choosable = len(self.experts)
         train_only(self.experts, task.number)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]

@@ -54,7 +54,7 @@ class MovingPrompts(MovingMemory):
         if data.task.number == 0 and self.uses_query and self.options.spread.keys == "k-means":
             self.pool.start_keys(data.queries, data.seed)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         o = self.options
         if not self.trained:  # prompts start at random: without training they say nothing
             return self.encode_frozen(view, class_tokens), {}
