@@ -137,11 +137,8 @@ def _table(files: Files, name: str) -> dict[str, str]:
 
 
 def list_imagenet_r(known: Published, path: Path) -> Listing:
-    return apply_lists(list_published(known, path), path if path.is_dir() else path.parent)
-
-
-def apply_lists(listing: Listing, folder: Path) -> Listing:
-    """The split and the order of classes that CODA-Prompt's lists prescribe, if both lists are there."""
+    """With the split and the order of classes that CODA-Prompt's lists prescribe, if both lists are there."""
+    listing, folder = list_published(known, path), path if path.is_dir() else path.parent
     lists = {split: folder / name for split, name in LISTS.items() if (folder / name).is_file()}
     if len(lists) < len(LISTS):
         missing = "only one of them is" if lists else "they are not"

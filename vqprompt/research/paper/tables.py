@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 from markupsafe import Markup
@@ -21,7 +19,7 @@ from vqprompt.core.files import write_atomically
 from vqprompt.research.paper.grids import Grid, described
 from vqprompt.research.paper.table_rows import ACCURACIES, Row, distinct_name
 from vqprompt.research.report import figures
-from vqprompt.research.report.pages import PAGE_NAME, line_in_words
+from vqprompt.research.report.pages import PAGE_NAME, line_in_words, link
 from vqprompt.research.report.render import UNKNOWN, render
 
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
@@ -50,13 +48,6 @@ class Chart(NamedTuple):
 def in_words(caption: str, lines: Sequence[figures.Line]) -> str:
     """A chart's caption and values as text, for people who cannot see the chart."""
     return f"{caption}: " + "; ".join(map(line_in_words, lines))
-
-
-def link(run: Path | None, page: Path) -> str | None:
-    """To the page of a run, relative to the folder of another page; None if there is none."""
-    if run is None or not (run / PAGE_NAME).exists():
-        return None
-    return quote(Path(os.path.relpath(run / PAGE_NAME, page)).as_posix())
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,11 @@ class TextTable:
 
     def html(self, folder: Path) -> str:
         """folder: where the page will be written; links to the runs' own pages are relative to it."""
-        return render("table.html", table=self, svg=Markup, link=lambda run: link(run, folder))
+
+        def link_to(run: Path | None) -> str | None:
+            return link(run / PAGE_NAME, folder) if run and (run / PAGE_NAME).exists() else None
+
+        return render("table.html", table=self, svg=Markup, link=link_to)
 
     def write(self, folder: Path) -> list[Path]:
         """Write NAME.md, .csv, .tex and .html into the folder, and the figures as .svg."""

@@ -34,7 +34,6 @@ def write_report(folder: Path) -> Path:
     page = render(
         "run.html",
         m=result,
-        learned=result.learned,
         charts=_accuracy_charts(result),
         loss_charts=_loss_charts(result.losses),
         prompt_use=_prompt_use(result.prompt_use),
@@ -61,8 +60,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
         own = folder / PAGE_NAME
         if not own.exists():
             write_report(folder)
-        link = quote(Path(os.path.relpath(own, target.parent)).as_posix())
-        runs.append({"m": result, "learned": result.learned, "link": link, "line": line})
+        runs.append({"m": result, "link": link(own, target.parent), "line": line})
     data_sets = list(dict.fromkeys(result.data for result in results))
     title = "Average accuracy over the tasks seen so far, after each task: " + "; ".join(map(line_in_words, lines))
     page = render(
@@ -76,6 +74,11 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
     )  # fmt: skip
     write_atomically(target, page)
     return target
+
+
+def link(page: Path, folder: Path) -> str:
+    """To a page, from one in this folder."""
+    return quote(Path(os.path.relpath(page, folder)).as_posix())
 
 
 def line_in_words(line: figures.Line) -> str:
