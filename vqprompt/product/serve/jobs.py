@@ -105,7 +105,7 @@ class Jobs:
         job._change, job._finish = change, finish
         with self._lock:
             if (waiting := self.waiting()) >= self.limits.jobs:
-                raise Busy(f"{waiting} changes are already waiting; try again later")
+                raise Busy(f"{waiting} changes are already waiting; try again later", headers={"Retry-After": "10"})
             ended = [j for j in self.all() if not j.is_active]
             for old in ended[: max(0, len(self._jobs) + 1 - FINISHED_KEPT)]:
                 self._jobs.pop(old.id, None)
