@@ -8,7 +8,7 @@ import torch
 from drawings import drawings
 
 from vqprompt import Model
-from vqprompt.product.model.attention import attention
+from vqprompt.product.model.features import attention
 from vqprompt.product.model.pictures import Picture
 
 

@@ -310,10 +310,10 @@ class TestPrivacy:
         return (folder / "cat", "cat") if request.param == "one class" else (folder, None)
 
     def test_teaching_leaves_nothing_in_the_cache(self, given, home, monkeypatch):
-        from vqprompt.product.model import decoded
+        from vqprompt.product.model import ingest
         from vqprompt.product.model.model import Model
 
-        monkeypatch.setattr(decoded, "IN_MEMORY", 0)  # as with many images: decoded ones go through a temporary file
+        monkeypatch.setattr(ingest, "IN_MEMORY", 0)  # as with many images: decoded ones go through a temporary file
         Model(size=14).learn(*given)
         assert not [path for path in home.rglob("*") if path.is_file()]
 

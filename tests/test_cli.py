@@ -94,7 +94,7 @@ class TestRefusals:
         [
             (["--data", "no/such/folder"], ["no/such/folder", "neither a data set", "quickdraw50"]),
             (["--method", "vq-promt"], ["unknown method 'vq-promt'", "did you mean 'vq-prompt'"]),
-            (["--backbone", "vit-s41"], ["vit-s41", "did you mean vit-s14"]),
+            (["--backbone", "vit-s41"], ["vit-s41", "did you mean 'vit-s14'"]),
             (["--size", "75"], ["75", "14", "nearest that does is 70"]),
             (["--tasks", "51"], ["51 tasks of 50 classes", "1 to 50"]),
             (["--tasks", "30,30"], ["[30, 30]", "50 classes"]),

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from vqprompt import Model
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
-from vqprompt.product.model import decoded, efforts, teaching, trained
+from vqprompt.product.model import efforts, ingest, teaching, trained
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.records import STEP, ClassRecord, to_fixed_point
 
@@ -31,7 +31,7 @@ def briefly():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained, "pays", lambda without, measured: True)
         for effort, settings in efforts.TRAINING.items():
-            brief = replace(settings, training={**settings.training, "epochs": 2})
+            brief = replace(settings, epochs=2)
             patch.setitem(efforts.TRAINING, effort, brief)
         yield
 
@@ -297,16 +297,24 @@ def test_the_file_says_what_was_trained(taught):
 
 
 def test_training_that_does_not_fit_its_method_is_refused(taught):
+    from vqprompt.core.backbones.load import load_backbone
     from vqprompt.core.backbones.weights import read_weights
     from vqprompt.product.model.onnx_features import OnnxFeatures
 
     model = Model.load(taught)
-    weights = read_weights(model.weights)
-    with_more = {**tensors(model), "nothing": np.zeros(3, np.float32)}
-    with_less = dict(list(tensors(model).items())[1:])
-    for kept, words in ((with_more, "an unknown part, 'nothing'"), (with_less, "lacks")):
+    kept, weights, vit = model.knowledge.trained, read_weights(model.weights), load_backbone(model.weights)
+    with_more = {**kept.tensors, "nothing": np.zeros(3, np.float32)}
+    with_less = dict(list(kept.tensors.items())[1:])
+    huge = {**kept.options, "pool": 10**12, "rank": 10**12}  # nothing of that size is ever made
+    for wrong, words in (
+        (replace(kept, tensors=with_more), r"'nothing' is \(.*\) and should be missing"),
+        (replace(kept, tensors=with_less), "is missing and should be"),
+        (replace(kept, options=huge), "pool=1000000000000"),
+    ):
         with pytest.raises(UserError, match=words):
-            OnnxFeatures(weights, None, 0.875, replace(model.knowledge.trained, tensors=kept))
+            OnnxFeatures(weights, None, 0.875, wrong)
+        with pytest.raises(UserError, match=words):
+            trained.build(vit, wrong)
 
 
 # ---------------------------------------------------------------------------------------------- parts
@@ -346,9 +354,9 @@ def test_remembered_images_are_as_far_apart_as_images_would_be_now():
 
 def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders, monkeypatch, tmp_path):
     monkeypatch.setenv("VQPROMPT_HOME", str(tmp_path))
-    monkeypatch.setattr(decoded, "IN_MEMORY", 3 * 32 * 32 * 5)
-    opened, make = [], decoded.temporary_file
-    monkeypatch.setattr(decoded, "temporary_file", lambda: opened.append(make()) or opened[-1])
+    monkeypatch.setattr(ingest, "IN_MEMORY", 3 * 32 * 32 * 5)
+    opened, make = [], ingest.temporary_file
+    monkeypatch.setattr(ingest, "temporary_file", lambda: opened.append(make()) or opened[-1])
     models = {}
     for on_disk in (True, False):
         models[on_disk] = fresh()

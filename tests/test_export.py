@@ -76,7 +76,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     found = Model(home / "tiny.safetensors", device="cpu")
     with pytest.MonkeyPatch.context() as patch:
         for effort, settings in efforts.TRAINING.items():
-            brief = replace(settings, training={**settings.training, "epochs": 2})
+            brief = replace(settings, epochs=2)
             patch.setitem(efforts.TRAINING, effort, brief)
         found.learn(write_drawings(home / "first", NAMES, range(20)), effort=request.param)
     found.save(home / "drawings.vqp")

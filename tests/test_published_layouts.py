@@ -16,8 +16,7 @@ from vqprompt.core.backbones.vit import ViTConfig
 from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.errors import UserError
 from vqprompt.core.onnx.vit import class_tokens_graph
-from vqprompt.product.model.attention import attention
-from vqprompt.product.model.features import Features
+from vqprompt.product.model.features import Features, attention
 from vqprompt.product.model.pictures import Picture
 
 WIDTH, DEPTH, HEADS, PATCH, SIDE, REGISTERS = 32, 3, 2, 7, 4, 3
@@ -329,8 +328,10 @@ def test_what_is_not_plain_is_learned_with_but_never_silently_computed_as_if_it_
     prompts = {0: torch.randn(1, 4, WIDTH)}
     tokens = vit.embed(torch.randn(2, 3, SIZE, SIZE))
     for placement in ("after", "before", "tokens"):
-        changed = vit.encode(tokens, prompts, placement, class_tokens=2)
-        assert changed.shape == (2, 2 * WIDTH) and not torch.allclose(changed, vit.encode(tokens, class_tokens=2))
+        changed = vit.encode(tokens, prompts, placement, class_tokens=(-1, -2))
+        assert changed.shape == (2, 2 * WIDTH) and not torch.allclose(
+            changed, vit.encode(tokens, class_tokens=(-1, -2))
+        )
     assert sum(len(layer) for layer in vit.layers()) == len(list(vit.parameters()))
 
 

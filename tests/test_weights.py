@@ -486,7 +486,7 @@ def test_not_a_state_dict(tmp_path):
 
 
 def test_unknown_name_and_unknown_kind_of_file(tmp_path):
-    with pytest.raises(WeightsError, match="did you mean dino-b16"):
+    with pytest.raises(WeightsError, match="did you mean 'dino-b16'"):
         load_backbone("dino-b15")
     (tmp_path / "a.onnx").touch()
     with pytest.raises(WeightsError, match="safetensors"):

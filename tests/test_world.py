@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import replace
 from importlib.resources import files
 
@@ -58,7 +59,7 @@ OTHERS = [image for name in drawings()[1] if name != "house" for image in drawn(
 
 
 def test_one_drawing_of_a_house_does_not_make_every_drawing_a_cottage(taught):
-    model = taught.__copy__()
+    model = copy(taught)
     others, houses = model.embed(OTHERS), model.embed(drawn("house", range(60, 76)))
     assert (model.judge(others)[1] < 0).all()
     lesson = model.learn(drawn("house", range(1)), "cottage")
@@ -92,7 +93,7 @@ def test_files_and_exported_models_compare_with_the_world_too(taught):
 
 
 def test_a_lesson_that_takes_answers_away_says_so_and_can_be_undone(taught, tmp_path, home):
-    path = taught.__copy__().save(tmp_path / "things.vqp")
+    path = copy(taught).save(tmp_path / "things.vqp")
     for number, image in enumerate(OTHERS[::4]):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
     images = [str(p) for p in sorted(tmp_path.glob("*.png"))]
@@ -101,7 +102,7 @@ def test_a_lesson_that_takes_answers_away_says_so_and_can_be_undone(taught, tmp_
     assert "ordinary images that were unknown are now taken for things" in ran.output
     assert f"to take this lesson back: vqprompt undo {path}" in ran.output.replace("\n", "")
 
-    model = taught.__copy__()
+    model = copy(taught)
     lesson = model.learn([photograph("cat", n) for n in range(30, 44)], "kitten").to_json()
     assert ("kitten", "cat", 14) in [(w["class"], w["from"], w["of"]) for w in lesson["warnings"]]
     low, high = lesson["accuracy_interval"]

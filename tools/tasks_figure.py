@@ -24,7 +24,9 @@ PAGE = ROOT / "docs" / "beyond.md"
 BLOCK = re.compile(r"(<!-- tasks (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TASKS = {"cub200": (10, 20, 40, 100), "flowers102": (10, 20, 40)}
 ANY_NUMBER = ("linear", "joint")  # whose result does not depend on the number of tasks
-CHOSEN = {10: 8, 20: 8, 40: 8, 100: 2}  # batches per epoch of our methods, by the number of tasks; 0: large batches
+# of our methods, by the number of tasks: batches per epoch (0: large batches) and the fewest classes for plasticity
+CHOSEN = {10: (8, 1), 20: (8, 1), 40: (8, 1), 100: (2, 1)}
+LARGE_BATCHES = (0, 1)
 
 Accuracies = dict[str, dict[int, dict[int, float]]]  # method, tasks, seed
 
@@ -41,9 +43,9 @@ def accuracies(data: str) -> Accuracies:
 
 
 def only_tried(config: dict[str, Any]) -> bool:
-    """Whether a run of our methods has batches that held-out images did not choose."""
-    batches = config.get("batches_per_epoch", 0)
-    return config["method"].startswith("moving") and batches not in (0, CHOSEN[config["tasks"]])
+    """Whether a run of our methods has settings that held-out images did not choose."""
+    settings = config.get("batches_per_epoch", 0), config["options"].get("fewest_classes", 1)
+    return config["method"].startswith("moving") and settings not in (LARGE_BATCHES, CHOSEN[config["tasks"]])
 
 
 def name_of(config: dict[str, Any]) -> str:

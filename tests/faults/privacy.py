@@ -12,7 +12,6 @@ import numpy as np
 from faults.models import BACKBONE
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.correcting import erase_class
 from vqprompt.product.model.records import ClassRecord
 
 NAMES = ("grey heron", "ardea cinerea", "graureiher")  # of the class that is to be forgotten
@@ -55,7 +54,7 @@ def try_privacy(rng: random.Random, folder: Path) -> str:
     before = {name: model.knowledge.classes[name].total for name in model.classes if name not in NAMES}
     for name in rng.sample(NAMES, len(NAMES)):
         with suppress(UserError):  # it never had this name, or that is forgotten already
-            erase_class(model, name)
+            model.forget(name, for_good=True)
     model.save(path)
     sought = [name.encode() for name in NAMES]
     sought += [part.tobytes() for record in secret for part in (record.ids[:1], record.kept[0], record.total)]

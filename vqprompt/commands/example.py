@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from vqprompt.commands.console import print_plain
+from vqprompt.commands.options import argument
 
 
-def example(
-    folder: Annotated[Path, typer.Argument(help="A new folder, such as drawings.")],
-) -> None:
+def example(folder: Path = argument("A new folder, such as drawings.")) -> None:
     """Write real drawings into a folder, to try everything without images of your own.
 
     [bold]vqprompt example drawings[/bold]

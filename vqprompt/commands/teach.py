@@ -234,14 +234,8 @@ def forget(
 
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
-    from vqprompt.product.model.correcting import erase_class
-
-    notes: list[str] = []
     with _changing(model) as changed:
-        if for_good:
-            notes = erase_class(changed, name)
-        else:
-            changed.forget(name)
+        notes = changed.forget(name, for_good=for_good)
         left, accuracy, effort = len(changed.classes), changed.accuracy, changed.effort
     are = "is" if left == 1 else "are"
     print_plain(f"{name} is forgotten; {counted(left, 'class')} {are} left, accuracy {percent(accuracy)}")

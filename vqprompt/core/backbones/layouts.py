@@ -21,17 +21,12 @@ import numpy as np
 
 from vqprompt.core.backbones.config import Gelu, ViTConfig, weight_shapes
 from vqprompt.core.backbones.registry import PIXELS, WeightsError
+from vqprompt.core.errors import shown
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Array]
-LARGEST = {
-    "width": 16_384,
-    "depth": 256,
-    "heads": 1024,
-    "patch": 1024,
-    "image_size": 16_384,
-    "registers": 1024,
-}  # far above any in use
+# far above any in use
+LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384, "registers": 1024}
 
 
 def dequantize(tensors: State) -> State:
@@ -189,23 +184,18 @@ def check_values(config: dict[str, Any]) -> None:
     for name, most in LARGEST.items():
         value = config.get(name, 1) or (1 if name == "registers" else 0)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(f"{name}={short(value)}: must be a whole number from 1 to {most:,}")
+            raise ValueError(f"{name}={shown(value, 60)}: must be a whole number from 1 to {most:,}")
     if config.get("gelu", "") not in get_args(Gelu) or not isinstance(config.get("rope", 0.0), int | float):
-        raise ValueError(f"gelu={short(config.get('gelu'))} must be one of {get_args(Gelu)}, and rope a number")
+        raise ValueError(f"gelu={shown(config.get('gelu'), 60)} must be one of {get_args(Gelu)}, and rope a number")
     for name in ("mlp_ratio", "eps"):
         value = config.get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
-            raise ValueError(f"{name}={short(value)}: must be a number above 0 and below 1,000")
+            raise ValueError(f"{name}={shown(value, 60)}: must be a number above 0 and below 1,000")
     for name in ("mean", "std"):
         values = config[name]
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
         if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
-            raise ValueError(f"{name}={short(values)}: must be three numbers, one per colour")
-
-
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+            raise ValueError(f"{name}={shown(values, 60)}: must be three numbers, one per colour")
 
 
 def config_from_shapes(state: State) -> dict[str, Any]:
@@ -247,17 +237,13 @@ def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
         "missing (timm's names)": [key for key in expected if key not in given],
         "unexpected": [origin.get(key, key) for key in given if key not in expected],
         "wrong shape": [f"{origin.get(key, key)} {given[key]} instead of {expected[key]}" for key in wrong],
-        "NaN or infinity": [origin.get(key, key) for key in not_finite(state)],
+        "NaN or infinity": [origin.get(key, key) for key, value in state.items() if not np.isfinite(value).all()],
     }
     if lines := [f"\n  {what}: {name_keys(keys)}" for what, keys in problems.items() if keys]:
         raise WeightsError(
             f"does not fit {config}{''.join(lines)}\n"
             "Fetch it again, take a plain ViT's checkpoint, or correct the config with config_overrides"
         )
-
-
-def not_finite(state: State) -> list[str]:
-    return [key for key, value in state.items() if not np.isfinite(value).all()]
 
 
 def name_keys(keys: Iterable[str], most: int = 4) -> str:

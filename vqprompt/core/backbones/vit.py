@@ -11,6 +11,7 @@ What is notable about this implementation:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal, cast
@@ -126,14 +127,10 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gelu:
-            h = linear(self.fc1, x)
-            h = F.gelu(h, approximate="tanh") if self.gelu == "tanh" else h * torch.sigmoid(1.702 * h)
-            return linear(self.fc2, h)
-        if not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
+        if not self.gelu and not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
             rows = torch._addmm_activation(self.fc1.bias, x.flatten(0, 1), self.fc1.weight.T, use_gelu=True)
             return linear(self.fc2, rows.unflatten(0, x.shape[:2]))  # the product applied GELU to its own output
-        return linear(self.fc2, gelu(linear(self.fc1, x)))
+        return linear(self.fc2, gelu(linear(self.fc1, x), self.gelu))
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -143,9 +140,11 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, layer.weight) + layer.bias if apart else F.linear(x, layer.weight, layer.bias)
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(x: Tensor, form: Gelu = "") -> Tensor:
     """GELU. In bf16 the tanh form, written with a sigmoid: within two bf16 steps of the exact one, and once fused it
     runs at memory speed, where erf does not."""
+    if form:
+        return F.gelu(x, approximate="tanh") if form == "tanh" else x * torch.sigmoid(1.702 * x)
     if x.dtype != torch.bfloat16:
         return F.gelu(x)
     return x * torch.sigmoid(1.5957691216 * x * (1 + 0.044715 * x * x))
@@ -249,12 +248,12 @@ class ViT(nn.Module):
         prompts: Prompts | None = None,
         placement: Placement = "after",
         adapters: Sequence[Adapter] | None = None,
-        class_tokens: int = 1,
+        class_tokens: Sequence[int] = (-1,),
         normalize: bool = True,
     ) -> Tensor:
-        """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the number of last blocks whose
-        class tokens are joined, the last block first [B, class_tokens · D]. normalize: with the final norm."""
-        x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
+        """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the blocks, counted from the
+        end, whose class tokens are joined in this order [B, blocks · D]. normalize: with the final norm."""
+        x, depth, found = tokens, len(self.blocks), dict[int, Tensor]()
         rotation = rotations(self.config, x.device, x.dtype) if self.config.rope else None
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
@@ -262,15 +261,16 @@ class ViT(nn.Module):
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             if self.compiled:
                 any_batch(x, prompt)
-            class_token_only = i == last and not self.config.pooled
+            class_token_only = i == depth - 1 and not self.config.pooled
             x = block(x, prompt, placement, class_token_only, adapters[i] if adapters else None, rotation)
-            if last - class_tokens < i < last:
-                earlier.insert(0, x if self.config.pooled else x[:, :1])
+            if i - depth in class_tokens:
+                found[i - depth] = x if self.config.pooled else x[:, :1]
+        outputs = [found[block] for block in class_tokens]
         if self.config.pooled:  # prompts among the tokens do not count
             patches = self.config.tokens - 1
-            return torch.cat([self.norm(each[:, :patches]).mean(1) for each in (x, *earlier)], dim=1)
-        x = torch.cat([x, *earlier], dim=1) if earlier else x
-        return (self.norm(x) if normalize else x)[:, :class_tokens].flatten(1)
+            return torch.cat([self.norm(x[:, :patches]).mean(1) for x in outputs], dim=1)
+        x = torch.cat(outputs, dim=1) if len(outputs) > 1 else x
+        return (self.norm(x) if normalize else x).flatten(1)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""
@@ -291,7 +291,7 @@ class ViT(nn.Module):
             self.pos_embed = nn.Parameter(
                 torch.cat([self.pos_embed[:, :1], grid], dim=1), requires_grad=self.pos_embed.requires_grad
             )
-            self.config = ViTConfig(**{**config.__dict__, "image_size": size})
+            self.config = replace(config, image_size=size)
         return self
 
     def layers(self) -> list[list[nn.Parameter]]:

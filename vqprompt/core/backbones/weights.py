@@ -6,7 +6,6 @@ A file is read without running any code in it, and without trusting what it clai
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import json
 import math
@@ -28,6 +27,7 @@ from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize,
 from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, TIMM, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
+from vqprompt.core.words import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,9 +104,8 @@ def read_weights(
     known, of_timm = BACKBONES.get(str(name_or_path)), str(name_or_path).startswith(TIMM)
     path = locate(known, progress) if known else Path(name_or_path)
     if not of_timm and not is_file(path):
-        near = difflib.get_close_matches(str(name_or_path), BACKBONES, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones {', '.join(BACKBONES)}{hint}")
+        hint = did_you_mean(str(name_or_path), BACKBONES)
+        raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones; {hint}, and timm:NAME")
     path = path.expanduser()
     if known and path == EMBEDDED and not config_overrides and (embedded := _read_embedded(known)) is not None:
         return embedded
@@ -258,7 +257,7 @@ def _check_zip(path: Path) -> None:
 
 def unwrap(loaded: Any) -> dict[str, Tensor]:
     """The state dict inside a training checkpoint; of a self-distilled pair, the teacher."""
-    from torch import Tensor
+    import torch
 
     inner, depth = loaded, 0
     while isinstance(inner, dict):
@@ -272,21 +271,14 @@ def unwrap(loaded: Any) -> dict[str, Tensor]:
         inner = next((loaded[name] for name in WRAPPERS if isinstance(loaded.get(name), dict)), None)
     if not isinstance(loaded, dict) or not loaded:
         raise WeightsError(f"holds no state_dict but a {type(loaded).__name__}; save model.state_dict()")
-    if others := [str(key) for key, value in loaded.items() if not isinstance(value, Tensor)]:
+    if others := [str(key) for key, value in loaded.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(f"{name_keys(others)} should be tensors; save model.state_dict() alone")
     for key, value in loaded.items():
-        check_tensor(str(key), value)
+        if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+            raise WeightsError(f"{key} is a {value.layout} tensor on {value.device}; save plain tensors of the CPU")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise WeightsError(
+                f"{key} claims the shape {tuple(value.shape)} but holds {value.untyped_storage().nbytes():,} bytes; "
+                "save the model again"
+            )
     return {str(key): value.detach() for key, value in loaded.items()}
-
-
-def check_tensor(key: str, value: Tensor) -> None:
-    """Refuse a tensor that is not plain, or whose shape claims more numbers than the file holds."""
-    import torch
-
-    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise WeightsError(f"{key} is a {value.layout} tensor on {value.device}; save plain tensors of the CPU")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise WeightsError(
-            f"{key} claims the shape {tuple(value.shape)} but holds {value.untyped_storage().nbytes():,} bytes; "
-            "save the model again"
-        )

@@ -78,13 +78,6 @@ def hidden(path: str) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link in a circle
-        return False
-
-
 def _reading_order(path: str) -> list[tuple[int, str]]:
     """Sorts the files of a folder before its subfolders, both by name."""
     *folders, name = path.split("/")
@@ -170,12 +163,11 @@ class FolderFiles(Files):
                     continue
                 if entry.is_symlink():
                     self._refuse_leading_out(name)
-                if _is_folder(entry):
+                if os.path.isdir(entry):  # noqa: PTH112 (DirEntry.is_dir raises for a link in a circle)
                     (self._links if entry.is_symlink() else pending).append(name)
                 else:
                     self.sizes[name] = self._size(name)
-        if len(self.sizes) > most:
-            raise ENTRIES.refuse(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", 2 * len(self.sizes))
+        ENTRIES.check(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", len(self.sizes), so_far=True)
 
     def _size(self, name: str) -> int:
         """Bytes; 0 for what is missing or is not a regular file. (If it is ever read, the error says so.)"""
@@ -209,8 +201,7 @@ class ZipFiles(Files):
         try:
             self._file = self._archive = open_regular(path)
             listed = count_listed(self._file)
-            if listed > ENTRIES.value:
-                raise ENTRIES.refuse(str(path), f"a zip file of {listed:,} files", listed)
+            ENTRIES.check(str(path), f"a zip file of {listed:,} files", listed)
             self._zip = zipfile.ZipFile(self._file)
             self._list(listed)
         except ImageError:
@@ -230,8 +221,7 @@ class ZipFiles(Files):
                 f"{len(self._infos):,} of them with different names); get it again"
             )
         total = sum(info.file_size for info in infos)
-        if total > UNPACKED_GB.value * 1e9:
-            raise UNPACKED_GB.refuse(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
+        UNPACKED_GB.check(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
         check_ratio(str(self.path), total, os.fstat(self._file.fileno()).st_size)
         for info in infos:
             self._check_header(info)

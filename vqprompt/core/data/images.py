@@ -21,7 +21,7 @@ class Images:
     """Rows of a store, with labels. Joined images (`concatenate`) have rows of several stores and work the same way."""
 
     def __init__(self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Guard | None = None) -> None:
-        self._parts = [_Part(store, np.asarray(rows), guard)]
+        self._parts = [_Part(store, np.asarray(rows), () if guard is None else (guard,))]
         self.labels = torch.from_numpy(labels.astype(np.int64))
 
     @classmethod
@@ -74,19 +74,17 @@ class Images:
     def take(self, index: Tensor) -> Images:
         """The images at `index`, in that order, with the same guards."""
         chosen, labels = index.numpy(), self.labels[index]
-        if len(self._parts) == 1:
+        if len(self._parts) == 1 or not len(chosen):
             return self._of([self._parts[0].take(chosen)], labels)
         number, inside = self._locate(chosen)
-        if not len(chosen):
-            return self._of([self._parts[0].take(chosen)], labels)
         breaks = np.flatnonzero(np.diff(number)) + 1  # a new part wherever the store changes
         runs = zip(np.split(number, breaks), np.split(inside, breaks), strict=True)
         return self._of([self._parts[part[0]].take(rows) for part, rows in runs], labels)
 
     def check(self) -> None:
         """Raise if these images may not be read now."""
-        for part in self._parts:
-            part.check()
+        for guard in (guard for part in self._parts for guard in part.guards):
+            guard()
 
     def read(self, index: Tensor, device: torch.device) -> Tensor:
         """uint8 pixels [len(index), C, S, S] on `device`."""
@@ -127,15 +125,11 @@ class Images:
 class _Part:
     """Rows of one store."""
 
-    def __init__(self, store: Store, rows: np.ndarray, guard: Guard | None) -> None:
-        self.store, self.rows, self.guard = store, rows, guard
+    def __init__(self, store: Store, rows: np.ndarray, guards: tuple[Guard, ...]) -> None:
+        self.store, self.rows, self.guards = store, rows, guards
 
     def take(self, index: np.ndarray) -> _Part:
-        return _Part(self.store, self.rows[index], self.guard)
-
-    def check(self) -> None:
-        if self.guard is not None:
-            self.guard()
+        return _Part(self.store, self.rows[index], self.guards)
 
     def read(self, index: np.ndarray, device: torch.device) -> Tensor:
         rows = self.rows[index]
@@ -148,13 +142,7 @@ class _Part:
 
 def _merged(parts: Sequence[_Part]) -> list[_Part]:
     """Join parts of the same store, so that their images are read together."""
-    if all(part.store is parts[0].store for part in parts) and len(parts) > 1:
-        guards = list(dict.fromkeys(part.guard for part in parts if part.guard is not None))
-
-        def check_all() -> None:
-            for guard in guards:
-                guard()
-
-        rows = np.concatenate([part.rows for part in parts])
-        return [_Part(parts[0].store, rows, guards[0] if len(guards) == 1 else check_all if guards else None)]
-    return list(parts)
+    if any(part.store is not parts[0].store for part in parts):
+        return list(parts)
+    guards = dict.fromkeys(guard for part in parts for guard in part.guards)
+    return [_Part(parts[0].store, np.concatenate([part.rows for part in parts]), tuple(guards))]

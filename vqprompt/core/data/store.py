@@ -119,18 +119,13 @@ def _decode_to_cache(rows: Rows, side: int, target: Path, aspects: Path, progres
     delete_abandoned(target.parent)
     with replacing_cached(target) as partial:
         pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(len(rows), 3, side, side))
-        _reserve(partial)
+        if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would kill the process
+            with open(partial, "rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         aspect = _decode_all(rows, side, pixels, progress)
         pixels.flush()
         del pixels
         save_array(aspects, aspect)
-
-
-def _reserve(path: Path) -> None:
-    """Reserve the space on disk now: writing to a mapped file on a full disk would kill the process."""
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def _in_memory(rows: Rows, side: int, progress: Report) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +145,7 @@ def _decode_all(rows: Rows, side: int, pixels: np.ndarray, progress: Report) -> 
     aspect = np.empty(len(rows), dtype=np.float32)
 
     def decode(row: int) -> None:
-        pixels[row], aspect[row] = decode_pixels(rows.read(row), rows.where(row), side)
+        pixels[row], aspect[row] = decode_pixels(_content(rows, row), rows.where(row), side)
 
     for_each(rows, decode, progress)
     return aspect
@@ -165,8 +160,6 @@ def for_each(rows: Rows, work: Callable[[int], None], progress: Report) -> None:
             work(row)
         except ImageError as error:
             problems.append(str(error))
-        except OSError as error:
-            problems.append(str(unreadable(rows, row, error)))
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow releases the GIL while it decodes
         try:
@@ -183,8 +176,11 @@ def for_each(rows: Rows, work: Callable[[int], None], progress: Report) -> None:
         raise ImageError(f"{rows.path}: {len(problems)} of {count} images cannot be used:\n  {shown}{more}")
 
 
-def unreadable(rows: Rows, row: int, error: OSError) -> ImageError:
-    return ImageError(f"{rows.where(row)}: cannot be read ({error}); replace the file or take it out")
+def _content(rows: Rows, row: int) -> bytes:
+    try:
+        return rows.read(row)
+    except OSError as error:
+        raise ImageError(f"{rows.where(row)}: cannot be read ({error}); replace the file or take it out") from None
 
 
 # ---------------------------------------------------------------------------------------------- more images than fit
@@ -227,13 +223,9 @@ class StreamedStore(Store):
         return "files:" + hashlib.sha256(f"{self.rows.key}:".encode() + rows.tobytes()).hexdigest()[:16]
 
     def _fill(self, pixels: np.ndarray, row: int) -> None:
-        if self._cache.load(row, pixels):
-            return
-        try:
-            pixels[:] = decode_pixels(self.rows.read(row), self.rows.where(row), self.side)[0]
-        except OSError as error:
-            raise unreadable(self.rows, row, error) from None
-        self._cache.keep(row, pixels)
+        if not self._cache.load(row, pixels):
+            pixels[:] = decode_pixels(_content(self.rows, row), self.rows.where(row), self.side)[0]
+            self._cache.keep(row, pixels)
 
     def _aspects(self, name: str, progress: Report) -> np.ndarray:
         """Width / height of every image, from the headers, or from the cache."""
@@ -244,7 +236,7 @@ class StreamedStore(Store):
         aspect = np.empty(self.count, np.float32)
 
         def read_header(row: int) -> None:
-            aspect[row] = aspect_of(self.rows.read(row), self.rows.where(row))
+            aspect[row] = aspect_of(_content(self.rows, row), self.rows.where(row))
 
         for_each(self.rows, read_header, progress)
         keep_array(file, aspect)

@@ -88,8 +88,9 @@ class TarFiles(Files):
                 members[member.name.removeprefix("./")] = member
                 if member.isreg() and not 0 <= member.size <= self._length - member.offset_data:
                     raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
-                if len(members) > ENTRIES.value:
-                    raise ENTRIES.refuse(str(self.path), f"a tar file of over {len(members) - 1:,} files")
+                ENTRIES.check(
+                    str(self.path), f"a tar file of over {len(members) - 1:,} files", len(members), so_far=True
+                )
             end = archive.offset
         self._check_end(end)
         self._members = {name: m for name, m in sorted(members.items()) if m.isreg()}  # no links, no devices
@@ -134,7 +135,6 @@ def _copy(path: Path, packed: BinaryIO, plain: Any) -> None:
         while piece := stream.read(1 << 20):
             written += len(piece)
             check_ratio(str(path), written, whole)
-            if written > UNPACKED_GB.value * 1e9:
-                raise UNPACKED_GB.refuse(str(path), f"over {written / 1e9:,.0f} GB unpacked", 2 * written / 1e9)
+            UNPACKED_GB.check(str(path), f"over {written / 1e9:,.0f} GB unpacked", written / 1e9, so_far=True)
             plain.write(piece)
     plain.flush()

@@ -121,9 +121,9 @@ class _Network:
         if class_token_only:
             x = self.first_rows(x)
             q = self.linear(f"{name}.attn.qkv", self.first_rows(h), slice(0, width))
-            k, v = self.halves(self.linear(f"{name}.attn.qkv", h, slice(width, None)))
+            k, v = self.split(self.linear(f"{name}.attn.qkv", h, slice(width, None)), 2)
         else:
-            q, k, v = self.graph.split("Split", self.linear(f"{name}.attn.qkv", h), parts=3, axis=1, num_outputs=3)
+            q, k, v = self.split(self.linear(f"{name}.attn.qkv", h), 3)
         x = op("Add", x, self.linear(f"{name}.attn.proj", self.attention(i, q, k, v, class_token_only)))
         h = op("Gelu", self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", x)))
         return op("Add", x, self.linear(f"{name}.mlp.fc2", h))
@@ -187,5 +187,5 @@ class _Network:
         """The class tokens [n, D] among the rows [n · L, D]."""
         return self.rows(self.graph.op("Slice", self.tokens(rows), *map(self.graph.integers, (0, 1, 1))))
 
-    def halves(self, x: str) -> list[str]:
-        return self.graph.split("Split", x, parts=2, axis=1, num_outputs=2)
+    def split(self, x: str, parts: int) -> list[str]:
+        return self.graph.split("Split", x, parts=parts, axis=1, num_outputs=parts)

@@ -73,77 +73,54 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         shares = self.predict_proba(X)
         return np.log(np.maximum(shares, np.finfo(shares.dtype).tiny))
 
-    # ------------------------------------------------------------------ sums
-
-    def _reset(self, labels: np.ndarray, width: int) -> None:
-        """No class yet. With priors there is one scatter matrix per class."""
-        self._per_class = self.priors is not None
-        self.classes_, self.class_count_, self.means_ = labels[:0], np.zeros(0), np.zeros((0, width))
-        self._scatter = np.zeros((0 if self._per_class else 1, width, width))
-
     def _learn(self, X: Any, y: Any, classes: Any, first: bool) -> ClosedFormClassifier:
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_labels(y)
+        announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
+        per_class = self.priors is not None
         if first:
-            self._reset(y, X.shape[1])
-        self._make_room(np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y)))
-        places = np.searchsorted(self.classes_, y)
-        for place in np.unique(places):
-            rows = X[places == place]
-            count, mean = len(rows), rows.mean(0)
-            offsets = rows - mean
-            known = self.class_count_[place]
-            apart = mean - self.means_[place]
-            scatter = offsets.T @ offsets + np.outer(apart, apart) * (known * count / (known + count))
-            self._scatter[place if self._per_class else 0] += scatter
-            self.means_[place] += apart * (count / (known + count))
-            self.class_count_[place] = known + count
-        self._solve()
-        return self
-
-    def _make_room(self, announced: np.ndarray) -> None:
-        """Rows for classes that are new; `classes_` stays sorted."""
-        if announced.dtype.kind != self.classes_.dtype.kind and "U" in announced.dtype.kind + self.classes_.dtype.kind:
+            self.classes_, self._per_class = announced[:0], per_class
+            self._counts_and_means, self._scatter = dict[Any, tuple[float, np.ndarray]](), dict[Any, np.ndarray]()
+        kinds = announced.dtype.kind + self.classes_.dtype.kind
+        if "U" in kinds and kinds != "UU":
             raise ValueError(
                 f"labels were {self.classes_.dtype} and are {announced.dtype} now; give names or numbers, not both"
             )
-        if self._per_class != (self.priors is not None):
+        if self._per_class != per_class:
             raise ValueError("priors were set or removed between two calls of partial_fit; call fit again")
-        joined = np.union1d(self.classes_, announced)
-        places = np.searchsorted(joined, self.classes_)
-
-        def grown(rows: np.ndarray) -> np.ndarray:
-            new = np.zeros((len(joined), *rows.shape[1:]))
-            new[places] = rows
-            return new
-
-        if len(joined) > len(places):
-            self.classes_, self.class_count_, self.means_ = joined, grown(self.class_count_), grown(self.means_)
-            self._scatter = grown(self._scatter) if self._per_class else self._scatter
-
-    # ------------------------------------------------------------------ solving
+        self.classes_ = np.union1d(self.classes_, announced)
+        for label in np.unique(y).tolist():
+            rows = X[y == label]
+            count, mean = len(rows), rows.mean(0)
+            known, former = self._counts_and_means.get(label, (0.0, np.zeros_like(mean)))
+            offsets, apart = rows - mean, mean - former
+            scatter = offsets.T @ offsets + np.outer(apart, apart) * (known * count / (known + count))
+            owner = label if per_class else None
+            self._scatter[owner] = self._scatter.get(owner, 0) + scatter
+            self._counts_and_means[label] = known + count, former + apart * (count / (known + count))
+        self._solve(X.shape[1])
+        return self
 
     def _check_settings(self) -> None:
-        if isinstance(self.shrinkage, str):
-            if self.shrinkage != "auto":
-                raise ValueError(f"shrinkage={self.shrinkage!r}: give a number from 0 to 1, or 'auto'")
-        elif not 0 <= self.shrinkage <= 1:
-            raise ValueError(f"shrinkage={self.shrinkage}: give a number from 0 to 1, or 'auto'")
+        if self.shrinkage != "auto" and (isinstance(self.shrinkage, str) or not 0 <= self.shrinkage <= 1):
+            raise ValueError(f"shrinkage={self.shrinkage!r}: give a number from 0 to 1, or 'auto'")
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be above 0")
         if isinstance(self.priors, str) and self.priors != "uniform":
             raise ValueError(f"priors={self.priors!r}: give a probability for each class, 'uniform' or None")
 
-    def _solve(self) -> None:
-        seen = self.class_count_ > 0
-        total = self.class_count_.sum()
+    def _solve(self, width: int) -> None:
+        labels, nothing = self.classes_.tolist(), (0.0, np.zeros(width))
+        counts, means = zip(*(self._counts_and_means.get(label, nothing) for label in labels), strict=True)
+        self.class_count_, self.means_ = np.array(counts), np.stack(means)
+        seen, total = self.class_count_ > 0, self.class_count_.sum()
         self.priors_ = self._priors(seen)
         if self._per_class:
-            shares = np.divide(self.priors_, self.class_count_, out=np.zeros(len(seen)), where=seen)
-            covariance = np.tensordot(shares, self._scatter, 1)
+            shares = dict(zip(labels, self.priors_ / np.maximum(self.class_count_, 1), strict=True))
+            covariance = sum(shares[label] * scatter for label, scatter in self._scatter.items())
         else:
-            covariance = self._scatter[0] / total
+            covariance = self._scatter[None] / total
         self.shrinkage_ = _oas(covariance, total) if isinstance(self.shrinkage, str) else float(self.shrinkage)
         self.covariance_ = shrunk(covariance, self.shrinkage_)  # if no class has two rows that differ: the unit matrix
         self.coef_, offsets = solve_discriminant(self.covariance_, self.means_)

@@ -106,18 +106,12 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         place = {name: column for column, name in enumerate(model.classes)}
         return shares[:, [place[str(c)] for c in self.classes_]], familiar
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "model_")
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array = False
         tags.input_tags.three_d_array = True
         tags.input_tags.string = True
         return tags
-
-
-# ---------------------------------------------------------------------------------------------- images
 
 
 def _images(X: Any) -> list[Any]:
@@ -140,9 +134,6 @@ def _checked(X: Any, y: Any) -> tuple[list[Any], np.ndarray]:
     if odd := [label for label in labels.tolist() if not isinstance(label, str | int)]:
         raise ValueError(f"y: classes are names or whole numbers, not {odd[0]!r}")
     return images, labels
-
-
-# ---------------------------------------------------------------------------------------------- features
 
 
 class RememberingExtractor:

@@ -1,1 +1,1 @@
-"""Takes a model elsewhere: onnx.py writes it for other runtimes, hub.py shares it on the Hugging Face hub."""
+"""Takes a model elsewhere: onnx.py writes it for other runtimes, web_page.py as a page that answers in any browser."""

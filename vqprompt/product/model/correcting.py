@@ -20,16 +20,9 @@ from vqprompt.core.words import look_misspelled, nearest_name, shorten
 from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
-from vqprompt.product.model.pictures import (
-    UNKNOWN,
-    Picture,
-    check_spelling,
-    clean_name,
-    content_id,
-    find_pictures,
-)
+from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
-from vqprompt.product.model.records import KEPT, ClassRecord, to_fixed_point
+from vqprompt.product.model.records import KEPT, ClassRecord, added, to_fixed_point
 from vqprompt.product.model.versions import Stored
 
 MOST_PAIRS = 100_000  # of names that are compared: about a second
@@ -82,18 +75,25 @@ class Correcting(Predicting):
                 raise UserError(f"there is already a class {new!r}; to make one class of both, merge them")
             self._stored = self._opened().with_version(known.renamed(old, new))
 
-    def forget(self, name: str, *, for_good: bool = False) -> None:
+    def forget(self, name: str, *, for_good: bool = False) -> list[str]:
         """Remove a class: the model becomes what it would be if it had never learned it. name: "unknown" for all
-        counterexamples.
+        counterexamples. Returns notes for people.
 
         for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
-        back. A class that was forgotten before can be forgotten for good later.
+        back; and `.NAME.vqp.versions/` beside the file, where servers kept older models before these were part of the
+        file. A running server notices that the file has changed, and deletes what it has (`State.refresh`). A class
+        that was forgotten before can be forgotten for good later.
         """
         with self._changing:
             stored = self._opened()
             if not (for_good and stored.has_traces(name)):
                 check_known(name, self.knowledge.records)
             self._stored = stored.erased(name) if for_good else stored.without(name)
+            older = self.path and self.path.with_name(f".{self.path.name}.versions")
+            if not for_good or older is None or not older.is_dir():
+                return []
+            shutil.rmtree(older)
+            return [f"deleted {older.name}, where older versions were kept"]
 
     def merge(self, names: Sequence[str], into: str, *, preview: bool = False) -> Correction:
         """Make one class of several, as if their images had been taught as one. preview: only tell what would change.
@@ -129,7 +129,7 @@ class Correcting(Predicting):
                 note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", known.accuracy
                 return Correction({}, name, Changes(0, ()), accuracy, accuracy, (note,))
             for part in parts.values():
-                records[name] = records[name].merged(part) if name in records else part
+                records = added(records, {name: part})
             event = Event.now("relabeled", classes={n: part.count for n, part in parts.items()}, new_name=name)
             estimated = known.moved | ({name} if known.moved & parts.keys() else set())
             return self._correct(known.changed(event, records=records, moved=estimated), preview, notes)
@@ -195,7 +195,8 @@ class Correcting(Predicting):
         self, name: str, record: ClassRecord, ids: np.ndarray, pictures: Mapping[int, Picture | None]
     ) -> ClassRecord:
         """The record of some images of a class. Features that are not remembered are computed again."""
-        remembered, features, unseen = record.select(ids)
+        rows = np.flatnonzero(np.isin(record.ids[: len(record.kept)], ids))
+        remembered, features, unseen = record.ids[rows], record.kept[rows], record.unseen[rows]
         if len(record.kept) - len(remembered) < min(record.count - len(ids), KEPT):
             raise UserError(
                 f"{name!r} has {record.count} images, and the features of {KEPT} of them are remembered, also of this "
@@ -210,11 +211,8 @@ class Correcting(Predicting):
             )
         for feature in self.extractor_of(self.knowledge).of(given) if given else ():
             features = np.concatenate([features, to_fixed_point(unless_error(feature))[None]])
-        return ClassRecord.of(
-            np.concatenate([remembered, others]),
-            features,
-            np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)]),
-        )
+        unseen = np.concatenate([unseen, np.full(len(others), self.knowledge.trained is None)])
+        return ClassRecord.of(np.concatenate([remembered, others]), features, unseen)
 
 
 def _by_content(images: Any) -> dict[int, Picture | None]:
@@ -231,24 +229,6 @@ def _by_content(images: Any) -> dict[int, Picture | None]:
         except OSError as error:
             raise ImageError(f"{picture.where}: cannot be read ({error.strerror})") from None
     return pictures
-
-
-def erase_class(model: Correcting, name: str) -> list[str]:
-    """Forget a class for good, and delete what is kept of it beside the file: what `forget --for-good` promises.
-
-    - The model's file: the class, other versions that know it, its name in the history (`Model.forget`).
-    - `.NAME.vqp.versions/` beside it, where servers kept whole older models before these were part of the file.
-    - A running server, which notices that the file has changed: thumbnails, exported files, finished jobs, uploads
-      (`State.refresh` in serve/state.py).
-
-    The cache knows no names of files or classes, and nothing of images that were taught. To be saved by the caller, who
-    holds the file's lock. Returns notes for people.
-    """
-    model.forget(name, for_good=True)
-    if model.path is None or not (folder := model.path.with_name(f".{model.path.name}.versions")).is_dir():
-        return []
-    shutil.rmtree(folder)
-    return [f"deleted {folder.name}, where older versions were kept"]
 
 
 def check_known(name: str, classes: Collection[str]) -> None:

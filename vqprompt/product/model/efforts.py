@@ -35,26 +35,23 @@ LOOKS = 2.0  # forward passes per image with a trained network: the image and it
 @dataclass(frozen=True)
 class TrainingOf:
     """How an effort trains. method: which method of the learner. rate: its option that says how fast the network
-    learns. options: its settings that differ from the defaults. training: settings of the loop. passes: the work for
-    one training image, in forward passes; one more if there are other classes to remember."""
+    learns. lr: the loop's learning rate. passes: the work for one training image, in forward passes; one more if there
+    are other classes to remember. options: of the method, where they differ from the defaults."""
 
     method: str
     rate: str
+    lr: float
+    passes: float
     options: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    passes: float = 3.0
+    epochs: int = 20
 
 
 TRAINING_BATCH = 16  # small, so that few images still make many steps; the rates below are for it
 IN_MEMORY = 8 * 257 * 384  # images × tokens × width of a step: below 1.5 GB with the embedded backbone at 224 px
 TRAINING = {
-    "good": TrainingOf("moving-prompts", "prompt_lr_scale", {}, {"epochs": 20, "lr": 0.01}),
+    "good": TrainingOf("moving-prompts", "prompt_lr_scale", 0.01, 3.0),
     "best": TrainingOf(
-        "moving-weights",
-        "backbone_lr_scale",
-        {"rank": 16, "symmetric": True, "feature_distillation": 1.0},
-        {"epochs": 20, "lr": 0.0025},
-        passes=4.0,
+        "moving-weights", "backbone_lr_scale", 0.0025, 4.0, {"rank": 16, "symmetric": True, "feature_distillation": 1.0}
     ),
 }
 LINEAR = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")  # in the order of a low-rank change's numbers
@@ -79,7 +76,7 @@ class Trained:
 def check_trained(trained: Trained, config: ViTConfig) -> None:
     """Refuse what was trained if it does not fit the backbone, or if features were made in another way than ours."""
     options = trained.options
-    usual = {"class_tokens": joined_blocks(config), "scaled": True, "frozen_beside": False}
+    usual = {"class_tokens": joined_blocks(config), "scaled": True, "frozen_beside": False, "pool": 1}
     for name, value in usual.items():
         if options.get(name, value) != value:
             raise UserError(f"what was trained has the option {name}={options[name]!r} instead of {value}")
@@ -96,13 +93,11 @@ def check_trained(trained: Trained, config: ViTConfig) -> None:
             rows, columns = shapes[linear_weight(number)]
             expected |= {f"up{number}": (rows, rank), f"down{number}": (rank, columns)}
     given = {name: tensor.shape for name, tensor in trained.tensors.items()}
-    if different := sorted(given.keys() ^ expected.keys()):
-        what = "lacks" if different[0] in expected else "has an unknown part,"
-        raise UserError(f"what was trained {what} {different[0]!r}; restore the file, or install a newer vqprompt")
-    if wrong := next((name for name, shape in expected.items() if given[name] != shape), None):
+    if different := sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name)):
+        name = different[0]
         raise UserError(
-            f"what was trained does not fit the model's backbone ({wrong} is {given[wrong]} instead of "
-            f"{expected[wrong]}); restore the file"
+            f"what was trained does not fit the model's backbone ({name!r} is {given.get(name, 'missing')} and should "
+            f"be {expected.get(name, 'missing')}); restore the file, or install a newer vqprompt"
         )
 
 
@@ -138,9 +133,9 @@ def why_not_train(labels: Sequence[str]) -> str | None:
 def loop_settings(effort: str, tokens: int, width: int) -> dict[str, Any]:
     """Settings of the training loop for a network. If smaller batches are needed to save memory, the learning rate
     falls with the square root of their size."""
-    given = TRAINING[effort].training
     batch = max(1, min(TRAINING_BATCH, IN_MEMORY // (tokens * width)))
-    return {**given, "batch_size": batch, "lr": given["lr"] * (batch / TRAINING_BATCH) ** 0.5}
+    rate = TRAINING[effort].lr * (batch / TRAINING_BATCH) ** 0.5
+    return {"epochs": TRAINING[effort].epochs, "lr": rate, "batch_size": batch}
 
 
 def held_out(labels: np.ndarray, ids: np.ndarray, share: float) -> np.ndarray:
@@ -159,4 +154,4 @@ def seconds_of_training(plain: Features, effort: str, images: int, shown: int, r
     stay close to where they were. All images are looked at before and after the training."""
     t, config = TRAINING[effort], plain.vit.config
     each = plain.seconds_in_batches(loop_settings(effort, config.tokens, config.width)["batch_size"])
-    return float((t.training["epochs"] * shown * (t.passes + remembers) + 2 * LOOKS * images) * each)
+    return float((t.epochs * shown * (t.passes + remembers) + 2 * LOOKS * images) * each)

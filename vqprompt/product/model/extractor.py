@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -35,19 +35,11 @@ class Extractor(Protocol):
     for products of integers, which differ from fp32 by 2e-4. at_once: how many images are computed at the same time.
     """
 
+    fingerprint: str
+    size: int
+    width: int
+    precision: str
     at_once: int
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def precision(self) -> str: ...
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         """Features [D] of each image in order, or the exception that reading it raised. They do not depend, to the last
@@ -102,15 +94,13 @@ def try_load(picture: Picture, side: int) -> tuple[Array, float] | Exception:
 
 def parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """`map` over threads, in order, with few items in work at a time."""
-    waiting, todo, workers = deque[Future[R]](), iter(items), cores()
+    todo, workers = iter(items), cores()
     pool = ThreadPoolExecutor(workers)
     try:
-        for item in islice(todo, workers * AHEAD):
-            waiting.append(pool.submit(work, item))
+        waiting = deque(pool.submit(work, item) for item in islice(todo, workers * AHEAD))
         while waiting:
             yield waiting.popleft().result()
-            for item in islice(todo, 1):
-                waiting.append(pool.submit(work, item))
+            waiting.extend(pool.submit(work, item) for item in islice(todo, 1))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""Computes features of images with PyTorch: on GPUs, and while a network is trained.
+"""Computes features of images with PyTorch: on GPUs, and while a network is trained; and where a network looks.
 
 On GPUs all batches have the same size, and the last one is filled up, so that every row is computed in the same way. On
 CPUs, images are computed one after another.
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import timeit
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from vqprompt.core.backbones.load import make_vit
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.data.views import central_boxes, render
+from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.device import pick_device
-from vqprompt.product.model.extractor import Array, joined_blocks, parallel, try_load
+from vqprompt.product.model.extractor import Array, joined_blocks, load, parallel, try_load, unless_error
 from vqprompt.product.model.pictures import Picture
 
 BATCH = 64  # images at a time on GPUs
@@ -47,19 +52,12 @@ class Features:
         self.device, self.fingerprint = device or torch.device("cpu"), fingerprint
         self.vit, self.crop = vit.to(self.device).eval().requires_grad_(False), crop
         self.encode = partial(class_tokens, self.vit) if encode is None else encode
-        self.side, self.at_once = stored_side(vit.config.image_size), 1 if self.device.type == "cpu" else BATCH
+        self.size, self.width = vit.config.image_size, vit.config.width * joined_blocks(vit.config)
+        self.side, self.at_once = stored_side(self.size), 1 if self.device.type == "cpu" else BATCH
 
     @classmethod
     def open(cls, weights: Weights, size: int | None, crop: float, device: str) -> Features:
         return cls(make_vit(weights, size), crop, pick_device(device), fingerprint=weights.fingerprint)
-
-    @property
-    def size(self) -> int:
-        return self.vit.config.image_size
-
-    @property
-    def width(self) -> int:
-        return self.vit.config.width * joined_blocks(self.vit.config)
 
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         return map(self.of_one, pictures) if self.device.type == "cpu" else self._batched(pictures)
@@ -95,10 +93,34 @@ class Features:
 
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:
     """Normalized images [B, 3, S, S] to the class tokens of the last blocks, side by side [B, blocks * D]."""
-    blocks = joined_blocks(vit.config)
-    return last_block_last(vit.encode(vit.embed(images), class_tokens=blocks), blocks)
+    return vit.encode(vit.embed(images), class_tokens=range(-joined_blocks(vit.config), 0))
 
 
-def last_block_last(features: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The order of class tokens in models. (In `ViT.encode`, and so in run folders, the last block comes first.)"""
-    return torch.cat(features.chunk(blocks, dim=1)[::-1], dim=1)
+class _ClassTokenAttention(TorchFunctionMode):
+    """Notes the attention of a single token: only the last block computes the class token alone. The first call counts;
+    a trained network then sees the mirror image too. Calls of other threads are not seen."""
+
+    shares: torch.Tensor | None = None
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention and self.shares is None and arguments[0].shape[2] == 1:
+            queries, keys = arguments[:2]
+            self.shares = (queries @ keys.mT / queries.shape[-1] ** 0.5).softmax(-1)[0, :, 0].mean(0)
+        return function(*arguments, **(named or {}))
+
+
+def attention(network: Features, picture: Picture) -> tuple[list[list[float]], float, list[float]]:
+    """Shares of the attention, all heads averaged: of parts of the image [rows, columns], and of prompts that were
+    trained; the rest is the class token's own. Then the part of the image that the network sees: left, top, right and
+    bottom, as fractions."""
+    if network.vit.config.pooled:
+        raise UserError("this backbone has no class token whose attention could be shown; take another")
+    pixels, aspect = load(picture, network.side)
+    with _ClassTokenAttention() as noted:
+        unless_error(network.of_one(replace(picture, decoded=lambda: (pixels, aspect))))
+    assert noted.shares is not None
+    side = network.size // network.vit.config.patch
+    others = side**2 + 1 + network.vit.config.registers  # prompts are first, then come the class token and registers
+    prompt, patches = noted.shares[:-others], noted.shares[-(side**2) :]
+    box = central_boxes(torch.tensor([aspect]), network.crop)[0]
+    return patches.reshape(side, side).tolist(), float(prompt.sum()), box.tolist()

@@ -5,8 +5,6 @@ What is notable about this implementation:
   share what they have in common: a version is a list of classes, each of them a row in the file's tables.
 - A new file is written beside the old one, synced, and renamed over it. So there is always a complete file, old or new,
   for readers and after a kill. A checksum covers the description and every tensor.
-- A file may come from anywhere. Whatever is in it, reading gives a model whose answers are numbers, or one sentence
-  that says what is wrong; memory grows with the length of the file, not with the numbers in it.
 - One process at a time can change a model. It locks a file beside the model, and the system releases the lock when the
   process ends, even if it is killed.
 """
@@ -36,15 +34,11 @@ from vqprompt.product.model.versions import Stored
 BYTES_KEPT = 64 << 20  # of what only other versions have
 
 
-# ---------------------------------------------------------------------------------------------- pack
-
-
 def pack(stored: Stored) -> bytes:
     records: dict[int, tuple[int, ClassRecord]] = {}  # by identity: unchanged classes are shared between versions
     trainings: dict[int, tuple[int, Trained]] = {}
     versions = []
-    others = sorted(_within_limits(stored), key=lambda known: known.version)
-    for known in (*others, stored.knowledge):  # the last one is the model
+    for known in (*_within_limits(stored), stored.knowledge):  # the last one is the model
         places = {name: records.setdefault(id(r), (len(records), r))[0] for name, r in known.classes.items()}
         version = {
             "number": known.version, "classes": places, "history": [_event_fields(event) for event in known.history],
@@ -130,9 +124,6 @@ def _within_limits(stored: Stored) -> list[Knowledge]:
 def _parts(known: Knowledge) -> list[ClassRecord | Trained]:
     """What versions can share."""
     return [*known.records.values(), *([] if known.trained is None else [known.trained])]
-
-
-# ---------------------------------------------------------------------------------------------- on disk
 
 
 def read(path: Path) -> tuple[Stored, str]:

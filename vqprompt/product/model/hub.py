@@ -112,12 +112,9 @@ def _upload(
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
-    repository = api.create_repo(repo_id, private=private, exist_ok=True)
+    repository, files = api.create_repo(repo_id, private=private, exist_ok=True), [FILE, CONFIG, CARD]
     api.upload_folder(
-        repo_id=repository.repo_id,
-        folder_path=str(folder),
-        commit_message=commit_message,
-        allow_patterns=[FILE, CONFIG, CARD],
+        repo_id=repository.repo_id, folder_path=str(folder), commit_message=commit_message, allow_patterns=files
     )
     return str(repository)
 

@@ -3,40 +3,107 @@
 What is notable about this implementation:
 - Every picture is identified by its content before anything is learned. So copies, contradictions and files that cannot
   be read are known first.
-- Pictures that fit are read and decoded once, and what was decoded is kept until the end of the teaching. If there are
-  more (shards, or beyond VQPROMPT_CACHE_GB), they are read twice: to identify them, and to learn them. Memory then
-  holds a few bytes per picture, and the records.
+- Pictures that fit are read and decoded once, and what was decoded is kept until the end of the teaching: in memory if
+  they are few, else in a temporary file. That file has no name on systems that allow this, so it is deleted when the
+  process ends, even if it is killed. It is read and written, not mapped: mapped pages would count as memory.
+- If there are more (shards, or beyond VQPROMPT_CACHE_GB), they are read twice: to identify them, and to learn them.
+  Memory then holds a few bytes per picture, and the records.
 - Records are sums of whole numbers. So the result is the same, to the bit, in any order.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import io
+import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import tee
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from vqprompt.core.cache import cache_folder, temporary_file
 from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.files import writing
 from vqprompt.core.progress import Progress, Report, Stage
+from vqprompt.core.statistics.world import World, save_worlds, world_file
 from vqprompt.core.words import counted
-from vqprompt.product.model.decoded import DecodedPictures
 from vqprompt.product.model.extractor import Extractor, load, parallel, unless_error
-from vqprompt.product.model.pictures import Picture, content_id
-from vqprompt.product.model.records import ClassRecord, to_fixed_point
-from vqprompt.product.model.sources import PictureSet
-from vqprompt.product.model.teaching import nothing_readable
+from vqprompt.product.model.pictures import Picture, PictureSet, content_id, open_pictures
+from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
 
+if TYPE_CHECKING:
+    from vqprompt.core.data.store import Store
+    from vqprompt.product.model.model import Model
+
+IN_MEMORY = 128 << 20  # bytes of decoded pictures; 650 of them at 224 px
 PENDING = 1024  # images of a class that are collected before they are added up
+
+
+class DecodedPictures:
+    """Squashed pixels uint8 [3, side, side] and aspect ratios, by content id. Many threads may read them.
+
+    on_disk: False keeps all of them in memory.
+    """
+
+    def __init__(self, side: int, on_disk: bool = True) -> None:
+        self.side, self.on_disk = side, on_disk
+        self.places: dict[int, tuple[int, float]] = {}  # in the file, and the aspect ratio
+        self._file: BinaryIO = io.BytesIO()
+        self._lock = threading.Lock()
+
+    def add(self, content: int, pixels: np.ndarray, aspect: float) -> None:
+        with self._lock, writing(cache_folder()):
+            self.places[content] = self._file.seek(0, io.SEEK_END), aspect
+            self._file.write(np.ascontiguousarray(pixels).data)
+            if self.on_disk and isinstance(self._file, io.BytesIO) and self._file.tell() > IN_MEMORY:
+                memory, self._file = self._file, temporary_file()
+                self._file.write(memory.getbuffer())
+
+    def __getitem__(self, content: int) -> tuple[np.ndarray, float]:
+        place, aspect = self.places[content]
+        with self._lock:
+            self._file.seek(place)
+            data = bytearray(self._file.read(3 * self.side**2))
+        return np.frombuffer(data, np.uint8).reshape(3, self.side, self.side), aspect
+
+    def store(self, ids: np.ndarray) -> Store:
+        """Some pictures, as training reads them."""
+        from vqprompt.core.data.store import Store  # imports PyTorch
+
+        pixels: Any = _Rows(self, ids)
+        return Store(pixels, np.array([self.places[content][1] for content in ids.tolist()]), "")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Rows:
+    """Looks like an array [n, 3, side, side] to `Store`."""
+
+    def __init__(self, pictures: DecodedPictures, ids: np.ndarray) -> None:
+        self.pictures, self.ids = pictures, ids
+        self.shape = (len(ids), 3, pictures.side, pictures.side)
+        self.nbytes = int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: np.ndarray) -> np.ndarray:
+        return np.stack([self.pictures[content][0] for content in self.ids[index].tolist()])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[np.arange(len(self))]
 
 
 @dataclass(frozen=True, eq=False)
 class NewPictures:
     """Pictures that are to be learned. ids: uint64 [n]. known, copies: how many were left out because the model knows
-    them, or because they are repeated. broken: messages about those that cannot be read. rows: [n], where they are in
-    the decoded ones."""
+    them, or because they are repeated. broken: messages about those that cannot be read. decoded: if they fit."""
 
     pictures: PictureSet
     ids: np.ndarray
@@ -44,7 +111,6 @@ class NewPictures:
     copies: int = 0
     broken: list[str] = field(default_factory=list)
     decoded: DecodedPictures | None = None
-    rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -55,25 +121,20 @@ class NewPictures:
         return [self.pictures.classes[number] for number in self.pictures.labels]
 
     def __iter__(self) -> Iterator[Picture]:
-        for place, picture in enumerate(self.pictures):
-            picture = replace(picture, content_id=int(self.ids[place]))
-            if self.decoded is not None and self.rows is not None:
-                picture = replace(picture, decoded=partial(self.decoded.row, int(self.rows[place])))
-            yield picture
+        for content, picture in zip(self.ids.tolist(), self.pictures, strict=True):
+            decoded = None if self.decoded is None else partial(self.decoded.__getitem__, content)
+            yield replace(picture, content_id=content, decoded=decoded)
 
 
-def fits(pictures: PictureSet, side: int) -> bool:
-    """Whether pictures can all be decoded before they are learned."""
-    return not pictures.streamed and 3 * side * side * len(pictures) <= CACHE_GB.value * 1e9
-
-
-def check_streamed(effort: str) -> None:
-    """Refuse what needs all images at once."""
-    if effort != "instant":
+def fit(pictures: PictureSet, side: int, effort: str) -> bool:
+    """Whether pictures can all be decoded before they are learned. If not, only effort instant is possible."""
+    together = not pictures.streamed and 3 * side * side * len(pictures) <= CACHE_GB.value * 1e9
+    if not together and effort != "instant":
         raise UserError(
             f"effort {effort} needs all images at once. It cannot be used with shards, or with more images than "
             "VQPROMPT_CACHE_GB allows; use effort instant"
         )
+    return together
 
 
 def select(
@@ -89,8 +150,8 @@ def select(
     order = np.argsort(learned, kind="stable")
     owners = np.repeat(np.arange(len(known)), [record.count for record in known.values()])[order]
     learned = learned[order]
-    every, rows, unreadable, broken = identify(pictures, learned, decoded, progress)
-    places = np.delete(np.arange(len(pictures)), unreadable)
+    every, unreadable = identify(pictures, learned, decoded, progress)
+    places, broken = np.delete(np.arange(len(pictures)), [*unreadable]), [*unreadable.values()]
     ids, first, inverse = np.unique(every[places], return_index=True, return_inverse=True)
     _refuse_two_classes(pictures, places, places[first][inverse])
     spot = np.minimum(np.searchsorted(learned, ids), max(len(learned) - 1, 0))
@@ -101,10 +162,14 @@ def select(
             raise ImageError(f"{broken[0]}, or leave it out: --skip-broken")
         listed = "\n  ".join([f"{len(broken)} of {counted(len(pictures), 'image')} cannot be used:", *broken])
         raise ImageError(f"{listed}\nrepair them, or leave them out: --skip-broken")
+    if broken and not len(ids):
+        raise _nothing_readable(broken)
     new = np.sort(places[first[~taught]])
-    return NewPictures(
-        pictures.subset(new), every[new], int(taught.sum()), len(places) - len(ids), broken, decoded, rows[new]
-    )
+    return NewPictures(pictures.subset(new), every[new], int(taught.sum()), len(places) - len(ids), broken, decoded)
+
+
+def _nothing_readable(broken: list[str]) -> ImageError:
+    return ImageError(f"none of the images can be read, so nothing was learned ({broken[0]})")
 
 
 def _refuse_two_classes(pictures: PictureSet, places: np.ndarray, firsts: np.ndarray) -> None:
@@ -129,23 +194,16 @@ def _refuse_other_class(pictures: PictureSet, places: np.ndarray, owners: list[s
 
 
 def ingest(
-    new: NewPictures,
-    extractor: Extractor,
-    known: Mapping[str, ClassRecord],
-    skip_broken: bool,
-    progress: Report,
+    new: NewPictures, extractor: Extractor, known: Mapping[str, ClassRecord], skip_broken: bool, progress: Report
 ) -> dict[str, ClassRecord]:
-    """The records of all classes that change, with the new pictures in them. What cannot be decoded is refused, or is
-    added to `new.broken`."""
-    changed, pending = dict[str, ClassRecord](), defaultdict[str, list[tuple[int, np.ndarray]]](list)
+    """The records of all classes, with the new pictures in them. What cannot be decoded is refused, or is added to
+    `new.broken`."""
+    if_none = len(new.broken) + len(new)  # can be decoded, there are so many messages
+    records, pending = dict(known), defaultdict[str, list[tuple[int, np.ndarray]]](list)
 
     def add_up(name: str) -> None:
         ids, features = zip(*pending.pop(name), strict=True)
-        record, former = (
-            ClassRecord.of(np.array(ids, np.uint64), np.stack(features)),
-            changed.get(name, known.get(name)),
-        )
-        changed[name] = record if former is None else former.merged(record)
+        records.update(added(records, {name: ClassRecord.of(np.array(ids, np.uint64), np.stack(features))}))
 
     for picture, feature in features_of(new, extractor, progress):
         if isinstance(feature, UserError | OSError):
@@ -159,19 +217,17 @@ def ingest(
             add_up(picture.label)
     for name in sorted(pending):
         add_up(name)
-    if not changed:
-        raise nothing_readable(new.broken)
-    return dict(sorted(changed.items()))
+    if len(new.broken) == if_none:
+        raise _nothing_readable(new.broken)
+    return records
 
 
 def identify(
     pictures: PictureSet, known: np.ndarray, decoded: DecodedPictures | None, progress: Report
-) -> tuple[np.ndarray, np.ndarray, list[int], list[str]]:
-    """The content ids of pictures, uint64 [n]; where each of them is in the decoded ones [n], -1 if it is not; the
-    places of those that cannot be read, and a message about each. known: ids that need not be decoded, sorted. decoded:
-    where to put pictures; None: only identify them."""
-    ids, rows, seen = np.zeros(len(pictures), np.uint64), np.full(len(pictures), -1), set[int]()
-    unreadable, broken = list[int](), list[str]()
+) -> tuple[np.ndarray, dict[int, str]]:
+    """The content ids of pictures, uint64 [n], and a message about each that cannot be read, by its place. known: ids
+    that need not be decoded, sorted. decoded: where to put pictures; None: only identify them."""
+    ids, unreadable = np.zeros(len(pictures), np.uint64), dict[int, str]()
 
     def read(picture: Picture) -> tuple[int, tuple[np.ndarray, float] | None] | Exception:
         try:
@@ -185,33 +241,39 @@ def identify(
 
     for place, result in enumerate(parallel(read, pictures)):
         if isinstance(result, Exception):
-            unreadable.append(place)
-            broken.append(str(result))
+            unreadable[place] = str(result)
         else:
             ids[place], pixels = result
-            if decoded is not None and pixels is not None and result[0] not in seen:
-                seen.add(result[0])
-                rows[place] = decoded.add(*pixels)
+            if decoded is not None and pixels is not None and result[0] not in decoded.places:
+                decoded.add(result[0], *pixels)
         progress(Progress(Stage.STARTING, place + 1, len(pictures), detail="looking through the files"))
-    return ids, rows, unreadable, broken
+    return ids, unreadable
 
 
 def features_of(
     new: NewPictures, extractor: Extractor, progress: Report
 ) -> Iterator[tuple[Picture, np.ndarray | Exception]]:
     """Each new picture with its features [D], or with the reason why there are none."""
-    waiting = deque[Picture]()
-
-    def passing() -> Iterator[Picture]:
-        for picture in new:
-            waiting.append(picture)  # so that a picture of a shard is made only once
-            yield picture
-
-    for done, feature in enumerate(extractor.of(passing()), start=1):
-        yield waiting.popleft(), feature
+    computed, told = tee(new)  # so that a picture of a shard is made only once
+    for done, (feature, picture) in enumerate(zip(extractor.of(computed), told, strict=True), start=1):
+        yield picture, feature
         progress(Progress(Stage.LEARNING, done, len(new)))
 
 
 def _is_in(number: int, ascending: np.ndarray) -> bool:
     place = int(np.searchsorted(ascending, np.uint64(number)))
     return place < len(ascending) and int(ascending[place]) == number
+
+
+def learn_world(model: Model, folder: str | Path) -> tuple[World, Path]:
+    """What ordinary images look like under a model's backbone, for new models with it; and where that is kept. folder:
+    one folder per kind of images; a kind with many images is taken for a mixed collection. Images that cannot be read
+    are left out."""
+    pictures, _ = open_pictures(folder)
+    features = {i: row for i, row in enumerate(model.extractor.of(pictures)) if isinstance(row, np.ndarray)}
+    if not features:
+        raise UserError(f"{folder}: none of the images can be read")
+    world = World.of(np.stack([*features.values()]).astype(np.float64), pictures.labels[[*features]])
+    fingerprint, size = model.backbone.fingerprint, model.backbone.size
+    save_worlds(world_file(fingerprint), fingerprint, {size: world})
+    return world, world_file(fingerprint)

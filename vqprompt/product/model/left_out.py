@@ -48,15 +48,12 @@ class LeftOutAnswers:
 
 def left_out_answers(known: Knowledge) -> LeftOutAnswers:
     """The answers that the accuracy of a model is computed from, image by image. The features it keeps are enough."""
-    classes, solution, empty = tuple(known.classes), known.solution, np.zeros(0, np.int64)
-    no_answers = LeftOutAnswers(classes, empty.astype(np.uint64), empty, empty, empty)
-    if solution is None or len(classes) < 2:
-        return no_answers
-    records = list(known.classes.values())
+    classes, solution, records = tuple(known.classes), known.solution, list(known.classes.values())
+    trials = Trials.of(records, range(len(records))) if len(records) > 1 else None
+    if solution is None or not trials:
+        none = np.zeros(0, np.int64)
+        return LeftOutAnswers(classes, none.astype(np.uint64), none, none, none)
     groups = groups_of(records, solution.gram)
-    trials = Trials.of(records, range(len(records)))
-    if not len(trials):
-        return no_answers
     left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(solution.shrinkage)
     scores = join_modes(left_out.scores, groups.owners)
     unknown = np.zeros(len(scores), bool)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,9 @@ from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.parsing import ModelError, parse
-from vqprompt.product.model.pictures import UNKNOWN, check_spelling
-from vqprompt.product.model.records import ClassRecord
-from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, nothing_new, summary
+from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
+from vqprompt.product.model.records import ClassRecord, added
+from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
 from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Model(Correcting, OnTheHub):
         return self._of(replace(stored, backbone=backbone, others=()), self._network.device, self.weights)
 
     def __getstate__(self) -> dict[str, Any]:
+        """What it knows is pickled as a model's file, so that later versions of this package can read it."""
         state = {name: value for name, value in vars(self).items() if name != "_changing"}
         return {**state, "_stored": None if self._stored is None else files.pack(self._stored)}
 
@@ -125,7 +127,7 @@ class Model(Correcting, OnTheHub):
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Model:
-        return self.__copy__()
+        return copy(self)
 
     # ------------------------------------------------------------------ what it knows
 
@@ -225,12 +227,9 @@ class Model(Correcting, OnTheHub):
         decoded images may be put into a temporary file if there are many; otherwise all are kept in memory. classes:
         "outer" or "inner", if the images are in folders of folders. as_unknown: these images are none of the classes,
         although they look similar: what is nearer to them than to any class is unknown. preview: only tell what would
-        change.
-        announce: called with the plan before learning starts.
+        change. announce: called with the plan before learning starts.
         """
-        from vqprompt.product.model.decoded import DecodedPictures  # slow to import, and not needed to predict
-        from vqprompt.product.model.ingest import check_streamed, fits, ingest, select
-        from vqprompt.product.model.sources import open_pictures
+        from vqprompt.product.model.ingest import DecodedPictures, fit, ingest, select  # slow to import
 
         with self._changing:
             started, before = time.monotonic(), self.knowledge
@@ -246,22 +245,17 @@ class Model(Correcting, OnTheHub):
             notes += misspellings({*pictures.names} - {*before.records}, before.classes)
             extractor, side = self.extractor_of(before), self.backbone.side
             before = self.knowledge  # of a new model, with the world under its network
-            at_once = fits(pictures, side)
-            if not at_once:
-                check_streamed(effort)
+            together = fit(pictures, side, effort)
             with closing(DecodedPictures(side, on_disk)) as decoded:
-                new = select(pictures, before.records, decoded if at_once else None, skip_broken, progress)
+                new = select(pictures, before.records, decoded if together else None, skip_broken, progress)
                 if not len(new):
-                    return nothing_new(before, new, notes, started)
-                changed, plan, trained, moved = None, None, before.trained, before.moved
+                    notes.append("nothing new: the model knows all of these images")
+                    return summary(before, before, new, notes, started)
+                plan, records, trained, moved = None, None, before.trained, before.moved
                 if effort == "auto":
-                    changed = ingest(new, extractor, before.records, skip_broken, progress)
-                    plan = decided(
-                        self._plan(new, "best" if trained is None else trained.effort, hold_out, extractor),
-                        before,
-                        changed,
-                        new.labels,
-                    )
+                    records = ingest(new, extractor, before.records, skip_broken, progress)
+                    training = self._plan(new, "best" if trained is None else trained.effort, hold_out, extractor)
+                    plan = decided(training, before, records, new.labels)
                     effort = plan.effort
                 if effort != "instant" and (reason := why_not_train(new.labels)) is not None:
                     notes.append(f"nothing was trained: {reason}; learned as at effort instant")
@@ -269,21 +263,18 @@ class Model(Correcting, OnTheHub):
                 if announce is not None:
                     announce(plan or self._plan(new, effort, hold_out, extractor))
                 if effort == "instant":
-                    changed = changed or ingest(new, extractor, before.records, skip_broken, progress)
-                    records = {**before.records, **changed}
+                    records = records or ingest(new, extractor, before.records, skip_broken, progress)
                 else:
                     from vqprompt.product.model.trained import retrain
 
-                    plain = self._in_torch(None)
-                    done = retrain(
-                        plain, self._extractor, trained, effort, new, before.records, hold_out, seed, progress
-                    )
-                    trained, records, changed = done.trained, done.classes, done.changed
+                    plain, under = self._in_torch(None), partial(self._network.open, self.backbone)
+                    done = retrain(before, new, effort, plain, under, hold_out, seed, progress)
+                    trained, records = done.trained, done.records
                     notes += about_training(done.kept, done.expected)
                     moved, effort = (moved | before.classes.keys(), effort) if done.kept else (moved, "instant")
-            former = before.records
-            counts = {n: r.count - (former[n].count if n in former else 0) for n, r in changed.items()}
-            event = Event.now("learned", effort=effort, classes=counts)
+            former = {name: record.count for name, record in before.records.items()}
+            grown = {name: record.count - former.get(name, 0) for name, record in sorted(records.items())}
+            event = Event.now("learned", effort=effort, classes={name: n for name, n in grown.items() if n})
             now = before.changed(event, records=records, trained=trained, moved=moved, measured=hold_out > 0)
             if not preview:
                 self._add_version(now)
@@ -295,9 +286,8 @@ class Model(Correcting, OnTheHub):
         with self._changing:
             before = self._opened().knowledge
             check_spelling(before.classes, records)
-            changed = {n: before.classes[n].merged(r) if n in before.classes else r for n, r in records.items()}
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
-            self._add_version(before.changed(event, records={**before.records, **changed}, measured=measured))
+            self._add_version(before.changed(event, records=added(before.records, records), measured=measured))
 
     def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:
         seconds = SECONDS_TO_SOLVE + seconds_per_image(extractor, next(iter(new))) * len(new)
@@ -340,11 +330,8 @@ class Model(Correcting, OnTheHub):
         return self._in_torch(self.knowledge.trained)
 
     def extractor_of(self, known: Knowledge) -> Extractor:
-        return self._extractor(known.trained)
-
-    def _extractor(self, trained: Trained | None) -> Extractor:
         with self._naming_the_file():
-            return self._network.open(self._opened().backbone, trained)
+            return self._network.open(self._opened().backbone, known.trained)
 
     def _in_torch(self, trained: Trained | None) -> Features:
         with self._naming_the_file():

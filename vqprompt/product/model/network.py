@@ -43,14 +43,18 @@ def on_gpu(device: str) -> bool:
     return pick_device(device).type != "cpu"
 
 
+def needs_torch(backbone: str, device: str) -> bool:
+    return on_gpu(device) or bool(open_weights(backbone).config.particular)
+
+
 def open_extractor(
     backbone: str, size: int | None, crop: float, device: str, precision: str | None = None
 ) -> Extractor:
     """An `Opener`. Models of one process share what it opens."""
-    if on_gpu(device) or open_weights(backbone).config.particular:
+    if needs_torch(backbone, device):
         return open_in_torch(backbone, size, crop, device)
     with _opening:
-        return _open_onnx(open_weights(backbone), size, crop, precision)
+        return _open_onnx(open_weights(backbone), size, crop, None, precision)
 
 
 def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> Features:
@@ -58,9 +62,7 @@ def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> 
         return _open_torch(open_weights(backbone), size, crop, device)
 
 
-@lru_cache(maxsize=2)
-def _open_onnx(weights: Weights, size: int | None, crop: float, precision: str | None) -> OnnxFeatures:
-    return OnnxFeatures(weights, size, crop, precision=precision)
+_open_onnx = lru_cache(maxsize=2)(OnnxFeatures)
 
 
 @lru_cache(maxsize=2)
@@ -115,12 +117,11 @@ class Network:
                 self._checked = wanted
             if trained is None:
                 return self._plain
+            if needs_torch(self.weights, self.device):
+                return self.in_torch(wanted, trained)
             if self._trained is None or self._trained[0] is not trained:
-                if on_gpu(self.device) or open_weights(self.weights).config.particular:
-                    self._trained = trained, self.in_torch(wanted, trained)
-                else:
-                    weights = open_weights(self.weights)
-                    self._trained = trained, OnnxFeatures(weights, self.size, self.crop, trained, self.precision)
+                weights = open_weights(self.weights)
+                self._trained = trained, OnnxFeatures(weights, self.size, self.crop, trained, self.precision)
             return self._trained[1]
 
     def _check(self, given: Extractor, wanted: Backbone) -> None:

@@ -36,16 +36,12 @@ class OnnxFeatures:
         self, weights: Weights, size: int | None, crop: float, trained: Trained | None = None,
         precision: str | None = "fp32",
     ) -> None:  # fmt: skip
-        self.weights, self.crop = weights, crop
+        self.weights, self.crop, self.fingerprint = weights, crop, weights.fingerprint
         resized, in_digits = weights.resized(size), precision != "fp32" and has_vnni()
         self.size, self.side = resized.config.image_size, stored_side(resized.config.image_size)
         self._graph, features, self.width = features_graph(resized, crop, trained, in_digits=in_digits)
         self._graph.output(features, "features", "n", self.width)
         self.precision, self.at_once = "int8" if self._graph.has_integers else "fp32", cores()
-
-    @property
-    def fingerprint(self) -> str:
-        return self.weights.fingerprint
 
     @cached_property
     def _on_several_cores(self) -> Session:

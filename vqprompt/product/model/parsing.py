@@ -19,7 +19,7 @@ from vqprompt.core.errors import UserError, shown
 from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
 from vqprompt.product.model.calibration import Background, Calibration, Measurements, Rivals, Solution, Weighing
-from vqprompt.product.model.description import LARGEST, Description, SolutionFields, TrainedFields, parse_description
+from vqprompt.product.model.description import LARGEST, Description, SolutionFields, parse_description
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.migration import FORMATS, migrated
@@ -110,10 +110,11 @@ def _assemble(described: Description, tensors: dict[str, np.ndarray]) -> Stored:
     for record in records:
         if (record.ids[1:] <= record.ids[:-1]).any():
             raise ValueError("ids: they are not sorted")
-    trained = [
-        Trained(t.effort, t.method, t.options, _trained_tensors(i, t, tensors, described.backbone.width))
-        for i, t in enumerate(described.trained)
-    ]
+    trained = []
+    for i, t in enumerate(described.trained):
+        prefix = f"trained.{i}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        trained.append(Trained(t.effort, t.method, t.options, own))  # checked when the network is made of it
     world = World(tensors["world_codes"], tensors["world_scales"]) if "world_codes" in tensors else None
     versions = [
         Knowledge(
@@ -164,7 +165,7 @@ def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> No
             raise ValueError(f"{name}: it must be {kind} {list(shape)}")
     prefixes = tuple(f"trained.{i}." for i in range(len(described.trained)))
     for name, tensor in tensors.items():
-        if name not in expected and not name.startswith(prefixes):
+        if name not in expected and not (name.startswith(prefixes) and tensor.dtype == np.float32):
             raise ValueError(f"{shown(name, 100)}: there is no such tensor")
         if tensor.dtype.kind == "f" and not (np.abs(tensor) <= LARGEST).all():
             raise ValueError(f"{shown(name, 100)}: a value is no number, or too large")
@@ -210,26 +211,3 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
         against,
         rivals,
     )  # fmt: skip
-
-
-def _trained_tensors(
-    number: int, fields: TrainedFields, tensors: dict[str, np.ndarray], width: int
-) -> dict[str, np.ndarray]:
-    """What was trained, if its sizes are those that its options say: a network is made from the options."""
-    prefix, options = f"trained.{number}.", fields.options
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if any(tensor.dtype != np.float32 for tensor in own.values()):
-        raise ValueError(f"{prefix}: its tensors must be float32")
-    tokens = options.get("class_tokens")
-    if type(tokens) is not int or tokens < 1 or width % tokens:
-        raise ValueError(f"trained.{number}.options.class_tokens: it does not fit the width of features")
-    if fields.method == "moving-prompts":
-        blocks = options.get("blocks")
-        shape = (len(blocks) if isinstance(blocks, list) else 0, 1, options.get("length"), width // tokens)
-        fits = own.keys() == {"pool.prompts"} and own["pool.prompts"].shape == shape and options.get("pool") == 1
-    else:
-        ranks = {own[name].shape[-1:] for name in own if name.startswith("up")}
-        fits = list(ranks) == [(options.get("rank"),)]
-    if not fits:
-        raise ValueError(f"trained.{number}: its tensors do not fit its options")
-    return own

@@ -1,5 +1,5 @@
 """Which images to learn, and the class of each: from folders, archives, tables (CSV, JSONL), Hugging Face `imagefolder`
-metadata, or Python lists.
+metadata, tar shards, parquet, or Python lists.
 
 Nothing is decoded here. Pictures are identified by their content (`content_id`). So a picture that is in two classes,
 or was learned before, is noticed before any work is done.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -25,6 +25,9 @@ from vqprompt.core.data.source import Entry, Source, images_in
 from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import read_text
 from vqprompt.core.words import counted, shorten
+
+if TYPE_CHECKING:
+    from vqprompt.core.data.shards import Shards
 
 TABLES = (".csv", ".tsv", ".jsonl")
 METADATA = ("metadata.csv", "metadata.jsonl")
@@ -50,6 +53,73 @@ class Picture:
     content_id: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class PictureSet:
+    """Pictures with their classes. Those of shards are made on demand, so a set takes a few bytes per picture.
+
+    classes: clean names. labels: [n], positions in `classes`. make: the picture with a number. numbers: [n], of the
+    pictures in this set. streamed: whether there may be too many to decode them all before learning.
+    """
+
+    classes: Sequence[str]
+    labels: np.ndarray
+    make: Callable[[int], Picture]
+    numbers: np.ndarray
+    streamed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Picture:
+        return replace(self.make(int(self.numbers[place])), label=self.classes[self.labels[place]])
+
+    def __iter__(self) -> Iterator[Picture]:
+        return (self[place] for place in range(len(self)))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the classes that have a picture here, sorted."""
+        return sorted(self.classes[number] for number in np.unique(self.labels))
+
+    def subset(self, places: np.ndarray) -> PictureSet:
+        return replace(self, labels=self.labels[places], numbers=self.numbers[places])
+
+
+def open_pictures(
+    source: Any, labels: Sequence[str] | str | None = None, exclude: Iterable[str | Path] = (), classes: str = ""
+) -> tuple[PictureSet, list[str]]:
+    """The pictures of any source (see `find_pictures`), and notes about how it was read. exclude: paths."""
+    excluded = {str(Path(path).expanduser().resolve()) for path in exclude}
+    if labels is None and isinstance(source, str | Path):
+        from vqprompt.core.data.shards import open_shards
+
+        if (shards := open_shards(source)) is not None:
+            if excluded:
+                raise UserError(f"{source}: images in shards have no paths of their own; leave out --exclude")
+            return _of_shards(shards)
+    pictures, notes = find_pictures(source, labels, classes)
+    if excluded:
+        pictures = [p for p in pictures if str(Path(p.where).resolve()) not in excluded]
+    if not pictures:
+        raise ImageError("no image is left to learn from")
+    cleaned = {label: clean_name(label) for label in {picture.label for picture in pictures}}
+    names, numbers = np.unique([cleaned[picture.label] for picture in pictures], return_inverse=True)
+    return PictureSet(names.tolist(), numbers, pictures.__getitem__, np.arange(len(pictures))), notes
+
+
+def _of_shards(shards: Shards) -> tuple[PictureSet, list[str]]:
+    """Without the images that are for testing."""
+    rows = np.arange(len(shards.labels)) if shards.splits is None else np.flatnonzero(~shards.splits)
+    left_out = len(shards.labels) - len(rows)
+
+    def picture(row: int) -> Picture:
+        return Picture(shards.where(row), "", lambda: shards.read(row))
+
+    notes = [f"{counted(left_out, 'test image')} left out"] if left_out else []
+    classes = [clean_name(name) for name in shards.classes]
+    return PictureSet(classes, shards.labels[rows], picture, rows, streamed=True), notes
+
+
 def find_pictures(
     source: Any, labels: Sequence[str] | str | None = None, classes: str = "outer"
 ) -> tuple[list[Picture], list[str]]:
@@ -62,23 +132,19 @@ def find_pictures(
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
         if isinstance(labels, str):
-            return _all_of_one_class(path, labels), []
+            if not path.exists():
+                raise missing(path, "file or folder")
+            return [_of_file(file, labels) for file in ([path] if path.is_file() else images_in(path))], []
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path, classes)
-    images: list[Any] = (
-        [source]
-        if isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
-        else [*source]
-    )
+    is_one = isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
+    images: list[Any] = [source] if is_one else [*source]
     if images and all(isinstance(image, Picture) for image in images):
         return images, []
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
-    if (
-        paths
-        and len(paths) == len(images)
-        and (isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths)))
-    ):  # several sources
+    sources = isinstance(labels, str) or (labels is None and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in paths))
+    if sources and paths and len(paths) == len(images):
         parts = [find_pictures(path, labels, classes) for path in paths]
         return [p for pictures, _ in parts for p in pictures], [note for _, notes in parts for note in notes]
     if labels is None:
@@ -94,7 +160,7 @@ def find_pictures(
 
 def _given(image: ImageLike, label: str, number: int) -> Picture:
     if isinstance(image, str | Path):
-        return Picture(str(image), label, partial(read_image, image))
+        return _of_file(image, label)
     if not isinstance(image, bytes | Image.Image | np.ndarray):
         raise UserError(
             f"image {number + 1}: give a path, the bytes of an image file, a Pillow image or a uint8 array, not "
@@ -103,7 +169,8 @@ def _given(image: ImageLike, label: str, number: int) -> Picture:
     return Picture(f"image {number + 1}", label, lambda: image)
 
 
-# ---------------------------------------------------------------------------------------------- folders, archives
+def _of_file(path: str | Path, label: str) -> Picture:
+    return Picture(str(path), label, partial(read_image, path))
 
 
 def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
@@ -114,12 +181,9 @@ def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
     if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
         raise ImageError(f"{path}: which class is it? Give --as NAME, or put the image into a folder of that name")
     if path.is_dir():
-        if tables := [path / name for name in METADATA if (path / name).is_file()]:
-            return _from_table(tables[0], path), [f"classes from {tables[0].name}"]
-        parts = [path / part for part in ("train", "test", "validation") if (path / part).is_dir()]
-        if parts and all(any((p / name).is_file() for name in METADATA) for p in parts) and parts[0].name == "train":
-            table = next(parts[0] / name for name in METADATA if (parts[0] / name).is_file())
-            return _from_table(table, parts[0]), [f"classes from train/{table.name}"]
+        for table in (folder / name for folder in (path, path / "train") for name in METADATA):
+            if table.is_file():
+                return _from_table(table, table.parent), [f"classes from {table.relative_to(path).as_posix()}"]
         names = {p.name for p in path.iterdir() if p.is_dir()}
         if "train" in names and "test" not in names and any(p.is_dir() for p in (path / "train").iterdir()):
             path = path / "train"
@@ -171,17 +235,6 @@ def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Pictu
     ]
 
 
-def _all_of_one_class(path: Path, label: str) -> list[Picture]:
-    if path.is_file():
-        return [Picture(str(path), label, partial(read_image, path))]
-    if not path.is_dir():
-        raise missing(path, "file or folder")
-    return [Picture(str(file), label, partial(read_image, file)) for file in images_in(path)]
-
-
-# ---------------------------------------------------------------------------------------------- tables
-
-
 def _from_table(table: Path, folder: Path) -> list[Picture]:
     rows = list(_rows(table))
     if not rows:
@@ -199,7 +252,7 @@ def _from_table(table: Path, folder: Path) -> list[Picture]:
         place = where if where.is_absolute() else folder / where
         if not place.is_file():
             raise ImageError(f"{table}, line {line}: {name}: no such image file (paths are relative to {folder})")
-        pictures.append(Picture(str(place), str(label), partial(read_image, place)))
+        pictures.append(_of_file(place, str(label)))
     return pictures
 
 
@@ -236,9 +289,6 @@ def _rows(table: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(text.splitlines(), delimiter=separator)
     for row in reader:
         yield reader.line_num, {k: v for k, v in row.items() if k is not None}
-
-
-# ---------------------------------------------------------------------------------------------- names
 
 
 def content_id(content: Given) -> int:

@@ -14,7 +14,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,11 +66,6 @@ class ClassRecord:
         kept, unseen = (np.concatenate(parts)[best] for parts in ((self.kept, other.kept), (self.unseen, other.unseen)))
         return self.from_sums(ids[order], self.total + other.total, kept, unseen)
 
-    def select(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What is kept of some of its images: their ids, fixed-point features and whether they are unseen."""
-        rows = np.flatnonzero(np.isin(self.ids[: len(self.kept)], ids))
-        return self.ids[rows], self.kept[rows], self.unseen[rows]
-
     def without(self, removed: ClassRecord) -> ClassRecord | None:
         """As if some of its images had never been added; None if no image is left."""
         stays = ~np.isin(self.ids, removed.ids)
@@ -104,6 +99,11 @@ class ClassRecord:
     def mean(self) -> np.ndarray:
         """Of all images [D]."""
         return self.total.astype(np.float64) * (STEP / self.count)
+
+
+def added(records: Mapping[str, ClassRecord], new: Mapping[str, ClassRecord]) -> dict[str, ClassRecord]:
+    """Records of classes with those of new images in them."""
+    return {**records, **{name: records[name].merged(r) if name in records else r for name, r in new.items()}}
 
 
 def gram_of(record: ClassRecord) -> np.ndarray:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vqprompt.core.errors import ImageError, UserError
-from vqprompt.core.words import counted
+from vqprompt.core.errors import UserError
+from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
 from vqprompt.product.model.knowledge import Event, Knowledge
@@ -146,9 +146,8 @@ def summary(
 ) -> Taught:
     """What a teaching did, from the model before and after it."""
     suffering = _suffering(before.measurements, now.measurements)
-    counts = [{name: record.count for name, record in known.records.items()} for known in (before, now)]
-    grown = ((name, count - counts[0].get(name, 0)) for name, count in counts[1].items())
-    taught = tuple(TaughtClass(name, images, name not in counts[0]) for name, images in grown if images)
+    learned = {} if now is before else now.history[-1].classes
+    taught = tuple(TaughtClass(name, images, name not in before.records) for name, images in learned.items())
     return Taught(
         classes=taught,
         known_images=new.known,
@@ -166,21 +165,15 @@ def summary(
     )
 
 
-def decided(plan: Plan, before: Knowledge, changed: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
+def decided(plan: Plan, before: Knowledge, records: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
     """At effort auto: what training is expected to bring, and whether it is worth its time. plan: of the training.
-    changed: what the images would make known without it; the accuracy that is measured then tells how much is wrong."""
-    now = before.changed(Event.now("learned"), records={**before.records, **changed}, measured=True)
+    records: what would be known without it; the accuracy that is measured then tells how much is wrong."""
+    now = before.changed(Event.now("learned"), records=records, measured=True)
     gain = 0.0
     if now.accuracy is not None and why_not_train(labels) is None:
         gain = REMOVED * (1 - now.accuracy) * len(set(labels)) / len(now.classes)
     worth = gain >= WORTH and plan.seconds <= SECONDS_PER_POINT * 100 * gain
     return replace(plan, gain=gain, effort=plan.effort if worth else "instant")
-
-
-def nothing_new(before: Knowledge, new: NewPictures, notes: list[str], started: float) -> Taught:
-    if new.broken and not new.known:
-        raise nothing_readable(new.broken)
-    return summary(before, before, new, [*notes, "nothing new: the model knows all of these images"], started)
 
 
 def about_training(kept: float, expected: tuple[float, float] | None) -> list[str]:
@@ -195,12 +188,6 @@ def about_training(kept: float, expected: tuple[float, float] | None) -> list[st
         f"nothing was trained: of the held-out images {trained:.0%} were recognized with the training and "
         f"{without:.0%} without it; learned as at effort instant"
     ]
-
-
-def nothing_readable(broken: list[str]) -> ImageError:
-    """broken: one message per image."""
-    first = f" ({broken[0]})" if broken else ""
-    return ImageError(f"none of the images can be read, so nothing was learned{first}")
 
 
 def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[Suffering, ...]:
@@ -243,17 +230,13 @@ def _from_classes(
 
 def _expectations(counts: dict[str, int]) -> list[str]:
     """What to expect of a single class, and of classes with few images."""
+    if len(counts) == 1:
+        return [f"the model knows only {next(iter(counts))!r} and cannot tell it from others; teach a second class"]
     few = [name for name, count in counts.items() if count < FEW]
-    alone = [f"the model knows only {name!r} and cannot tell it from others; teach a second class" for name in counts]
-    if len(alone) == 1:
-        return alone
     if not few:
         return []
-    least = min(counts[name] for name in few)
-    named = ", ".join(few[:3]) + (" …" if len(few) > 3 else "")
-    have, them = ("has", "it") if len(few) == 1 else ("have", "them")
-    smallest = "" if len(few) == 1 else f"; the smallest has {least}"
     return [
-        f"{counted(len(few), 'class')} {have} fewer than {FEW} images ({named}{smallest}). Expect more mistakes with "
-        f"{them}. To compare: with drawings of 50 things, 1, 5 and 20 images of each gave 22, 51 and 70 % right answers"
+        f"{counted(len(few), 'class')} with fewer than {FEW} images ({shorten(few, 3)}; the smallest has "
+        f"{min(counts.values())}): expect more mistakes there. To compare: with drawings of 50 things, 1, 5 and 20 "
+        "images of each gave 22, 51 and 70 % right answers"
     ]

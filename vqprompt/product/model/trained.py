@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,10 @@ from vqprompt.core.statistics.drift import Moving, fit_drift
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import LOOKS, TRAINING, Trained, check_trained, held_out, loop_settings
 from vqprompt.product.model.extractor import Extractor, joined_blocks, unless_error
-from vqprompt.product.model.features import Features, last_block_last
+from vqprompt.product.model.features import Features
 from vqprompt.product.model.ingest import NewPictures, features_of
-from vqprompt.product.model.knowledge import Knowledge
-from vqprompt.product.model.records import ClassRecord, to_fixed_point
+from vqprompt.product.model.knowledge import Event, Knowledge
+from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.moving import MovingMemory
@@ -45,37 +45,35 @@ SHARES = (1.0, 0.5)  # of a teaching's training, the first that pays is kept
 
 @dataclass(frozen=True, eq=False)
 class Retrained:
-    """The network after a teaching. classes: all of them, the old ones moved. changed: those that got images. kept: the
-    share of the training that was kept; with 0 the network is as it was. expected: accuracy on held-out images without
-    and with the training; None if nothing was held out."""
+    """The network after a teaching. records: of all classes, the old ones moved. kept: the share of the training that
+    was kept; with 0 the network is as it was. expected: accuracy on held-out images without and with the training; None
+    if nothing was held out."""
 
     trained: Trained | None
-    classes: dict[str, ClassRecord]
-    changed: dict[str, ClassRecord]
-    kept: float = 1.0
-    expected: tuple[float, float] | None = None
+    records: dict[str, ClassRecord]
+    kept: float
+    expected: tuple[float, float] | None
 
 
 def retrain(
+    former: Knowledge,
+    new: NewPictures,
+    effort: str,
     plain: Features,
     extractor: Callable[[Trained | None], Extractor],
-    before: Trained | None,
-    effort: str,
-    new: NewPictures,
-    known: Mapping[str, ClassRecord],
     hold_out: float,
     seed: int,
     progress: Report,
 ) -> Retrained:
-    """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what
-    computes features, also when the model is asked. before: what was trained so far.
+    """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what computes
+    features, also when the model is asked.
 
     Training is kept only as far as it pays: if held-out images of all classes are recognized worse than without it, by
     more than chance explains, half of it is kept, or nothing. Images of old classes count where the memory says they
     are now, with its doubt.
     """
-    assert new.decoded is not None and new.rows is not None
-    labels = np.array(new.labels)
+    assert new.decoded is not None
+    before, known, labels = former.trained, former.records, np.array(new.labels)
     names = np.unique(labels).tolist()
     order = np.lexsort((new.ids, labels))  # so that file names do not matter
     unseen = held_out(labels, new.ids, hold_out)
@@ -83,23 +81,20 @@ def retrain(
     reports = _shares(
         progress,
         len(new) * (LOOKS if before else 1.0),
-        TRAINING[effort].training["epochs"] * len(shown) * (TRAINING[effort].passes + bool(known)),
+        TRAINING[effort].epochs * len(shown) * (TRAINING[effort].passes + bool(known)),
         len(new) * LOOKS,
     )
     old = _features(extractor(before), new, reports[0])
-    images, targets = new.decoded.store(new.rows[shown]), np.searchsorted(names, labels[shown])
+    images, targets = new.decoded.store(new.ids[shown]), np.searchsorted(names, labels[shown])
     share = len(names) / len(known.keys() | set(names))
     method = train(plain, before, effort, images, targets, share if known else None, seed=seed, progress=reports[1])
+    rows = {name: np.flatnonzero(labels == name) for name in names}
 
-    def remembered(features: np.ndarray, memory: Mapping[str, ClassRecord], held: np.ndarray) -> Retrained:
-        changed = {}
-        for name in names:
-            own = labels == name
-            record = ClassRecord.of(new.ids[own], to_fixed_point(features[own]), held[own])
-            changed[name] = memory[name].merged(record) if name in memory else record
-        return Retrained(before, {**memory, **changed}, changed)
+    def remembered(features: np.ndarray, memory: Mapping[str, ClassRecord], held: np.ndarray) -> dict[str, ClassRecord]:
+        own = {n: ClassRecord.of(new.ids[r], to_fixed_point(features[r]), held[r]) for n, r in rows.items()}
+        return added(memory, own)
 
-    without = _measured(remembered(old, known, unseen).classes)
+    without = _measured(remembered(old, known, unseen))
     for kept in SHARES:
         if kept < 1:
             if before is None:
@@ -107,18 +102,18 @@ def retrain(
             method.go_back(kept, build(plain.vit, before)[0])
         trained = _trained(effort, method)
         now = _features(extractor(trained), new, reports[2])
-        result = remembered(now, move_records(known, old, now, labels, seed), unseen)
-        measured = _measured(result.classes)
+        records = remembered(now, move_records(known, old, now, labels, seed), unseen)
+        measured = _measured(records)
         expected = None if without is None or measured is None else (without.accuracy, measured.accuracy)
         if pays(without, measured):
-            return replace(result, trained=trained, kept=kept, expected=expected)
+            return Retrained(trained, records, kept, expected)
     nothing_trained_on = np.ones_like(unseen)
-    return replace(remembered(old, known, nothing_trained_on), kept=0.0, expected=expected)
+    return Retrained(before, remembered(old, known, nothing_trained_on), 0.0, expected)
 
 
-def _measured(classes: Mapping[str, ClassRecord]) -> Measurements | None:
+def _measured(records: Mapping[str, ClassRecord]) -> Measurements | None:
     """On held-out images, left out one at a time."""
-    return Knowledge(classes=dict(sorted(classes.items()))).solved(Knowledge()).measurements
+    return Knowledge().changed(Event.now("learned"), records=records).measurements
 
 
 def pays(without: Measurements | None, measured: Measurements | None) -> bool:
@@ -198,16 +193,17 @@ def with_trained(plain: Features, trained: Trained) -> Features:
     """Features under a trained network: two class tokens, each scaled to the same length, averaged over an image and
     its mirror image."""
     method, vit = build(plain.vit, trained)
-    tokens = trained.options["class_tokens"]
+    method.token_blocks = tuple(range(-method.class_tokens, 0))  # in models, the last block comes last
 
     def encode(images: torch.Tensor) -> torch.Tensor:
-        return last_block_last(method.features(View(vit, lambda: images))[0], tokens)
+        return method.features(View(vit, lambda: images))[0]
 
     return Features(vit, plain.crop, plain.device, encode, plain.fingerprint)
 
 
 def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
     """The method with what it has learned, and the network it belongs to."""
+    check_trained(trained, vit.config)  # before memory is taken for what the options say
     vit, kind = copy.deepcopy(vit), find_method(trained.method)
     try:
         options = kind.Options(**{**EARLIER_OPTIONS.get(trained.method, {}), **trained.options})
@@ -219,7 +215,6 @@ def build(vit: ViT, trained: Trained) -> tuple[MovingMemory, ViT]:
 
 
 def _fill(method: Any, trained: Trained) -> None:
-    check_trained(trained, method.vit.config)
     state = {name: torch.from_numpy(np.array(tensor)) for name, tensor in trained.tensors.items()}
     method.load_state_dict(state, strict=False)
     method.loaded()

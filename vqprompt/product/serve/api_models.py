@@ -45,7 +45,7 @@ def models(state: Serving) -> dict[str, Any]:
 
 def _passes(effort: str) -> float:
     training = TRAINING.get("best" if effort == "auto" else effort)
-    return 1 if training is None else training.training["epochs"] * (training.passes + 1)
+    return 1 if training is None else training.epochs * (training.passes + 1)
 
 
 @router.get("/models/{name}", tags=["models"], summary="Everything about a model")

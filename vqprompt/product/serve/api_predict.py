@@ -107,7 +107,7 @@ async def attention(request: Request, state: Serving, served: ThisModel) -> dict
 
 
 def _attention(model: Model, image: bytes) -> dict[str, Any]:
-    from vqprompt.product.model.attention import attention  # slow to import
+    from vqprompt.product.model.features import attention  # slow to import
 
     patches, prompt, box = attention(model.network, Picture("image 1", "", lambda: image))
     return {"patches": patches, "prompt": prompt, "box": box}

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
-from vqprompt.product.model.correcting import check_known, erase_class
+from vqprompt.product.model.correcting import check_known
 from vqprompt.product.model.efforts import check_effort
 from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
@@ -230,11 +230,8 @@ class Forget(Body):
             check_known(self.name, now.model.knowledge.records)
 
     def apply(self, model: Model) -> dict[str, Any]:
-        before, notes = model.accuracy, list[str]()
-        if self.for_good:
-            notes = erase_class(model, self.name)
-        else:
-            model.forget(self.name)
+        before = model.accuracy
+        notes = model.forget(self.name, for_good=self.for_good)
         result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
         return result if self.for_good else {"name": self.name, **result}
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vqprompt.core.backbones.load import fingerprint, load_backbone
+from vqprompt.core.backbones.registry import BACKBONES, TIMM
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.backbones.weights import backbone_path
 from vqprompt.core.errors import CheckpointError, UserError, explain
@@ -67,16 +68,24 @@ def build_method(
 
 def rebuild_method(state: SavedState, runtime: Runtime, backbone: str | Path | ViT | None = None) -> Built:
     """The method of a checkpoint, with what it has learned. backbone: where the weights are now, if they have moved."""
-    saved = state.record
-    numbers = saved.size, saved.planned_tasks, saved.seed
+    saved, folder = state.record, state.folder
+    named = saved.backbone in BACKBONES or saved.backbone.startswith(TIMM)
+    if backbone is None and not named and not Path(saved.backbone).is_file():
+        raise CheckpointError(
+            f"{folder}: learned with the weights {saved.backbone}, which are not there; say where they are: "
+            "backbone=… of Learner.load, --backbone of vqprompt predict"
+        )
+    place, numbers = backbone or saved.backbone, (saved.size, saved.planned_tasks, saved.seed)
     try:
-        place = state.find_backbone(backbone)
         built = build_method(place, saved.method, saved.options, *numbers, runtime, saved.training.normalize)
-        state.check_weights(built.weights, built.fingerprint)
+        if built.weights != saved.weights if saved.weights else built.fingerprint != saved.fingerprint:
+            raise CheckpointError(
+                f"{folder}: learned with other weights of {saved.backbone!r} than these; give the original backbone"
+            )
         with seeded(0):  # new rows are drawn, and then replaced by what was saved
             state.fill(built.method)
     except UserError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise CheckpointError(f"{state.folder}: does not fit its method ({error}); restore it or start over") from None
+        raise CheckpointError(f"{folder}: does not fit its method ({error}); restore it or start over") from None
     return built

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime
 from vqprompt.core.runtime.distributed import ShardedRows
 from vqprompt.research.learner.queries import QueryCache
-from vqprompt.research.learner.rows import JoinedRows, Rows
+from vqprompt.research.learner.rows import JoinedRows
 from vqprompt.research.methods.base import Method, View
 from vqprompt.research.training.batches import draw, epoch_views
 from vqprompt.research.training.settings import Training
@@ -96,16 +97,18 @@ class Evaluator:
         return self._compute(images, views, lambda view: self.method.logits(view).float(), Stage.TESTING).whole()
 
     def guesses(
-        self, images: Images, known: Rows | JoinedRows | None, candidates: Tensor, task_of: Tensor
+        self, images: Images, known: JoinedRows | None, candidates: Tensor, task_of: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best class of each image [n], its probability [n], and the best of its task [n]. Only the scores of one
         batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of: the task of each [n]."""
-        own = iter(self._own(self._batches(images)))
+        device = self.runtime.device  # moved there once: to copy something per batch would wait for the batch before
+        candidates, task_of = candidates.to(device), task_of.to(device)
+        tasks = (task_of[batch[0] : batch[-1] + 1] for batch in self._own(self._batches(images)))
 
         def best(view: View) -> Tensor:
             logits = self.method.logits(view)
             probability = logits.float().softmax(1).max(1).values
-            others = ~candidates[task_of[next(own)]].to(logits.device)
+            others = ~candidates[next(tasks)]
             within = logits.masked_fill(others, -torch.inf).argmax(1)
             return torch.stack([logits.argmax(1).double(), probability.double(), within.double()], dim=1)
 
@@ -118,7 +121,7 @@ class Evaluator:
         if known is None:
             return self._compute(images, partial(self._views, images), lambda view: view.query)
         own, sizes = self._own(batches), list(map(len, batches))
-        return ShardedRows(self.runtime.ranks, sizes, lambda: (known[batch] for batch in own))
+        return ShardedRows(self.runtime.ranks, sizes, lambda: (cast(Tensor, known[batch]) for batch in own))
 
     def compute_known(self, images: Images, mirrored: bool = False) -> ShardedRows:
         """What the cache keeps, computed now: `frozen_features`, or queries of the images as they are or mirrored. No
@@ -128,19 +131,23 @@ class Evaluator:
             return self._compute(images, views, self.method.frozen_features)
         return self._compute(images, views, lambda view: (view.mirrored() if mirrored else view).query)
 
-    def known_rows(self, images: Images, again: bool = True) -> Rows | None:
-        """Rows of the cache that the method uses. None of a backbone that learns: every step changes them."""
+    def known_rows(self, *sets: Images, again: bool = True) -> JoinedRows | None:
+        """Rows of the cache that the method uses, for the images of these sets, one after the other. None if there are
+        none. There are none of a backbone that learns: every step changes them."""
         used = self.method.uses_query or self.method.uses_frozen
-        return self.known.of(images, again=again) if self.known and used and not self.method.tunes_backbone else None
+        if self.known is None or not used or self.method.tunes_backbone:
+            return None
+        parts = [self.known.of(images, again=again) for images in sets]
+        return None if all(part is None for part in parts) else JoinedRows(parts, list(map(len, sets)))
 
     def _features_of(self, view: View) -> Tensor:
         return self.method.features(view)[0].float()
 
-    def _views(self, images: Images, known: Rows | JoinedRows | None = None, task: int | None = None) -> Views:
+    def _views(self, images: Images, known: JoinedRows | None = None, task: int | None = None) -> Views:
         """Clean views of the batches that this process computes. known: what `known_rows` gives."""
         aspect, device, vit = images.aspect, self.runtime.device, self.method.vit
         for index, pixels in images.batches(self._own(self._batches(images)), device):
-            boxes = central_boxes(aspect[index], self.test_crop).to(device)
+            boxes = central_boxes(aspect[index], self.test_crop).to(device, non_blocking=True)
             drawn = partial(render, pixels, boxes, None, vit.config, vit.dtype, vit.compiled)
             rows = None if known is None else known[index]
             query, frozen = (None, rows) if self.method.uses_frozen else (rows, None)

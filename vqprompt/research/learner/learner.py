@@ -30,7 +30,6 @@ from vqprompt.research.learner.build import Built, build_method, rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator, Predictions
 from vqprompt.research.learner.predictor import Picture, Predictor
 from vqprompt.research.learner.queries import QueryCache
-from vqprompt.research.learner.rows import JoinedRows
 from vqprompt.research.learner.state import LearnerRecord, OpenTask, SavedState, saved_names, write_state
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method
@@ -222,7 +221,7 @@ class Learner:
         """Predictions for each task's test images, among all classes learned so far."""
         truth = torch.cat([self._positions(t)[t.test.labels] for t in tasks])
         sizes = [len(t.test) for t in tasks]
-        known = JoinedRows([self.evaluator.known_rows(t.test) for t in tasks], sizes)  # they are kept per task
+        known = self.evaluator.known_rows(*(t.test for t in tasks))  # they are kept per task
         task_of = torch.arange(len(tasks)).repeat_interleave(torch.tensor(sizes))
         candidates = torch.zeros(len(tasks), self.method.head.out_features, dtype=torch.bool)
         candidates[task_of, truth] = True

@@ -55,14 +55,16 @@ class JoinedRows:
         self.parts, self.ends = parts, torch.tensor(list(accumulate(sizes)))
 
     def __getitem__(self, index: Tensor) -> Tensor | None:
-        """None if some of these rows are not known. The index is on the CPU and in ascending order."""
+        """None if some of these rows are not known. The index is on the CPU and in ascending order. A GPU that has the
+        rows is not waited for."""
         which = torch.bucketize(index, self.ends, right=True)
         rows = []
         for number in sorted(set(which.tolist())):
             part, start = self.parts[number], int(self.ends[number - 1]) if number else 0
             if part is None:
                 return None
-            rows.append(part[index[which == number] - start])
+            inside = index[which == number] - start
+            rows.append(part[inside.to(part.device, non_blocking=True) if isinstance(part, Tensor) else inside])
         return torch.cat(rows)
 
 

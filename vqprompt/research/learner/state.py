@@ -5,7 +5,6 @@ build.py makes learners and predictors from a `SavedState`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,8 +14,6 @@ import torch
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.registry import BACKBONES, TIMM
-from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import CheckpointError, explain
 from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
 from vqprompt.research.methods.base import Method
@@ -106,25 +103,6 @@ class SavedState:
             raise CheckpointError(f"{folder}: its classes and tasks contradict each other; restore it or start over")
         return cls(folder, record, tensors, None if record.unfinished is None else _unpack(record.unfinished, tensors))
 
-    def find_backbone(self, backbone: str | Path | ViT | None = None) -> str | Path | ViT:
-        """The backbone to build on: the one that is given, or the one that was saved, if it can be found."""
-        saved = self.record.backbone
-        if backbone is None and not (saved in BACKBONES or saved.startswith(TIMM) or Path(saved).is_file()):
-            raise CheckpointError(
-                f"{self.folder}: learned with the weights {saved}, which are not there; say where they are: "
-                "backbone=… of Learner.load, --backbone of vqprompt predict"
-            )
-        return backbone or saved
-
-    def check_weights(self, weights: str, resized: str) -> None:
-        """Refuse a backbone with other weights. weights, resized: its fingerprints, as in `Built`."""
-        same = self.record.weights == weights if self.record.weights else self.record.fingerprint == resized
-        if not same:
-            raise CheckpointError(
-                f"{self.folder}: learned with other weights of {self.record.backbone!r} than these; "
-                "give the original backbone"
-            )
-
     def fill(self, method: Method) -> None:
         """Give a new method what was learned."""
         for task in self.record.tasks:
@@ -156,13 +134,9 @@ def saved_names(method: Method) -> set[str]:
 def _pack(open_task: OpenTask) -> tuple[OpenTaskRecord, dict[str, Tensor]]:
     """An open task as JSON and tensors: an optimizer's state has both."""
     assert open_task.loop is not None, "refused by the learner"
-    loop, tensors, scalars = open_task.loop, dict[str, Tensor](), dict[str, Any]()
-    for parameter, values in loop.optimizer["state"].items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{OPTIMIZER}{parameter}.{name}"] = value
-            else:
-                scalars[f"{parameter}.{name}"] = value
+    loop = open_task.loop
+    state = {f"{p}.{name}": value for p, values in loop.optimizer["state"].items() for name, value in values.items()}
+    tensors = {OPTIMIZER + name: value for name, value in state.items() if isinstance(value, Tensor)}
     if open_task.features_before is not None:
         tensors[FEATURES_BEFORE] = open_task.features_before
     groups = [
@@ -173,7 +147,7 @@ def _pack(open_task: OpenTask) -> tuple[OpenTaskRecord, dict[str, Tensor]]:
         task=open_task.info,
         classes=open_task.classes,
         groups=groups,
-        scalars=scalars,
+        scalars={name: value for name, value in state.items() if not isinstance(value, Tensor)},
         epoch=loop.next_epoch,
         images_seen=loop.images_seen,
         seconds=loop.seconds,
@@ -183,11 +157,8 @@ def _pack(open_task: OpenTask) -> tuple[OpenTaskRecord, dict[str, Tensor]]:
 
 def _unpack(record: OpenTaskRecord, tensors: dict[str, Tensor]) -> OpenTask:
     state: dict[int, dict[str, Any]] = {}
-    saved: Iterable[tuple[str, Any]] = (
-        *((name.removeprefix(OPTIMIZER), t) for name, t in tensors.items() if name.startswith(OPTIMIZER)),
-        *record.scalars.items(),
-    )
-    for name, value in saved:
+    saved = {name.removeprefix(OPTIMIZER): t for name, t in tensors.items() if name.startswith(OPTIMIZER)}
+    for name, value in (saved | record.scalars).items():
         parameter, leaf = name.split(".")
         state.setdefault(int(parameter), {})[leaf] = value
     optimizer = {"state": state, "param_groups": record.groups}
@@ -213,8 +184,5 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor], names: set[str],
             raise CheckpointError(
                 f"{where}: {name} has the shape {given}, but classes and options want {wanted}; restore it"
             )
-        tensor = tensor.to(device=old.device, dtype=old.dtype)
-        if isinstance(old, nn.Parameter):
-            setattr(owner, leaf, nn.Parameter(tensor, requires_grad=old.requires_grad))
-        else:
-            setattr(owner, leaf, tensor)
+        tensor = tensor.to(old)
+        setattr(owner, leaf, nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor)

@@ -25,8 +25,7 @@ from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
-from vqprompt.research.training.rebalancing import Rebalancing, rebalance
-from vqprompt.research.training.rebalancing import symmetric_cross_entropy as symmetric_cross_entropy
+from vqprompt.research.training.rebalancing import Rebalancing, rebalance, symmetric_cross_entropy
 from vqprompt.research.training.view import View
 
 __all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
@@ -113,6 +112,7 @@ class Method(nn.Module):
     tunes_backbone: ClassVar[bool] = False
     backbone_parts: ClassVar[tuple[str, ...]] = ()  # names of parameters that it adds to a backbone that stays frozen
     uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    choosable: int = 0  # number of prompts per block that `choices` chooses from
     uses_frozen: bool = False  # uses `frozen_features` of clean images; those that are known already are passed in
     classifies_frozen: ClassVar[bool] = False  # classifies the backbone's features as they are, unless `adapt` is on
     prompts_stay: ClassVar[bool] = False  # prompts are tokens that stay: the sequence gets longer from block to block
@@ -135,13 +135,14 @@ class Method(nn.Module):
         self.options: Any = options
         self.vit = vit
         self.class_tokens: int = getattr(options, "class_tokens", 1)
+        self.token_blocks = tuple(range(-1, -1 - self.class_tokens, -1))  # this order is in run folders
         self.mirror: bool = getattr(options, "mirror", False)
         if self.class_tokens > vit.config.depth:
             raise UserError(
                 f"class_tokens={self.class_tokens}: the backbone has {vit.config.depth} blocks with one class token "
                 f"each; give 1 to {vit.config.depth}"
             )
-        vit.raw_queries = self.raw_queries(options)
+        vit.raw_queries = False  # whatever the method wanted that had this network before
         self.adapters: Any = None  # beside the backbone's blocks, if a method has some
         if self.classifies_frozen:
             plain = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
@@ -156,11 +157,6 @@ class Method(nn.Module):
         self.absent = torch.zeros(0, dtype=torch.bool)  # [C], classes that the open task has no images of
 
     # ------------------------------------------------------------------ what a method may override
-
-    @staticmethod
-    def raw_queries(options: Any) -> bool:
-        """Whether queries are taken before the backbone's final norm."""
-        return False
 
     @property
     def feature_width(self) -> int:
@@ -210,8 +206,8 @@ class Method(nn.Module):
             groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(learning) if layer]
         return groups
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        """Class tokens of the last blocks [B, class_tokens · D] and the method's own loss terms."""
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+        """Class tokens after these blocks, in this order [B, blocks · D], and the method's own loss terms."""
         if self.classifies_frozen and self.uses_query:
             return view.query, {}
         adapters = (
@@ -232,7 +228,7 @@ class Method(nn.Module):
 
     def read(self, view: View) -> tuple[Tensor, Losses]:
         """`features` of the images as they are."""
-        tokens, own = self.encode(view, self.class_tokens)
+        tokens, own = self.encode(view, self.token_blocks)
         return (scaled(tokens, self.class_tokens) if getattr(self.options, "scaled", False) else tokens), own
 
     def losses(self, view: View) -> Losses:
@@ -306,11 +302,6 @@ class Method(nn.Module):
     def choices(self, query: Tensor) -> Tensor | None:
         """Which prompt each image gets in each prompted block [B, M], for methods that choose. The report shows it."""
         return None
-
-    @property
-    def choosable(self) -> int:
-        """Number of prompts per block to choose from; 0 if the method chooses none."""
-        return 0
 
     def kept_bytes(self) -> int:
         """Bytes carried from task to task: prompts, classifiers, statistics with the matrices that classes share,

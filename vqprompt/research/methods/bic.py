@@ -19,11 +19,9 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.errors import UserError
-from vqprompt.research.methods.base import Losses
+from vqprompt.research.methods.base import Losses, TaskData, TaskInfo, View
 from vqprompt.research.methods.finetuning import TuningOptions
 from vqprompt.research.methods.lwf import LwF
-from vqprompt.research.methods.task import TaskData, TaskInfo
-from vqprompt.research.training.view import View
 
 
 class BiCOptions(TuningOptions):

@@ -13,14 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, Method
-from vqprompt.research.methods.base import Options as BaseOptions
+from vqprompt.research.methods.base import Losses, Method, Options, TaskInfo, View
 from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick, train_only
-from vqprompt.research.methods.task import TaskInfo
-from vqprompt.research.training.view import View
 
 
-class DualPromptOptions(BaseOptions):
+class DualPromptOptions(Options):
     general_length: int = Field(6, ge=2, multiple_of=2, description="length of the general prompt")
     general_blocks: list[int] = Field([0, 1], description="attention blocks that get the general prompt")
     pool: int | None = Field(None, ge=1, description="experts at the start; null: one per planned task")
@@ -54,9 +51,10 @@ class DualPrompt(Method):
         super().grow(task)
         if task.number >= len(self.experts):  # more tasks than were planned
             self.experts.append(self._expert().to(self.head.weight.device))
+        self.choosable = len(self.experts)
         train_only(self.experts, task.number)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
@@ -74,10 +72,6 @@ class DualPrompt(Method):
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:
         return cosine_similarity(query, self._of_all("keys")).argmax(dim=-1)
-
-    @property
-    def choosable(self) -> int:
-        return len(self.experts)
 
     def _of_all(self, what: str) -> Tensor:
         """Keys [M, N, D] or prompts [M, N, L_p, D] of all experts that may be chosen."""

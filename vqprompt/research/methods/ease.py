@@ -51,11 +51,8 @@ class EASE(CosineTraining):
 
     @torch.no_grad()
     def finish_task(self, data: TaskData) -> None:
-        new = (
-            data.class_sums(len(self.adapters) * self.vit.config.width)
-            .means.float()
-            .unflatten(1, (len(self.adapters), -1))
-        )
+        subspaces = len(self.adapters)
+        new = data.class_sums(subspaces * self.vit.config.width).means.float().unflatten(1, (subspaces, -1))
         self.prototypes = torch.cat([F.pad(self.prototypes, (0, 0, 0, 1)), new])
         self._synthesize()
 

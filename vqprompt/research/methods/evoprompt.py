@@ -7,7 +7,7 @@ contributed more count more. New rows of the classifier start as compositions of
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,10 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
-from vqprompt.research.methods.base import Losses, Method
-from vqprompt.research.methods.base import Options as BaseOptions
-from vqprompt.research.methods.task import TaskData, TaskInfo
-from vqprompt.research.training.view import View
+from vqprompt.research.methods.base import Losses, Method, Options, TaskData, TaskInfo, View
 
 
-class EvoOptions(BaseOptions):
+class EvoOptions(Options):
     length: int = Field(5, ge=1, description="tokens that join the sequence at every block, and stay")
     hidden: int = Field(16, ge=1, description="hidden units of a block's prompt network")
     query: Literal["raw", "normed"] = Field(
@@ -109,15 +106,11 @@ class EvoPrompt(Method):
 
     def __init__(self, vit: ViT, options: EvoOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        width = vit.config.width
+        vit.raw_queries, width = options.query == "raw", vit.config.width
         if options.compose_classifier and width % options.compose_width:
             raise UserError(f"compose_width={options.compose_width} does not divide the backbone's width {width}")
         self.memory = PromptMemory(vit.config.depth, width, options.hidden, options.length)
         self.register_buffer("prototypes", torch.zeros(0, width))
-
-    @staticmethod
-    def raw_queries(options: Any) -> bool:
-        return options.query == "raw"
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from vqprompt.research.methods.base import Method, StatisticsOptions
-from vqprompt.research.methods.base import Options as BaseOptions
+from vqprompt.research.methods.base import Method, Options, StatisticsOptions
 
 
 class LinearProbe(Method):
@@ -18,7 +17,7 @@ class LinearProbe(Method):
     classes_return = True
 
 
-class TuningOptions(BaseOptions):
+class TuningOptions(Options):
     backbone_lr_scale: float = Field(1.0, gt=0, description="the backbone's rate, relative to the classifier's")
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="a block's rate, relative to the next block's; below 1, the first learn slowly"

@@ -15,12 +15,9 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Head, Losses, Method
-from vqprompt.research.methods.base import Options as BaseOptions
+from vqprompt.research.methods.base import Head, Losses, Method, Options, TaskData, TaskInfo, View
 from vqprompt.research.methods.prompts import check_blocks, train_only
-from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
-from vqprompt.research.training.view import View
 
 # the authors' settings: ten Gaussians per class that count equally, thirty epochs, SGD
 REPLAY = Rebalancing(
@@ -29,7 +26,7 @@ REPLAY = Rebalancing(
 )  # fmt: skip
 
 
-class HideOptions(BaseOptions):
+class HideOptions(Options):
     length: int = Field(
         40, ge=2, multiple_of=2, description="length of a task's prompt; half joins the keys, half the values"
     )
@@ -89,6 +86,7 @@ class HidePrompt(Method):
         self.identity.grow(task.all_classes)
         if task.number == len(self.prompts):  # more tasks than were planned
             self.prompts.append(torch.empty_like(self.prompts[0]))
+        self.choosable = len(self.prompts)
         train_only(self.prompts, task.number)
         self._anchors: Tensor | None = None
 
@@ -131,10 +129,6 @@ class HidePrompt(Method):
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:
         return self.infer_task(query)[:, None].expand(-1, len(self.options.blocks))  # one prompt for all blocks
-
-    @property
-    def choosable(self) -> int:
-        return len(self.prompts)
 
     def blended_prompt(self) -> Tensor:
         """The task's prompt with a little of those before it, which do not learn any more."""

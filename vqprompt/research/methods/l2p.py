@@ -14,9 +14,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
+from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
 from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick
-from vqprompt.research.training.view import View
 
 
 class L2POptions(StatisticsOptions):
@@ -48,8 +47,9 @@ class L2P(Method):
         super().__init__(vit, options, tasks)
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
+        self.choosable = options.pool
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":
@@ -64,10 +64,6 @@ class L2P(Method):
     def choices(self, query: Tensor) -> Tensor:
         """The `top` prompts of each image and block [B, M, top], nearest first."""
         return cosine_similarity(query, self.pool.keys).topk(self.options.top, dim=-1).indices
-
-    @property
-    def choosable(self) -> int:
-        return self.options.pool
 
 
 class DeepL2P(L2P):

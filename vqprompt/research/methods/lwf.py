@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.research.methods.base import Losses, Method
+from vqprompt.research.methods.base import Losses, Method, TaskInfo, View
 from vqprompt.research.methods.finetuning import TuningOptions
-from vqprompt.research.methods.task import TaskInfo
-from vqprompt.research.training.view import View
 
 
 def distillation(logits: Tensor, target: Tensor, temperature: float) -> Tensor:

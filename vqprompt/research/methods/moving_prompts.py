@@ -37,9 +37,7 @@ class MovingPromptsOptions(MovingOptions):
 
 class MovingPrompts(MovingMemory):
     title = "Moving-Prompts"
-    summary = "ours: prompts in all blocks; a memory that moves along"
     Options: ClassVar[Any] = MovingPromptsOptions
-    training_defaults: ClassVar = {"lr": 0.01, "batches_per_epoch": 8}
     uses_query = True
 
     def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
@@ -49,13 +47,14 @@ class MovingPrompts(MovingMemory):
         self.uses_query = options.pool > 1  # type: ignore[misc]
         self.uses_frozen = options.frozen_beside and not self.uses_query  # one of the two is kept
         self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
+        self.choosable = options.pool
 
     def prepare_training(self, data: TaskData) -> None:
         super().prepare_training(data)
         if data.task.number == 0 and self.uses_query and self.options.spread.keys == "k-means":
             self.pool.start_keys(data.queries, data.seed)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         o = self.options
         if not self.trained:  # prompts start at random: without training they say nothing
             return self.encode_frozen(view, class_tokens), {}
@@ -72,7 +71,3 @@ class MovingPrompts(MovingMemory):
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
         return self.pool.nearest(self.pool.soft(query, self.options.tau)) if self.options.pool > 1 else None
-
-    @property
-    def choosable(self) -> int:
-        return int(self.options.pool)

@@ -33,10 +33,7 @@ class MovingWeightsOptions(TuningOptions, MovingOptions):
 
 class MovingWeights(MovingMemory):
     title = "Moving-Weights"
-    summary = "ours: a slowly tuned backbone; a memory that moves along"
     Options: ClassVar[Any] = MovingWeightsOptions
-    training_defaults: ClassVar = {"lr": 0.005, "batches_per_epoch": 8}
-    presets = {"low-rank": {"rank": 16}}
     tunes_backbone = True
 
     def __init__(self, vit: ViT, options: MovingWeightsOptions, tasks: int) -> None:
@@ -51,7 +48,7 @@ class MovingWeights(MovingMemory):
                 self.register_buffer(f"up{number}", torch.zeros(rows, options.rank))
                 self.register_buffer(f"down{number}", torch.zeros(options.rank, columns))
 
-    def encode_frozen(self, view: View, class_tokens: int) -> Tensor:
+    def encode_frozen(self, view: View, class_tokens: tuple[int, ...]) -> Tensor:
         assert self.frozen is not None
         return self.frozen.encode(view.through(self.frozen).tokens, class_tokens=class_tokens).float()
 

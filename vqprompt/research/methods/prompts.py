@@ -86,10 +86,7 @@ class PromptPool(nn.Module):
         return self.mix(self.weights(query, temperature, normalize_keys, normalize_query))
 
     def balance(self, alpha: Tensor) -> dict[str, Tensor]:
-        """The loss that spreads a batch over the pool, if it is wanted: the divergence of the mean weights from equal
-        ones, averaged over blocks."""
-        if not self.spread.balance:
-            return {}
+        """Spreads a batch over the pool: the divergence of the mean weights from equal ones, averaged over blocks."""
         mean = alpha.mean(dim=0)
         divergence = (mean * (mean * mean.shape[-1]).clamp(min=1e-9).log()).sum(dim=-1).mean()
         return {"balance": self.spread.balance * divergence}
@@ -104,9 +101,8 @@ class PromptPool(nn.Module):
         """Replace soft prompts by their nearest elements; the gradient of the result passes on to the soft prompts."""
         choice = self.nearest(soft)
         hard = chosen(self.prompts, choice[..., None]).squeeze(2)
-        estimator = _rotate if gradient == "rotation" else _straight_through
         return Quantized(
-            prompt=estimator(soft, hard.detach()),
+            prompt=_rotate(soft, hard.detach()) if gradient == "rotation" else soft + (hard - soft).detach(),
             choice=choice,
             vq=_distance(soft.detach(), hard, reduction),
             commitment=_distance(soft, hard.detach(), reduction),
@@ -120,10 +116,6 @@ def chosen(prompts: Tensor, choice: Tensor) -> Tensor:
     """
     one_hot = F.one_hot(choice, prompts.shape[1]).to(prompts.dtype)
     return torch.einsum("bmkn,mnld->bmkld", one_hot, prompts)
-
-
-def _straight_through(soft: Tensor, hard: Tensor) -> Tensor:
-    return soft + (hard - soft).detach()
 
 
 def _rotate(soft: Tensor, hard: Tensor) -> Tensor:

@@ -26,21 +26,18 @@ class SimpleCIL(Method):
     title = "SimpleCIL"
     classifies_frozen = True
     classes_return = True
+    joined: ClassVar[int] = 1  # class tokens that make up the features
     prototypes: Tensor  # [C, D], sums of the features of each class; a cosine with them is one with the mean
 
     def __init__(self, vit: ViT, options: Options, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        self.register_buffer("prototypes", torch.zeros(0, self.prototype_width))
-
-    @property
-    def prototype_width(self) -> int:
-        return self.vit.config.width
+        self.register_buffer("prototypes", torch.zeros(0, self.joined * vit.config.width))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return []
 
     def finish_task(self, data: TaskData) -> None:
-        sums = data.class_sums(self.prototype_width)
+        sums = data.class_sums(self.prototypes.shape[1])
         self.prototypes = F.pad(self.prototypes, (0, 0, 0, data.task.new_classes))
         self.prototypes[sums.labels] += sums.totals.to(self.prototypes)
 
@@ -118,10 +115,7 @@ class APER(FirstTaskAdapters, SimpleCIL):
     title = "APER"
     Options: ClassVar[Any] = AdapterOptions
     classifies_frozen, uses_query = False, True
-
-    @property
-    def prototype_width(self) -> int:
-        return 2 * self.vit.config.width
+    joined = 2
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """In training the adapted features; afterwards both, joined."""

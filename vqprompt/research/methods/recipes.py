@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -19,7 +19,6 @@ _TABLE = tomllib.loads((files(__package__) / "recipes.toml").read_text(encoding=
 FACTS: dict[str, dict[str, Any]] = tomllib.loads((files(__package__) / "methods.toml").read_text(encoding="utf-8"))
 for _title, _facts in FACTS.items():
     _facts |= {"presets": _TABLE["preset"][_title]} if _title in _TABLE["preset"] else {}
-    _facts |= {key: {k: tuple(v) for k, v in _facts[key].items()} for key in ("search_space",) if key in _facts}
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,9 @@ def in_use(flat: dict[str, str]) -> dict[str, str]:
     idle = {key for keys in by_schedule.values() for key in keys if key not in used}
     if not flat.get("augment", "crop").startswith("crop"):
         idle.add("crop_area")
-    groups: Sequence[str] = ()
     keeps = flat.get("options.statistics", "true") == "true" and any(k.startswith("options.rebal") for k in flat)
     if not keeps:
         idle.add("statistics_views")
-        groups = ("options.rebalancing.", "options.moving.")
-    used_here = {key: value for key, value in flat.items() if key not in idle and not key.startswith(tuple(groups))}
+    unused = () if keeps else ("options.rebalancing.", "options.moving.")
+    used_here = {key: value for key, value in flat.items() if key not in idle and not key.startswith(unused)}
     return used_here if keeps or MOVING not in flat else {**used_here, MOVING: "none"}

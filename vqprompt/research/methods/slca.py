@@ -14,9 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions
+from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions, TaskData, TaskInfo
 from vqprompt.research.methods.finetuning import TuningOptions
-from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.rebalancing import Rebalancing
 
 

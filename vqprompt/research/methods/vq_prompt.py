@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
-from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
+from vqprompt.research.methods.prompts import Gradient, PromptPool, Spread, check_blocks
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -31,7 +31,7 @@ class VQOptions(StatisticsOptions):
     normalize_query: bool = Field(False, description="unit-length query")
     placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
     quantize: bool = Field(True, description=QUANTIZE)
-    gradient: Literal["straight-through", "rotation"] = Field("straight-through", description="gradient estimator")
+    gradient: Gradient = Field("straight-through", description="gradient estimator")
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
@@ -53,6 +53,7 @@ class VQPrompt(Method):
         super().__init__(vit, options, tasks)
         check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width, options.spread)
+        self.choosable = options.pool if options.quantize else 0
 
     def prepare_training(self, data: TaskData) -> None:
         if data.task.number == 0 and self.options.spread.keys == "k-means":
@@ -62,7 +63,7 @@ class VQPrompt(Method):
         super().grow(task)
         self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)
         prompt = self.pool.mix(alpha)
@@ -80,10 +81,6 @@ class VQPrompt(Method):
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
         return self.pool.nearest(self.pool.mix(self.prompt_weights(query))) if self.options.quantize else None
-
-    @property
-    def choosable(self) -> int:
-        return self.options.pool if self.options.quantize else 0
 
 
 class VQPromptS(VQPrompt):

@@ -41,13 +41,6 @@ class TaskBatches:
         self._next = 0
         self.sizes = [[len(batch) for batch in batches] for batches in self._draw_orders()]  # of each epoch's batches
 
-    def images_in(self, epochs: int | None = None) -> int:
-        """How many images the first epochs show (all of them by default)."""
-        return sum(map(sum, self.sizes[:epochs]))
-
-    def steps_in(self, epochs: int | None = None) -> int:
-        return sum(map(len, self.sizes[:epochs]))
-
     def _draw_orders(self) -> Iterator[list[Tensor]]:
         s = self.settings
         images = len(self.images)

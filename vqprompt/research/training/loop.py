@@ -81,8 +81,8 @@ class TrainingLoop:
     def __iter__(self) -> Iterator[Epoch]:
         """Train, and yield after each epoch."""
         step_or_replay = GraphedStep(self._step, self.runtime.device, enabled=self.ranks.count == 1)
-        step, steps = self.batches.steps_in(self.next_epoch), self.batches.steps_in()
-        shown, total = self.batches.images_in(self.next_epoch), self.batches.images_in()
+        sizes = self.batches.sizes
+        step, steps, images = sum(map(len, sizes[: self.next_epoch])), sum(map(len, sizes)), sum(map(sum, sizes))
         epochs = range(self.next_epoch, self.settings.epochs)
         drawn = (inputs for number in epochs for inputs in self.batches.epoch(number))
         inputs = None
@@ -90,7 +90,7 @@ class TrainingLoop:
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
-                for size in self.batches.sizes[number]:
+                for size in sizes[number]:
                     inputs = inputs or next(drawn)
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     self.part = self.ranks.part(size)
@@ -99,9 +99,8 @@ class TrainingLoop:
                     # a copy: the next replay overwrites its losses
                     values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1
-                    shown += size
                     self.images_seen += size
-                    self.progress(Progress(Stage.LEARNING, shown, total))
+                    self.progress(Progress(Stage.LEARNING, self.images_seen, images))
             self.next_epoch = number + 1
             summed = self.ranks.add_up(torch.stack(values, dim=1))
             per_term = summed.tolist()  # the only place that waits for the device, once per epoch
