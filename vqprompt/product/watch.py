@@ -110,8 +110,6 @@ class Watch:
         parts = path.relative_to(self.folder).parts
         return parts[0] if len(parts) > 1 else ""
 
-    # ------------------------------------------------------------------ teach
-
     def _teach(self, classes: dict[Path, str]) -> None:
         with files.locked(self.model):
             model = self._open() if self.model.exists() else self.new_model()
@@ -151,8 +149,6 @@ class Watch:
                 return []
             middle = len(pictures) // 2
             return [*self._learn(model, pictures[:middle]), *self._learn(model, pictures[middle:])]
-
-    # ------------------------------------------------------------------ answer
 
     def _answer(self, images: list[Path]) -> None:
         if images and not self.model.exists():

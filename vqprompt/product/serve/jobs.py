@@ -98,8 +98,6 @@ class Jobs:
         self._process: Any = None
         self._connection: Any = None
 
-    # ------------------------------------------------------------------ for requests
-
     def add(self, job: Job, change: Change, finish: Callable[[Outcome], None]) -> Job:
         """finish: called with the last update, before the job is shown as ended."""
         job._change, job._finish = change, finish
@@ -148,8 +146,6 @@ class Jobs:
         self._thread.shutdown(cancel_futures=True)
         self._stop_worker()
 
-    # ------------------------------------------------------------------ the thread
-
     def _run(self, job: Job) -> None:
         job._started, job.state, job.stage = time.time(), "running", "starting"
         job._stage_began = time.monotonic()
@@ -192,8 +188,6 @@ class Jobs:
         job.stage = job.state = update.state
         self.metrics.jobs.labels(job.kind, job.state).inc()
 
-    # ------------------------------------------------------------------ the worker
-
     def _start_worker(self) -> None:
         if self._process is not None and self._process.is_alive():
             return
@@ -217,9 +211,6 @@ class Jobs:
                 self._connection.close()
             self._process = None
         return last
-
-
-# ---------------------------------------------------------------------------------------------- in the worker
 
 
 class Cancelled(Exception):
