@@ -39,6 +39,12 @@ def connected(monkeypatch):
     monkeypatch.setenv("LABEL_STUDIO_API_KEY", KEY)
 
 
+@pytest.fixture(scope="module")
+def untaught(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("served") / "m.vqp") as client:
+        yield client
+
+
 def written_out(image: Path) -> dict[str, Any]:
     return {"image": "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()}
 
@@ -72,10 +78,27 @@ def test_tasks_are_predicted_and_one_that_cannot_be_read_does_not_spoil_the_othe
 
 
 @pytest.mark.parametrize("config", [None, "<View", "<View><Text name='t' value='$t'/></View>"])
-def test_a_project_that_has_no_classes_for_images_is_refused(connected, tmp_path, config):
-    with serving(tmp_path / "m.vqp") as client:
-        answer = client.post("/label-studio/m/setup", json={"schema": config})
-        assert answer.status_code == 400 and "labelling interface" in answer.json()["error"]
+def test_a_project_that_has_no_classes_for_images_is_refused(connected, untaught, config):
+    answer = untaught.post("/label-studio/m/setup", json={"schema": config})
+    assert answer.status_code == 400 and "labelling interface" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("webhook", {"action": "ANNOTATION_CREATED", "task": {"id": 1}}, "project.id"),
+        ("webhook", {"action": "ANNOTATION_CREATED", "project": {}, "task": {"id": 1}}, "project.id"),
+        ("webhook", {"action": "START_TRAINING", "project": {"id": []}}, "project.id"),
+        ("webhook", {"action": "ANNOTATION_UPDATED", "project": {"id": 1}, "task": "x"}, "task"),
+        ("webhook", [], "body"),
+        ("predict", {"label_config": CONFIG, "tasks": [{"id": 1}]}, "data"),
+        ("predict", {"label_config": CONFIG, "tasks": [{"id": 1, "data": None}]}, "data"),
+        ("predict", {"tasks": []}, "labelling interface"),
+    ],
+)
+def test_a_body_that_lacks_something_is_refused_with_the_name_of_it(connected, untaught, path, body, told):
+    answer = untaught.post(f"/label-studio/m/{path}", json=body)
+    assert answer.status_code in (400, 422) and told in answer.json()["error"]
 
 
 def test_without_an_address_the_way_out_is_told_and_a_token_fits_into_the_url(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@ for the page that knows things which most people can draw. It is made in seconds
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,18 +30,14 @@ def write_example(folder: Path) -> None:
     """Write first/ (five classes), later/ (one more) and ask/ (three drawings, one of a class that is never taught)."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: is there already and not empty; give the name of a new folder")
-    for place, drawing in _pictures(*embedded_drawings()):
+    images, classes = embedded_drawings()
+    taught = [(name, number) for name in (*TAUGHT_FIRST, TAUGHT_LATER) for number in range(PER_FOLDER)]
+    places = {f"{'first' if n in TAUGHT_FIRST else 'later'}/{n}/{number:02}.png": (n, number) for n, number in taught}
+    places |= {f"ask/{name}.png": (name, TEST) for name in ("house", TAUGHT_LATER, NEVER_TAUGHT)}
+    for place, (name, number) in places.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(drawing).resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / place)
-
-
-def _pictures(images: np.ndarray, classes: list[str]) -> Iterator[tuple[str, np.ndarray]]:
-    for name in (*TAUGHT_FIRST, TAUGHT_LATER):
-        part = "later" if name == TAUGHT_LATER else "first"
-        for number in range(PER_FOLDER):
-            yield f"{part}/{name}/{number:02}.png", images[classes.index(name), number]
-    for name in ("house", TAUGHT_LATER, NEVER_TAUGHT):
-        yield f"ask/{name}.png", images[classes.index(name), TEST]
+        drawing = Image.fromarray(images[classes.index(name), number])
+        drawing.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / place)
 
 
 def example_drawings(per_class: int = PER_CLASS) -> tuple[list[np.ndarray], list[str]]:

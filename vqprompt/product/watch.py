@@ -11,6 +11,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
+import itertools
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -67,13 +68,12 @@ class Watch:
         with ExitStack() as held:
             if self.sort:
                 held.enter_context(lock_file(self.folder / ".vqprompt-watch.lock", busy))
-            while True:
+            for number in itertools.count(1):
                 try:
                     self.look()
                 except (UserError, OSError) as error:  # such as a model that is being taught: the next look may succeed
                     self._warn_once(f"{error}; trying again")
-                looks = None if looks is None else looks - 1
-                if looks == 0:
+                if number == looks:
                     return
                 time.sleep(seconds)
 
@@ -82,16 +82,15 @@ class Watch:
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: is not there now")
         before, self._seen = self._seen, self._stamps()
-        gone = {path: stamp for path, stamp in self._done.items() if path not in self._seen}
-        self._moved |= {stamp for path, stamp in gone.items() if self._class_of(path)}
-        self._done = {path: stamp for path, stamp in self._done.items() if path in self._seen}
-        growing = {self._class_of(path) for path, stamp in self._seen.items() if before.get(path) != stamp}
-        todo = [
-            path for path, stamp in self._seen.items() if before.get(path) == stamp and self._done.get(path) != stamp
-        ]
+        for path in self._done.keys() - self._seen.keys():
+            stamp = self._done.pop(path)
+            if self._class_of(path):
+                self._moved.add(stamp)
+        growing = {path for path, stamp in self._seen.items() if before.get(path) != stamp}
+        todo = [path for path, stamp in self._seen.items() if path not in growing and self._done.get(path) != stamp]
         # a class waits until all of it has arrived, so that it is taught in one step
-        classes = {path: name for path in todo if (name := self._class_of(path)) and name not in growing}
-        if classes:
+        waits = {self._class_of(path) for path in growing}
+        if classes := {path: name for path in todo if (name := self._class_of(path)) and name not in waits}:
             self._teach(classes)
         self._answer([path for path in todo if not self._class_of(path)])
 
@@ -110,8 +109,6 @@ class Watch:
         """The sub-folder that an image is in; "" for one that has just arrived."""
         parts = path.relative_to(self.folder).parts
         return parts[0] if len(parts) > 1 else ""
-
-    # ------------------------------------------------------------------ teach
 
     def _teach(self, classes: dict[Path, str]) -> None:
         with files.locked(self.model):
@@ -152,8 +149,6 @@ class Watch:
                 return []
             middle = len(pictures) // 2
             return [*self._learn(model, pictures[:middle]), *self._learn(model, pictures[middle:])]
-
-    # ------------------------------------------------------------------ answer
 
     def _answer(self, images: list[Path]) -> None:
         if images and not self.model.exists():

@@ -129,23 +129,6 @@ def phone(state: Serving) -> dict[str, str | None]:
 # ---------------------------------------------------------------------------------------------- uploads
 
 
-class ImageAnswer(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-    name: str
-    label: str
-    left_out: bool
-
-
-class UploadAnswer(BaseModel):
-    """Images that wait to be taught, and the job that checks them. revision: of what was decided about them."""
-
-    model_config = ConfigDict(from_attributes=True)
-    upload: str = Field(validation_alias="id")
-    revision: int
-    images: list[ImageAnswer]
-    job: Job | None = None
-
-
 class UploadForm(BaseModel):
     """Images with their classes."""
 
@@ -204,11 +187,10 @@ FORM_OR_UPLOAD = FORM | {"application/json": {"schema": Teach.model_json_schema(
     summary="Upload images and have them checked before they are taught",
     openapi_extra={"requestBody": {"required": True, "content": FORM}},
 )  # fmt: skip
-async def check(request: Request, state: Serving, served: ThisModel) -> UploadAnswer:
+async def check(request: Request, state: Serving, served: ThisModel) -> dict[str, Any]:
     """The job's result has the findings: images that cannot be read, copies, doubtful ones, each with a reason."""
     upload, _ = await _receive(request, state, served)
-    answer = UploadAnswer.model_validate(upload)
-    return answer.model_copy(update={"job": state.submit(served, Check(), upload)})
+    return {**waiting_images(upload), "job": state.submit(served, Check(), upload)}
 
 
 async def _receive(request: Request, state: State, served: ServedModel) -> tuple[Upload, UploadForm]:
@@ -227,8 +209,10 @@ async def _receive(request: Request, state: State, served: ServedModel) -> tuple
 
 
 @router.get("/models/{name}/uploads/{upload}", tags=["state"], summary="The images of an upload that waits")
-def waiting_images(upload: ThisUpload) -> UploadAnswer:
-    return UploadAnswer.model_validate(upload)
+def waiting_images(upload: ThisUpload) -> dict[str, Any]:
+    """revision: of what was decided about them."""
+    images = [{"name": i.name, "label": i.label, "left_out": i.left_out} for i in upload.images]
+    return {"upload": upload.id, "revision": upload.revision, "images": images}
 
 
 @router.patch(

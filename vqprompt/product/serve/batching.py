@@ -53,7 +53,9 @@ class Batcher:
         """One answer per image, all from the same snapshot. An image that cannot be read raises its error."""
         snapshot.check_taught()
         if self._waiting and len(self._waiting) + len(images) > self.limits.waiting:
-            raise Busy(f"{len(self._waiting)} predictions are already waiting; try again soon")
+            raise Busy(
+                f"{len(self._waiting)} predictions are already waiting; try again soon", headers={"Retry-After": "1"}
+            )
         loop = asyncio.get_running_loop()
         asked = [_Asked(snapshot, image, top, loop.create_future()) for image in images]
         self._waiting.extend(asked)

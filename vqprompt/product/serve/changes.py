@@ -66,9 +66,6 @@ def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
             model.save(change.path, locked=True)
 
 
-# ---------------------------------------------------------------------------------------------- kinds
-
-
 PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
 FOR_GOOD = Field(default=False, description="Also delete all that is kept of it, older versions too.")
 NO_LABEL = "none"  # of images that are none of the classes, until they are learned

@@ -202,9 +202,10 @@ def _name(host: str) -> str:
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """due: what the client must do in time, and the timer that ends the connection otherwise."""
+
     limits: Limits
-    _headers_due: asyncio.TimerHandle | None = None
-    _reading_due: asyncio.TimerHandle | None = None
+    due: dict[str, asyncio.TimerHandle]
 
     @property
     def is_between_requests(self) -> bool:
@@ -214,10 +215,11 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def awaits_client(self) -> bool:
         """To send the rest of a request, or to read the answer. Clients that send further requests before they have
         read an answer count too: they could keep the connection busy for ever."""
-        unread = self._reading_due is not None or bool(getattr(self, "pipeline", ()))
+        unread = "read" in self.due or bool(getattr(self, "pipeline", ()))
         return self.is_between_requests or self.cycle.more_body or unread
 
     def connection_made(self, transport: asyncio.Transport) -> None:
+        self.due = {}
         others = [other for other in self.connections if not other.transport.is_closing()]
         waiting = [other for other in others if other.awaits_client]
         full = len(others) >= self.limits.connections - 1
@@ -227,27 +229,28 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
         super().connection_made(transport)
         transport.set_write_buffer_limits(1)  # what a client does not read is noticed at once; TLS would stop at 0
-        self._expect_headers()
+        self.heard = self.loop.time()
+        self._expect("send headers", self.limits.header_seconds)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self.heard = self.loop.time()
         if not self.is_between_requests:
-            self._cancel("_headers_due")
-        elif self._headers_due is None:
-            self._expect_headers()
+            self._done("send headers")
+        elif "send headers" not in self.due:
+            self._expect("send headers", self.limits.header_seconds)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reading_due = self.loop.call_later(self.limits.answer_seconds, self.hang_up)
+        self._expect("read", self.limits.answer_seconds)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel("_reading_due")
+        self._done("read")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel("_headers_due")
-        self._cancel("_reading_due")
+        for what in list(self.due):
+            self._done(what)
         if hasattr(self, "pipeline"):
             self.pipeline.clear()  # requests that wait behind the one whose answer nobody reads any more
         super().connection_lost(exc)
@@ -255,15 +258,12 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def hang_up(self) -> None:
         self.transport.abort()
 
-    def _expect_headers(self) -> None:
-        self.heard = self.loop.time()
-        self._headers_due = self.loop.call_later(self.limits.header_seconds, self.hang_up)
+    def _expect(self, what: str, seconds: float) -> None:
+        self.due[what] = self.loop.call_later(seconds, self.hang_up)
 
-    def _cancel(self, name: str) -> None:
-        timer: asyncio.TimerHandle | None = getattr(self, name)
-        if timer is not None:
-            timer.cancel()
-            setattr(self, name, None)
+    def _done(self, what: str) -> None:
+        if what in self.due:
+            self.due.pop(what).cancel()
 
 
 def with_deadlines(limits: Limits) -> type[Any]:

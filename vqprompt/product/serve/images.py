@@ -50,9 +50,6 @@ def shown_name(name: str | None) -> str:
     return "".join(c if c.isprintable() else "�" for c in last)[:LONGEST_NAME] or "image"
 
 
-# ---------------------------------------------------------------------------------------------- uploads
-
-
 @dataclass(frozen=True)
 class UploadedImage:
     """name: the client's, for messages; no two of an upload are equal. file: where it is on this machine. left_out: it
@@ -186,9 +183,6 @@ class Uploads:
     def _delete(self, upload: Upload) -> None:
         self._uploads.pop(upload.id, None)
         shutil.rmtree(upload.folder, ignore_errors=True)
-
-
-# ---------------------------------------------------------------------------------------------- thumbnails
 
 
 class Gallery:

@@ -98,14 +98,12 @@ class Jobs:
         self._process: Any = None
         self._connection: Any = None
 
-    # ------------------------------------------------------------------ for requests
-
     def add(self, job: Job, change: Change, finish: Callable[[Outcome], None]) -> Job:
         """finish: called with the last update, before the job is shown as ended."""
         job._change, job._finish = change, finish
         with self._lock:
             if (waiting := self.waiting()) >= self.limits.jobs:
-                raise Busy(f"{waiting} changes are already waiting; try again later")
+                raise Busy(f"{waiting} changes are already waiting; try again later", headers={"Retry-After": "10"})
             ended = [j for j in self.all() if not j.is_active]
             for old in ended[: max(0, len(self._jobs) + 1 - FINISHED_KEPT)]:
                 self._jobs.pop(old.id, None)
@@ -147,8 +145,6 @@ class Jobs:
             job._cancelled.set()
         self._thread.shutdown(cancel_futures=True)
         self._stop_worker()
-
-    # ------------------------------------------------------------------ the thread
 
     def _run(self, job: Job) -> None:
         job._started, job.state, job.stage = time.time(), "running", "starting"
@@ -192,8 +188,6 @@ class Jobs:
         job.stage = job.state = update.state
         self.metrics.jobs.labels(job.kind, job.state).inc()
 
-    # ------------------------------------------------------------------ the worker
-
     def _start_worker(self) -> None:
         if self._process is not None and self._process.is_alive():
             return
@@ -217,9 +211,6 @@ class Jobs:
                 self._connection.close()
             self._process = None
         return last
-
-
-# ---------------------------------------------------------------------------------------------- in the worker
 
 
 class Cancelled(Exception):

@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 from fastapi import APIRouter, BackgroundTasks
+from pydantic import BaseModel
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.pictures import content_id
@@ -43,6 +44,29 @@ def health(served: ThisModel) -> dict[str, str]:
     return {"status": "UP"}
 
 
+class Numbered(BaseModel):
+    """A task or a project."""
+
+    id: int
+
+
+class TaskToPredict(Numbered):
+    data: dict[str, Any]
+
+
+class Question(BaseModel):
+    label_config: Any = None
+    tasks: list[TaskToPredict] = []
+
+
+class Event(BaseModel):
+    """Something that happened in Label Studio. task: the annotated one, or several."""
+
+    action: str
+    project: Numbered | None = None
+    task: Numbered | list[Numbered] | None = None
+
+
 @router.post("/setup")
 def setup(served: ThisModel, body: dict[str, Any]) -> dict[str, str]:
     Choices.parse(body.get("schema"))
@@ -51,16 +75,18 @@ def setup(served: ThisModel, body: dict[str, Any]) -> dict[str, str]:
 
 
 @router.post("/predict")
-def predict(state: Serving, served: ThisModel, body: dict[str, Any]) -> dict[str, Any]:
+def predict(state: Serving, served: ThisModel, asked: Question) -> dict[str, Any]:
     """One prediction per task; an empty one for what is unknown, cannot be read, or may not be chosen there."""
-    choices, studio = Choices.parse(body.get("label_config")), LabelStudio.connect()
-    model, tasks = served.snapshot.model, body.get("tasks") or []
-    results: list[dict[str, Any]] = [{"result": [], "score": 0.0, "model_version": _version(served)} for _ in tasks]
-    for told, task in zip(results, tasks if model.classes else [], strict=False):
+    choices, studio, model = Choices.parse(asked.label_config), LabelStudio.connect(), served.snapshot.model
+    results = []
+    for task in asked.tasks:
+        results.append(told := {"result": [], "score": 0.0, "model_version": _version(served)})
+        if not model.classes:
+            continue
         try:
-            (answer,) = model.answers(studio.image(task["data"].get(choices.key), state.limits))
+            (answer,) = model.answers(studio.image(task.data.get(choices.key), state.limits))
         except (UserError, OSError) as error:
-            warn(f"Label Studio: task {task['id']}: {error}")
+            warn(f"Label Studio: task {task.id}: {error}")
             continue
         if answer.name in choices.names:
             value = {"type": "choices", "value": {"choices": [answer.name]}}
@@ -70,13 +96,14 @@ def predict(state: Serving, served: ThisModel, body: dict[str, Any]) -> dict[str
 
 
 @router.post("/webhook", status_code=201)
-def webhook(state: Serving, served: ThisModel, body: dict[str, Any], later: BackgroundTasks) -> dict[str, str]:
+def webhook(state: Serving, served: ThisModel, event: Event, later: BackgroundTasks) -> dict[str, str]:
     """Label Studio waits one second for the answer."""
-    if body.get("action") not in (*ANNOTATED, "START_TRAINING"):
+    if event.action not in (*ANNOTATED, "START_TRAINING"):
         return {"status": "ignored"}
-    tasks = body.get("task", [None])
-    for task in tasks if isinstance(tasks, list) else [tasks]:
-        served.annotated.add((body["project"]["id"], None if task is None else task["id"]))
+    if event.project is None:
+        raise Refused(f"{event.action} names no project; send its id as project.id")
+    for task in event.task if isinstance(event.task, list) else [event.task]:
+        served.annotated.add((event.project.id, None if task is None else task.id))
     later.add_task(_teach_annotated, state, served)
     return {"status": "ok"}
 

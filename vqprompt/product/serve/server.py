@@ -149,9 +149,6 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-# ---------------------------------------------------------------------------------------------- routes and pages
-
-
 class ErrorAnswer(BaseModel):
     error: str
 

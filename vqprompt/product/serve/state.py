@@ -87,8 +87,6 @@ class State:
             served.drop_export()
             raise Conflict("the model has forgotten something meanwhile; try again")
 
-    # ------------------------------------------------------------------ what is kept
-
     def refresh(self, served: ServedModel, erased: Set[str] = frozenset()) -> Set[str]:
         """Load a model's file if it has changed. What the new model does not know, the server must not know either: it
         is deleted before the new model is shown. erased: classes that were forgotten for good, if that is known.
@@ -113,9 +111,6 @@ class State:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
         self.uploads.delete_expired()
         self.jobs.when_idle(lambda: self.models.look_again(self.refresh))
-
-
-# ---------------------------------------------------------------------------------------------- for routes
 
 
 async def _state(request: Request) -> State:
