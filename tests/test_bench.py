@@ -26,9 +26,8 @@ from vqprompt.research.paper import pool as runner
 from vqprompt.research.paper.execution import Advanced
 from vqprompt.research.paper.grids import GRIDS, NUMBERS, Quoted, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.pool import LocalExecutor, left_to_do
-from vqprompt.research.paper.table_formats import TextTable
 from vqprompt.research.paper.table_rows import Row, differences, make_rows, read_runs
-from vqprompt.research.paper.tables import make_charts, make_table
+from vqprompt.research.paper.tables import TextTable, make_charts, make_table
 from vqprompt.research.results.config import flatten
 from vqprompt.research.runs import runner as runs
 
@@ -57,6 +56,7 @@ def write_run(folder: Path, run, faa: float, caa: float, done: bool = True, hard
         "done": done, "faa": faa, "caa": caa, "forgetting": 4.0, "hardware": hardware,
         "losses": [{"task": 0, "epoch": 0, "losses": {"task": 1.0}}],
         "prompt_use": {"blocks": [0], "counts": [[[3, 0]], [[1, 2]]]},
+        "accuracy": [[90.0, 82.0], [None, 90.0]], "within_task": [98.0, 95.0], "kept_bytes": 1_000_000,
         "average_accuracy": [2 * caa - faa, faa], "parameters": {"trainable": 249_800}, "images_per_second": 1500.2,
     }  # fmt: skip
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -301,6 +301,9 @@ class TestTables:
         rows = list(csv.DictReader(written[1].open()))
         assert [row["method"] for row in rows] == [row.method for row in self.rows(out)]
         last = rows[-1]
+        assert float(last["backward_transfer"]) == -8 and float(last["plasticity"]) == 90
+        assert float(last["within_task"]) == 95 and float(last["kept_bytes"]) == 1e6
+        assert last["area_under_curve"] == last["peak_memory"] == "", "what was not measured is not 0"
         assert float(last["faa"]) == pytest.approx(262 / 3) and float(last["faa_std"]) == pytest.approx(14**0.5 / 3)
         assert float(last["faa_difference"]) == pytest.approx(262 / 3 - 86.72)
         assert (last["seeds"], last["paper_table"], last["other_backbone"]) == ("1 2 3", "Table 3", "0")

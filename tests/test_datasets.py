@@ -25,7 +25,7 @@ from vqprompt.core.data.decode import decode, to_pixels
 from vqprompt.core.data.stream import Stream
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.progress import Stage
-from vqprompt.research.datasets import DATASETS, cifar100, common, open_dataset, parse_data
+from vqprompt.research.datasets import DATASETS, common, open_dataset, parse_data, published
 from vqprompt.research.datasets.common import Remote
 from vqprompt.research.datasets.published import PUBLISHED, TABLES, list_cub200, read_list
 from vqprompt.research.learner.learner import Learner
@@ -156,7 +156,7 @@ def write_cifar_python(folder: Path) -> Path:
             "data": pixels,
         }
         write(folder / "cifar-100-python" / split, python2_pickle(batch))
-    write(folder / "cifar-100-python" / "meta", python2_pickle({"fine_label_names": list(cifar100.CLASSES)}))
+    write(folder / "cifar-100-python" / "meta", python2_pickle({"fine_label_names": list(published.CIFAR_NAMES)}))
     write(folder / "cifar-100-python" / "file.txt~", b"")
     return folder
 
@@ -165,12 +165,12 @@ def write_cifar_binary(folder: Path) -> Path:
     for split, (pixels, labels) in cifar_arrays().items():
         both = np.stack([np.array(labels) % 20, labels], 1).astype(np.uint8)
         write(folder / "cifar-100-binary" / f"{split}.bin", np.concatenate([both, pixels], 1).tobytes())
-    write(folder / "cifar-100-binary" / "fine_label_names.txt", "\n".join(cifar100.CLASSES))
+    write(folder / "cifar-100-binary" / "fine_label_names.txt", "\n".join(published.CIFAR_NAMES))
     return folder
 
 
 def write_cifar_parquet(folder: Path, image: str = "img") -> Path:
-    names = {"fine_label": [n if n != "crab" else "cra" for n in cifar100.CLASSES]}  # sic, on the hub
+    names = {"fine_label": [n if n != "crab" else "cra" for n in published.CIFAR_NAMES]}  # sic, on the hub
     for split, (pixels, labels) in cifar_arrays().items():
         blobs = []
         for row in pixels:
@@ -207,7 +207,7 @@ class TestCifar100:
         assert np.bincount(first.labels[~first.is_test]).tolist() == [6] * 4 and first.is_test.sum() == 12
         pixels, labels = cifar_arrays()["test"]
         rows = np.flatnonzero(first.is_test)
-        assert [first.classes[c] for c in first.labels[rows]] == [cifar100.CLASSES[c] for c in labels]
+        assert [first.classes[c] for c in first.labels[rows]] == [published.CIFAR_NAMES[c] for c in labels]
         assert np.array_equal(first.store.pixels[rows].reshape(len(rows), -1), pixels), "unscaled, in the file's order"
         for layout in layouts[1:]:
             assert same(first, open_dataset(f"cifar100={layout}", SIZE)), layout
@@ -246,7 +246,7 @@ class TestCifar100:
 
     def test_what_is_missing_is_counted_and_named(self, tmp_path, monkeypatch):
         expect(monkeypatch, "cifar100", classes=100, images=60_000)
-        names = tuple(cifar100.CLASSES[c] for c in (*CIFAR_CLASSES, 50))
+        names = tuple(published.CIFAR_NAMES[c] for c in (*CIFAR_CLASSES, 50))
         refused(f"cifar100={write_cifar_python(tmp_path)}", "4 classes, not 100 .*'baby'.* and 36 images, not 60,000")
         expect(monkeypatch, "cifar100", classes=5, images=36, names=names)
         refused(f"cifar100={tmp_path}", "not the whole of cifar100: it has 4 classes, not 5 \\(missing: 'mouse'\\)")
@@ -275,17 +275,17 @@ class TestPickles:
     )  # fmt: skip
     def test_nothing_but_arrays_can_be_called(self, code):
         with pytest.raises(ImageError, match=r"x is not a pickle of plain data and is not read .*wants to call"):
-            cifar100.load_plain_pickle(code, "x")
+            published.load_plain_pickle(code, "x")
 
     @pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps([1] * 99)[:-20]])
     def test_damaged(self, data):
         with pytest.raises(ImageError, match="x is not a pickle of plain data"):
-            cifar100.load_plain_pickle(data, "x")
+            published.load_plain_pickle(data, "x")
 
     def test_plain_data_is_read_whoever_wrote_it(self):
         value = {"data": np.arange(600, dtype=np.uint8).reshape(2, 300), "fine_labels": [1, 2], "x": (True, None, 1.5)}
         for data in (python2_pickle(value), *(pickle.dumps(value, protocol) for protocol in (3, 4))):
-            unpickled = cifar100.load_plain_pickle(data, "x")
+            unpickled = published.load_plain_pickle(data, "x")
             assert np.array_equal(unpickled["data"], value["data"]) and unpickled["fine_labels"] == [1, 2]
 
     @pytest.mark.parametrize(

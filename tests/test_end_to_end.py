@@ -15,7 +15,7 @@ from PIL import Image
 
 from vqprompt import Learner, Stream, Training, open_dataset
 from vqprompt.core.data.images import Images
-from vqprompt.core.metrics import final_average_accuracy, forgetting
+from vqprompt.core.metrics import average_accuracies, forgetting
 
 TASKS, CLASSES, SEED, SIZE = 3, 5, 1, 56
 
@@ -43,7 +43,7 @@ def vq_prompt():
 
 def test_vq_prompt_learns_and_remembers(vq_prompt):
     _, accuracy = vq_prompt
-    assert final_average_accuracy(accuracy) > 48
+    assert average_accuracies(accuracy)[-1] > 48
     assert min(row[-1] for row in accuracy) > 30, "no task is lost"
     assert forgetting(accuracy) < 30
 
@@ -53,7 +53,7 @@ def test_fine_tuning_forgets_what_vq_prompt_keeps(vq_prompt):
     fresh = np.mean([tuned[i][i] for i in range(TASKS)])
     assert fresh > 40, "it does learn each task …"
     assert max(row[-1] for row in tuned[:-1]) < 15, "… and loses it with the next"
-    assert final_average_accuracy(vq_prompt[1]) > 3 * final_average_accuracy(tuned)
+    assert average_accuracies(vq_prompt[1])[-1] > 3 * average_accuracies(tuned)[-1]
 
 
 def test_predicts_from_png_files(vq_prompt, tmp_path):
@@ -67,7 +67,7 @@ def test_predicts_from_png_files(vq_prompt, tmp_path):
             Image.fromarray(drawing).save(paths[-1])
     right = np.mean([a == b for a, b in zip(learner.predict(paths), truth, strict=True)])
     assert 100 * right > 45
-    assert abs(100 * right - final_average_accuracy(accuracy)) < 12, "files go nearly the way of the stream"
+    assert abs(100 * right - average_accuracies(accuracy)[-1]) < 12, "files go nearly the way of the stream"
 
 
 def test_saved_and_loaded_it_says_the_same(vq_prompt, tmp_path):

@@ -44,15 +44,15 @@ def learned(method: str, training=QUICK, tasks: int = 3, **options) -> tuple[Lea
 
 
 class TestViT:
-    def test_class_tokens_of_the_last_blocks(self):
+    def test_class_tokens_of_the_wanted_blocks_in_the_wanted_order(self):
         vit, images = make_vit(), torch.randn(3, 3, 28, 28)
         x, tokens = vit.embed(images), []
         for block in vit.blocks:
             x = block(x)
             tokens.append(vit.norm(x)[:, 0])
-        for count in (1, 2, 3):
-            found = vit.encode(vit.embed(images), class_tokens=count)
-            torch.testing.assert_close(found, torch.cat(tokens[::-1][:count], dim=1))
+        for blocks in ((-1,), (-1, -2), (-2, -1), (-3, -1)):
+            found = vit.encode(vit.embed(images), class_tokens=blocks)
+            torch.testing.assert_close(found, torch.cat([tokens[block] for block in blocks], dim=1))
 
     def test_an_adapter_is_a_bottleneck_beside_the_mlp(self):
         vit, images = make_vit(), torch.randn(3, 3, 28, 28)
@@ -363,7 +363,7 @@ class TestMovingMemory:
     def test_features_are_two_class_tokens_averaged_over_the_mirror_image(self, method):
         learner, _ = learned(method, frozen_beside=True)
         view = view_of(learner)
-        plain, mirrored = (learner.method.encode(v, 2)[0] for v in (view, view.mirrored()))
+        plain, mirrored = (learner.method.encode(v, (-1, -2))[0] for v in (view, view.mirrored()))
         assert plain.shape == (5, 64)
         expected = [F.normalize(v.unflatten(1, (2, -1)), dim=-1).flatten(1) * 20 for v in (plain, mirrored)]
         moved, frozen = learner.method.features(view)[0].chunk(2, dim=1)
@@ -371,7 +371,7 @@ class TestMovingMemory:
         closed_form = make_learner("linear", class_tokens=2, scaled=True, mirror=True)
         torch.testing.assert_close(frozen, closed_form.method.features(view.through(closed_form.vit))[0])
         flipped = View(learner.vit, lambda: view.images.flip(-1), view.query)
-        torch.testing.assert_close(learner.method.encode(flipped, 2)[0], mirrored)
+        torch.testing.assert_close(learner.method.encode(flipped, (-1, -2))[0], mirrored)
 
     @pytest.mark.parametrize(("options", "rates"), [({}, [1, 0.5]), ({"fewest_classes": 20}, [0.1, 0.1])])
     def test_the_smaller_the_share_of_new_classes_the_slower_it_learns(self, options, rates):
@@ -401,7 +401,7 @@ class TestMovingMemory:
                 learner.learn(task)
                 tasks.append(task)
             for task in tasks[:2]:
-                task.train._parts[0].guard = None  # a look that no method gets
+                task.train._guards = ()  # a look that no method gets
             features = [learner.features(task.train) for task in tasks[:2]]
             true = torch.cat(
                 [

@@ -328,8 +328,10 @@ def test_what_is_not_plain_is_learned_with_but_never_silently_computed_as_if_it_
     prompts = {0: torch.randn(1, 4, WIDTH)}
     tokens = vit.embed(torch.randn(2, 3, SIZE, SIZE))
     for placement in ("after", "before", "tokens"):
-        changed = vit.encode(tokens, prompts, placement, class_tokens=2)
-        assert changed.shape == (2, 2 * WIDTH) and not torch.allclose(changed, vit.encode(tokens, class_tokens=2))
+        changed = vit.encode(tokens, prompts, placement, class_tokens=(-1, -2))
+        assert changed.shape == (2, 2 * WIDTH) and not torch.allclose(
+            changed, vit.encode(tokens, class_tokens=(-1, -2))
+        )
     assert sum(len(layer) for layer in vit.layers()) == len(list(vit.parameters()))
 
 

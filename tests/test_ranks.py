@@ -14,7 +14,7 @@ import torch
 import two_ranks
 from conftest import TINY, command_environment, make_vit
 
-from vqprompt.commands import launch
+from vqprompt.commands.run import explain_statuses
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime import distributed
@@ -138,12 +138,12 @@ class Storm:
 
 @pytest.mark.parametrize("other", [LOST_STATUS, 128 + signal.SIGTERM, -signal.SIGTERM])
 def test_the_launcher_reports_a_killed_process_however_the_others_ended(other, capsys):
-    assert launch._explain({0: -signal.SIGKILL, 1: other}, 2) == 1
+    assert explain_statuses({0: -signal.SIGKILL, 1: other}, 2) == 1
     assert "process 1 of 2 was killed (SIGKILL)" in capsys.readouterr().err
 
 
 def test_the_launcher_adds_nothing_to_what_a_process_has_printed(capsys):
-    assert launch._explain({0: 2, 1: 128 + signal.SIGTERM}, 2) == 2
+    assert explain_statuses({0: 2, 1: 128 + signal.SIGTERM}, 2) == 2
     assert capsys.readouterr().err == ""
 
 

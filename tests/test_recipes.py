@@ -480,11 +480,11 @@ class TestRivals:
 
 
 class TestPromptUse:
-    def test_test_images_after_every_task(self, tmp_path):
+    def test_test_images_after_the_last_task(self, tmp_path):
         config = resolve({"size": 28, "tasks": [2, 2, 2], "epochs": 1, "train_per_class": 4, "test_per_class": 3,
                           "device": "cpu", "compile": "off"})  # fmt: skip
         result = run(config, tmp_path / "run", report=False)
         use = result.prompt_use
-        assert [len(after) for after in use.test] == [1, 2, 3]
+        assert [len(after) for after in use.test] == [3]
         assert all(sum(block.values()) == 6 for after in use.test for task in after for block in task)
         assert RunResult.read(tmp_path / "run").prompt_use == use, "kept, and read back"

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import unquote
 
 import matplotlib
@@ -81,8 +82,8 @@ def fake_metrics(tasks=4, per_task=3, learned=None, prompts=6, uses_prompts=True
         "seed": 1,
         "tasks": [names[t * per_task : (t + 1) * per_task] for t in range(tasks)],
         "accuracy": accuracy,
-        "faa": measure.final_average_accuracy(square) if done else None,
-        "caa": measure.cumulative_average_accuracy(square) if done else None,
+        "faa": measure.average_accuracies(square)[-1] if done else None,
+        "caa": fmean(measure.average_accuracies(square)) if done else None,
         "forgetting": measure.forgetting(square) if done else None,
         "average_accuracy": measure.average_accuracies(square),
         "forgetting_per_task": measure.forgetting_per_task(square) if learned else [],

@@ -14,7 +14,7 @@ from typing import Any
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.research.methods import METHODS, after_all_tasks, find_method
 from vqprompt.research.methods.base import Method
-from vqprompt.research.paper.table_formats import NONE, TextTable
+from vqprompt.research.paper.tables import UNKNOWN, TextTable
 
 BACKBONE, TASKS = "vit-b16-in1k", 10
 COUNT = "prompting parameters"
@@ -31,7 +31,7 @@ def prompt_configurations(methods: Sequence[str] = (), backbone: str = BACKBONE,
             if changed := {key: value for key, value in preset.items() if key in SHAPE}:
                 described = _describe(method, changed, backbone, tasks)
                 rows.append({"method": method.title, "settings": f"preset {name}", **described})
-    rows = [row for row in rows if methods or row["strategy"] != NONE]
+    rows = [row for row in rows if methods or row["strategy"] != UNKNOWN]
     notes = [
         f"Counted for {backbone} and {tasks} tasks. The paper's table has no counts.",
         "Pre-T (prefix tuning): prefixes for keys and values. Pro-T (prompt tuning): tokens in the sequence.",
@@ -47,18 +47,18 @@ def _describe(method: type[Method], changed: dict[str, Any], backbone: str, task
     options = made.options
     prompts = hasattr(options, "length")  # other methods have adapters, or nothing of their own
     blocks = getattr(options, "blocks", list(range(made.vit.config.depth)) if prompts else [])
-    pool = getattr(options, "pool", None) or made.choosable or ("from the image" if prompts else NONE)
-    locations, count, length = _listed(blocks), str(pool), str(getattr(options, "length", NONE))
+    pool = getattr(options, "pool", None) or made.choosable or ("from the image" if prompts else UNKNOWN)
+    locations, count, length = _listed(blocks), str(pool), str(getattr(options, "length", UNKNOWN))
     if hasattr(options, "general_blocks"):  # DualPrompt: general prompts and experts
         locations = f"G: {_listed(options.general_blocks)}, E: {locations}"
         count, length = f"G: 1, E: {count}", f"G: {options.general_length}, E: {length}"
-    strategy = NONE if not prompts else "Pro-T" if method.prompts_stay else "Pre-T"
+    strategy = UNKNOWN if not prompts else "Pro-T" if method.prompts_stay else "Pre-T"
     parameters = made.parameter_counts()["prompting"]
     return {"strategy": strategy, "locations": locations, "N": count, "L_p": length, COUNT: parameters}
 
 
 def _listed(blocks: Sequence[int]) -> str:
-    return f"[{' '.join(map(str, blocks))}]" if blocks else NONE
+    return f"[{' '.join(map(str, blocks))}]" if blocks else UNKNOWN
 
 
 if __name__ == "__main__":

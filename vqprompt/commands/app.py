@@ -16,7 +16,6 @@ import typer
 from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import accept_all_characters, print_error, verbosity
-from vqprompt.commands.example import example
 from vqprompt.commands.interrupted import as_command, report_interruption
 from vqprompt.commands.options import option, option_value
 from vqprompt.commands.predict import predict
@@ -40,7 +39,7 @@ app = typer.Typer(
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
-    example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.relabel, teach.unlearn,
+    teach.example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.relabel, teach.unlearn,
     teach.merge, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
 ):  # fmt: skip
     app.command(rich_help_panel=OWN_MODEL)(as_command(command))

@@ -45,9 +45,8 @@ GPUS = option(
 def list_grids() -> None:
     """List the tables."""
     from vqprompt.research.paper.grids import GRIDS, plan
-    from vqprompt.research.paper.table_formats import NONE
 
-    rows = [(g.name, g.table or NONE, str(len(plan(g))), ", ".join(g.backbones), g.title) for g in GRIDS.values()]
+    rows = [(g.name, g.table or "–", str(len(plan(g))), ", ".join(g.backbones), g.title) for g in GRIDS.values()]
     console.print(text_table(("name", "paper", "runs", "backbone", "what it is"), rows, right=("runs",)))
 
 

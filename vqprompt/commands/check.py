@@ -9,7 +9,7 @@ import typer
 
 from vqprompt.commands.console import print_json, print_note, print_plain
 from vqprompt.commands.options import ClassFolders, Device, Json, argument, flag, option
-from vqprompt.commands.teaching_words import progress_shown
+from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def check(
     from vqprompt.product.model.model import Model
 
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
-    with progress_shown() as progress:
+    with progress_bar() as progress:
         report = look_through(
             folder, classes=classes or "", test=test, model=known, backbone=backbone or "vit-s14", size=size,
             device=device, progress=progress,

@@ -38,20 +38,16 @@ class Verbosity:
 verbosity = Verbosity()  # of the command that runs
 
 
-def print_error(text: str) -> None:
-    """One message on standard error, with `error:` in red."""
-    _print_marked("[red]error:[/red]", text)
-
-
-def print_warning(text: str) -> None:
-    """One message on standard error about something that does not end the command."""
-    _print_marked("[yellow]warning:[/yellow]", text)
-
-
-def _print_marked(mark: str, text: str) -> None:
+def print_error(text: str, mark: str = "[red]error:[/red]") -> None:
+    """One message on standard error."""
     stderr = SafeConsole(stderr=True)
     stderr.print(mark, end=" ")
     stderr.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_warning(text: str) -> None:
+    """About something that does not end the command."""
+    print_error(text, "[yellow]warning:[/yellow]")
 
 
 def print_plain(text: str, style: str | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vqprompt.commands.console import print_plain
 from vqprompt.commands.options import ModelPath, option
-from vqprompt.commands.teaching_words import progress_shown
+from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.errors import UserError
 
 
@@ -34,7 +34,7 @@ def export(
         check_target(onnx)
     if web is not None:
         check_folder(web)
-        with progress_shown() as progress:
+        with progress_bar() as progress:
             ort = ort or fetch_runtime(progress)
         read_runtime(ort)
     taken = Model.load(model, device="cpu", backbone=backbone)

@@ -31,11 +31,7 @@ def methods(
 
     if name is not None:
         method = find_method(name)
-        if data is None:
-            show_method(method)
-        else:
-            show_recipe(name, data, backbone, tasks)
-        return
+        return show_method(method) if data is None else show_recipe(name, data, backbone, tasks)
     backbone, tasks = backbone or "vit-s14", tasks or 10
     config = BACKBONES[backbone].config if backbone in BACKBONES else load_backbone(backbone).config
     counts = {key: after_all_tasks(m, config, tasks).parameter_counts()["prompting"] for key, m in METHODS.items()}

@@ -26,9 +26,9 @@ def flag(name: str, help: str) -> Any:
     return typer.Option(False, name, help=help)
 
 
-def argument(help: str, **more: Any) -> Any:
-    """An argument that must be given."""
-    return typer.Argument(..., help=help, **more)
+def argument(help: str, default: Any = ..., **more: Any) -> Any:
+    """An argument, which must be given unless it has a default."""
+    return typer.Argument(default, help=help, **more)
 
 
 DEVICE = "Where to compute: auto, cpu, cuda, cuda:1 … auto takes a GPU if it can."

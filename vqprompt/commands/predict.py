@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vqprompt.commands.console import print_json, print_plain
 from vqprompt.commands.options import Device, argument, flag, option
@@ -12,6 +15,8 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vqprompt.product.model.predicting import Answer
 
 
@@ -31,46 +36,40 @@ def predict(
 
     [bold]vqprompt predict garden.vqp photo.jpg holiday/ --top 3[/bold]
     """
-    if not learned.is_dir():
-        _predict_with_model(learned, images, top, as_json, backbone, device, unknown, strictness)
-        return
-    from vqprompt.research.learner.predictor import Predictor
-
     files = [file for path in images for file in image_files(path)]
-    predictor = Predictor.load(learned, device, backbone=backbone)
-    bad: list[str] = []
-    for file, logits in zip(files, predictor.predict_each(files), strict=True):
-        if isinstance(logits, UserError):
-            bad.append(str(logits))
-            continue
-        shares, places = logits.topk(min(top, len(predictor.classes)))
-        classes = {predictor.classes[p]: s for p, s in zip(places.tolist(), shares.tolist(), strict=True)}
-        if as_json:
-            print_json({"image": str(file), "classes": classes})
-        else:
-            print_plain(f"{file}: " + ", ".join(f"{name} {s:.0%}" for name, s in classes.items()))
-    _refuse(bad, len(files))
+    if learned.is_dir():
+        from vqprompt.research.learner.predictor import Predictor
 
+        predictor = Predictor.load(learned, device, backbone=backbone)
+        answers: Iterator[Any] = predictor.predict_each(files)
+        tell = partial(_print_shares, classes=predictor.classes, top=top, as_json=as_json)
+    else:
+        from vqprompt.product.model.model import Model
 
-def _predict_with_model(
-    model: Path, images: list[Path], top: int, as_json: bool, backbone: str | None, device: str,
-    unknown: bool = True, strictness: float = 0.0,
-) -> None:  # fmt: skip
-    """Predict with a model file, which can also answer "unknown"."""
-    from vqprompt.product.model.model import Model
-
-    asked = Model.load(model, device=device, backbone=backbone)
-    files = [file for path in images for file in image_files(path)]
+        ask = partial(
+            Model.load(learned, device=device, backbone=backbone).try_answers,
+            top=top, unknown=unknown, strictness=strictness,
+        )  # fmt: skip
+        parts = (files[start : start + 64] for start in range(0, len(files), 64))
+        answers, tell = chain.from_iterable(map(ask, parts)), partial(print_answer, as_json=as_json)
     bad = []
-    for start in range(0, len(files), 64):
-        part = files[start : start + 64]
-        answers = asked.try_answers(part, top=top, unknown=unknown, strictness=strictness)
-        for file, answer in zip(part, answers, strict=True):
-            if isinstance(answer, Exception):
-                bad.append(str(answer))
-            else:
-                print_answer(file, answer, as_json)
-    _refuse(bad, len(files))
+    for file, answer in zip(files, answers, strict=True):
+        if isinstance(answer, Exception):
+            bad.append(str(answer))
+        else:
+            tell(file, answer)
+    if bad:  # after the others were answered
+        raise UserError("\n  ".join([f"{len(bad)} of {counted(len(files), 'image')} cannot be used:", *bad]))
+
+
+def _print_shares(file: Path, shares: Tensor, classes: Sequence[str], top: int, as_json: bool) -> None:
+    """An answer of a run folder, which knows nothing of "unknown"."""
+    values, places = (found.tolist() for found in shares.topk(min(top, len(classes))))
+    best = {classes[place]: share for place, share in zip(places, values, strict=True)}
+    if as_json:
+        print_json({"image": str(file), "classes": best})
+    else:
+        print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in best.items()))
 
 
 def print_answer(file: Path, answer: Answer, as_json: bool) -> None:
@@ -85,12 +84,6 @@ def print_answer(file: Path, answer: Answer, as_json: bool) -> None:
         print_plain(f"{file}: {names} ({answer.note})")
     else:
         print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in answer.classes))
-
-
-def _refuse(bad: list[str], count: int) -> None:
-    """Name the images that could not be read, after the others were answered. bad: one message per image."""
-    if bad:
-        raise UserError("\n  ".join([f"{len(bad)} of {counted(count, 'image')} cannot be used:", *bad]))
 
 
 def image_files(path: Path) -> list[Path]:

@@ -25,9 +25,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass
-class Timeline:
+class Bar:
     """When some work started, and what is needed to estimate the remaining time and to print lines now and then."""
 
+    id: TaskID
     started: float = field(default_factory=lambda: time.monotonic())
     work: Stage | None = None  # a run's events are about all of its work, others about one stage
     first: tuple[float, float] = (0.0, 0.0)  # time and work done, at the first event about it
@@ -64,8 +65,7 @@ class Bars:
             rich.TextColumn("{task.description}", markup=False),
             console=console, transient=True, disable=verbosity.quiet,
         )  # fmt: skip
-        self.bars: dict[str, TaskID] = {}
-        self.timelines: dict[str, Timeline] = {}
+        self.bars: dict[str, Bar] = {}
 
     def __enter__(self) -> Bars:
         self.live.start()
@@ -77,35 +77,34 @@ class Bars:
     def start(self, name: str, total: float | None = None, where: str = "") -> None:
         """where: the machine, if it is another one."""
         starting = f"starting on {where}" if where else "starting"
-        self.bars[name] = self.live.add_task(printable(f"{name} · {starting}" if name else starting), total=total)
-        self.timelines[name] = Timeline()
+        text = printable(f"{name} · {starting}" if name else starting)
+        self.bars[name] = Bar(self.live.add_task(text, total=total))
 
     def show(self, name: str, event: Progress) -> None:
         if name not in self.bars:  # of a run on another machine, the start may have been missed
             self.start(name)
-        text = printable(f"{name} · {event}" if name else str(event))
-        self.live.update(self.bars[name], completed=event.done, total=event.total or None, description=text)
-        timeline = self.timelines[name]
-        remaining = timeline.remaining(event)
-        if not self.console.is_terminal and not verbosity.quiet and timeline.is_line_due(event):
+        bar, text = self.bars[name], printable(f"{name} · {event}" if name else str(event))
+        self.live.update(bar.id, completed=event.done, total=event.total or None, description=text)
+        remaining = bar.remaining(event)
+        if not self.console.is_terminal and not verbosity.quiet and bar.is_line_due(event):
             text += f", {event.done / event.total:.0%} done" if event.total else ""
-            text += f", {duration(time.monotonic() - timeline.started)} elapsed"
+            text += f", {duration(time.monotonic() - bar.started)} elapsed"
             text += f", {duration(remaining)} remaining" if remaining is not None else ""
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def set(self, name: str, completed: float) -> None:
         """For a bar that gets no events, such as the one of all runs together."""
-        self.live.update(self.bars[name], completed=completed, description=printable(name))
+        self.live.update(self.bars[name].id, completed=completed, description=printable(name))
 
     def remove(self, name: str) -> None:
         if name in self.bars:
-            self.live.remove_task(self.bars.pop(name))
-            del self.timelines[name]
+            self.live.remove_task(self.bars.pop(name).id)
 
 
 @contextmanager
-def progress_bar(console: Console, title: str = "") -> Iterator[Report]:
-    """One bar, and the function that takes its events."""
-    with Bars(console) as bars:
+def progress_bar(console: Console | None = None, title: str = "") -> Iterator[Report]:
+    """One bar, and the function that takes its events. Without a console it is on standard error, because standard
+    output may be read by other programs."""
+    with Bars(console or Console(stderr=True)) as bars:
         bars.start(title)
         yield lambda event: bars.show(title, event)

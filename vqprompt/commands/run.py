@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import sys
+import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.table import Table
 
 from vqprompt.commands.console import console, print_plain, text_table
@@ -15,10 +20,9 @@ from vqprompt.commands.interrupted import report_interruption
 from vqprompt.commands.options import DEVICE, Device, Track, flag, numbers, option
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.errors import UserError
-from vqprompt.core.runtime.lifelines import started_together
+from vqprompt.core.runtime.lifelines import LAUNCHED, LOST_STATUS, started_together
 
 if TYPE_CHECKING:
-    from vqprompt.research.results.config import RunConfig
     from vqprompt.research.results.result import RunResult
 
 DEMO: dict[str, Any] = {
@@ -60,6 +64,7 @@ def demo(
 
 
 def run(
+    context: typer.Context,
     out: Path = option("The run's folder. Config, metrics, checkpoint and report are written there.", ...),
     data: str | None = option(
         "What to learn. A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it. "
@@ -101,27 +106,14 @@ def run(
 
     [bold]vqprompt run --data birds/ --tasks 10 --out runs/birds[/bold]
     """
-    from vqprompt.commands.launch import launch
     from vqprompt.core.runtime.distributed import join
-    from vqprompt.research.results.config import FILE, parse_assignment, read_config_file, resolve
+    from vqprompt.research.results.config import FILE, RunConfig, parse_assignment, read_config_file, resolve
     from vqprompt.research.runs import runner
 
     file = config or (out / FILE if resume and (out / FILE).exists() else None)
     given = dict(parse_assignment(text) for text in assignments or [])
-    direct = {
-        "data": data,
-        "tasks": parse_tasks(tasks),
-        "stream": stream,
-        "method": method,
-        "backbone": backbone,
-        "seed": seed,
-        "size": size,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "device": device,
-        "validation": validation,
-    }
-    given |= {key: value for key, value in direct.items() if value is not None}
+    direct = {**context.params, "tasks": parse_tasks(tasks)}  # options that have the name of a setting set it
+    given |= {key: value for key, value in direct.items() if key in RunConfig.model_fields and value is not None}
 
     def settle() -> RunConfig:
         return resolve(given, preset, read_config_file(file) if file else None)
@@ -166,3 +158,45 @@ def summary(results: Sequence[RunResult]) -> Table:
         for r in results
     ]  # fmt: skip
     return text_table(("method", *measures), rows, measures)
+
+
+def launch(count: int) -> None:
+    """Start this command `count` times on this machine and wait for the end. Ends with their exit status."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.disable(logging.CRITICAL)  # we print our own messages
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # PyTorch prints C++ stacks about lost connections
+    os.environ[LAUNCHED] = "1"
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=count, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=0,
+    )  # fmt: skip
+    try:
+        elastic_launch(config, sys.executable)("-m", "vqprompt", *sys.argv[1:])
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        report_interruption(sys.argv, f"ended by {error.sigval.name}")
+        raise typer.Exit(128 + error.sigval) from None
+    except ChildFailedError as error:
+        statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        raise typer.Exit(explain_statuses(statuses, count)) from None
+
+
+def explain_statuses(statuses: dict[int, int], count: int) -> int:
+    """Say which process was killed, if one was, and return the exit status of the run. A process that ended by itself
+    has printed its own message. statuses: exit status by rank; negative: the signal that killed the process."""
+    because_of_others = (LOST_STATUS, 128 + signal.SIGTERM)  # it ended only because another process had ended
+    explained = [status for status in statuses.values() if status > 0 and status not in because_of_others]
+    if explained:
+        return max(explained)
+    killed = {rank: signal.Signals(-status).name for rank, status in statuses.items() if status < 0}
+    reason = "a process ended"
+    if killed:
+        rank, name = next(iter(killed.items()))
+        reason = f"process {rank + 1} of {count} was killed ({name})"
+    report_interruption(sys.argv, f"{reason}, so the others have stopped")
+    return 1

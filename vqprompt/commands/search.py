@@ -68,9 +68,9 @@ def search(
     with lock_folder(out):
         todo, total = next_round(), sum(search.left for search in searches)
         failed = bench.run_with_bars(todo, out, executor, track or (), next_round, total)
-        found = write_findings(searches, out)
-    console.print(text_table(("method", "best"), [(each.title, str(each)) for each in found]))
-    for each in found:
+        successful = write_findings(searches, out)
+    console.print(text_table(("method", "best"), [(each.title, str(each)) for each in successful]))
+    for each in successful:
         for warning in each.warnings:
             print_warning(warning)
     print_plain(f"\nwrote {out / SETTINGS}, for `vqprompt bench run --settings`")

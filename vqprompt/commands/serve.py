@@ -5,54 +5,37 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from vqprompt.commands.console import print_plain
-from vqprompt.commands.options import Device, NewBackbone, NewSize
+from vqprompt.commands.options import Device, NewBackbone, NewSize, argument, flag, option
 from vqprompt.core.errors import UserError
 
 
 def serve(
-    model: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A model that `vqprompt learn` made, a folder of them, or the name of a new one (my-model.vqp if left "
-            "out)."
-        ),
-    ] = None,
-    example: Annotated[
-        bool, typer.Option("--example", help="Start with a model that knows 20 kinds of drawings, to try it out.")
-    ] = False,
-    lan: Annotated[
-        bool, typer.Option("--lan", help="Also for phones on the same network: prints a code to scan. Uses https.")
-    ] = False,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. One that other machines can reach needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes any free one.")] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="VQPROMPT_TOKEN",
-            help="A secret that every request must contain. Give it as the variable to hide it from other users of the "
-            "machine, who can read command lines.",
-            show_envvar=True,
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name under which a proxy offers this server, such as models.example.org."),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER", help="Change a limit, such as upload_mb=1000. A wrong name lists them."),
-    ] = None,
+    model: Path | None = argument(
+        "A model that `vqprompt learn` made, a folder of them, or the name of a new one (my-model.vqp if left out).",
+        None,
+    ),
+    example: bool = flag("--example", "Start with a model that knows 20 kinds of drawings, to try it out."),
+    lan: bool = flag("--lan", "Also for phones on the same network: prints a code to scan. Uses https."),
+    host: str = option("The address to listen on. One that other machines can reach needs a token.", "127.0.0.1"),
+    port: int = option("The port to listen on; 0 takes any free one.", 8000, min=0, max=65535),
+    token: str | None = option(
+        "A secret that every request must contain. Give it as the variable to hide it from other users of the machine, "
+        "who can read command lines.",
+        envvar="VQPROMPT_TOKEN",
+        show_envvar=True,
+    ),
+    allow_host: list[str] | None = option(
+        "A name under which a proxy offers this server, such as models.example.org.", metavar="NAME"
+    ),
+    limit: list[str] | None = option(
+        "Change a limit, such as upload_mb=1000. A wrong name lists them.", metavar="NAME=NUMBER"
+    ),
     size: NewSize = None,
     backbone: NewBackbone = None,
     device: Device = "auto",
-    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    browser: bool = flag("--open", "Open the page in a browser."),
 ) -> None:
     """Start a web page to teach and ask a model, and an HTTP interface for programs. It predicts while it learns.
 

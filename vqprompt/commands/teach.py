@@ -1,4 +1,4 @@
-"""The commands for a model of your own: learn, show, relabel, unlearn, merge, rename, forget, undo, cache.
+"""The commands for a model of your own: learn, show, relabel, unlearn, merge, rename, forget, undo; and example, cache.
 
 A model is one file. Every command reads it, changes it under a lock, and replaces it in one step.
 """
@@ -25,7 +25,8 @@ from vqprompt.commands.options import (
     flag,
     option,
 )
-from vqprompt.commands.teaching_words import announce, percent, progress_shown, tell, tell_correction
+from vqprompt.commands.progress_bar import progress_bar
+from vqprompt.commands.teaching_words import announce, percent, tell, tell_correction
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
@@ -95,10 +96,14 @@ def learn(
     with files.locked(model):
         if model.exists():
             changed = Model.load(model, device=device, backbone=backbone)
-            _check_size(model, changed, size)
+            if size not in (None, changed.backbone.size):
+                raise UserError(
+                    f"{model}: this model looks at images of {changed.backbone.size} px, and --size {size} is for new "
+                    "models; leave it out, or make another model"
+                )
         else:
             changed = Model(backbone or "vit-s14", size=size, device=device)
-        with progress_shown() as progress:
+        with progress_bar() as progress:
             taught = changed.learn(
                 source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
                 seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
@@ -124,30 +129,20 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     if as_json:
         print_json(facts, indent=2)
         return
-    rows = [
-        (
-            c["name"],
-            str(c["images"]),
-            percent(c["accuracy"]),
-            str(c["kinds"]),
-            c["taught"][-1][:10] if c["taught"] else "",
-        )
-        for c in facts["classes"]
-    ]
+    rows = []
+    for c in facts["classes"]:
+        last_taught = c["taught"][-1][:10] if c["taught"] else ""
+        rows.append((c["name"], str(c["images"]), percent(c["accuracy"]), str(c["kinds"]), last_taught))
     numbers = ("images", "recognized", "kinds")
     console.print(text_table(("class", *numbers, "last taught"), rows, numbers))
     b = facts["backbone"]
-    trained = {
-        "instant": "instant (nothing is trained)",
-        "good": "good (prompts are trained)",
-        "best": "best (the network is tuned)",
-    }
+    trained = {"instant": "nothing is trained", "good": "prompts are trained", "best": "the network is tuned"}
     moved = f" (an estimate for {counted(len(facts['moved']), 'class')}, whose memory moved)" if facts["moved"] else ""
     against = f", {counted(facts['counterexamples'], 'counterexample')}" if facts["counterexamples"] else ""
     lines = [
         "",
         f"{counted(len(facts['classes']), 'class')}, {counted(facts['images'], 'image')}{against}; "
-        f"effort {trained[facts['effort']]}",
+        f"effort {facts['effort']} ({trained[facts['effort']]})",
         f"accuracy {percent(facts['accuracy'], facts['accuracy_interval'])} on images it had not learned{moved}",
         f"percentages are off by {percent((facts['calibration_error'] or [None])[-1])} on average",
         f"backbone {b['name']}, {b['size']} px; file {facts['bytes'] / 1e6:.1f} MB; "
@@ -267,6 +262,23 @@ def undo(
     print_plain(f"{done}; the model has {counted(left, 'class')} now")
 
 
+def example(folder: Path = argument("A new folder, such as drawings.")) -> None:
+    """Write real drawings into a folder, to try everything without images of your own.
+
+    [bold]vqprompt example drawings[/bold]
+    """
+    from vqprompt.product.example import write_example
+
+    write_example(folder)
+    print_plain(f"wrote {folder}/first (five classes), {folder}/later (one more) and {folder}/ask. Now try:\n")
+    for command in (
+        f"learn my.vqp {folder}/first --size 112   # teach five classes; 112 px are enough for drawings",
+        f"learn my.vqp {folder}/later              # next month: one more",
+        f"predict my.vqp {folder}/ask              # a house, an umbrella, and something it was never taught",
+    ):
+        print_plain(f"  vqprompt {command}")
+
+
 def cache(clear: bool = flag("--clear", "Delete it.")) -> None:
     """Show what the research commands keep of images on disk, or delete it. No names of files or classes are kept.
 
@@ -300,15 +312,6 @@ def _changing(path: Path) -> Iterator[Model]:
         yield model
         if model.knowledge is not before:
             model.save(path, locked=True)
-
-
-def _check_size(path: Path, model: Model, size: int | None) -> None:
-    known = model.backbone.size
-    if size is not None and size != known:
-        raise UserError(
-            f"{path}: this model looks at images of {known} px, and --size {size} is for new models; leave it out, "
-            "or make another model"
-        )
 
 
 def _listed(path: Path | None) -> list[str]:

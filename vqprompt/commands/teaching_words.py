@@ -1,10 +1,9 @@
-"""Messages and progress of the commands for a model of your own."""
+"""Messages of the commands for a model of your own."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from vqprompt.commands.console import print_json, print_note, print_plain, verbo
 from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
-    from vqprompt.core.progress import Report
     from vqprompt.product.model.correcting import Correction
     from vqprompt.product.model.model import Model
     from vqprompt.product.model.teaching import Plan, Taught
@@ -82,15 +80,6 @@ def tell_correction(what: str, done: Correction, preview: bool, as_json: bool) -
     print_plain(str(done.changes))
     if done.accuracy is not None:
         print_plain(f"accuracy: {percent(done.accuracy)} (before: {percent(done.accuracy_before)})")
-
-
-def progress_shown() -> AbstractContextManager[Report]:
-    """On standard error, because standard output may be read by other programs."""
-    from rich.console import Console
-
-    from vqprompt.commands.progress_bar import progress_bar
-
-    return progress_bar(Console(stderr=True))
 
 
 def percent(share: float | None, interval: Sequence[float] | None = None) -> str:

@@ -10,7 +10,8 @@ import typer
 
 from vqprompt.commands.console import print_error, print_json, print_note, print_plain
 from vqprompt.commands.options import Device, Json, ModelPath, argument, flag, option
-from vqprompt.commands.teaching_words import percent, progress_shown
+from vqprompt.commands.progress_bar import progress_bar
+from vqprompt.commands.teaching_words import percent
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
@@ -49,7 +50,7 @@ def test(
         earlier.undo()
         if not earlier.classes:
             raise UserError(f"{model}: before its last teaching this model knew nothing; leave out --before")
-    with progress_shown() as progress:
+    with progress_bar() as progress:
         report = evaluate(
             asked, folder, before=earlier, refuse_unknown_classes=known_only, unknown=unknown, strictness=strictness,
             progress=progress,

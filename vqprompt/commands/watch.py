@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vqprompt.commands.console import console, print_plain, print_warning
-from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize
+from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize, flag, option
 from vqprompt.commands.predict import print_answer
 from vqprompt.core.words import counted
 
@@ -16,13 +16,9 @@ from vqprompt.core.words import counted
 def watch(
     folder: Annotated[Path, typer.Argument(help="Where images arrive. Its sub-folders are classes.")],
     model: ModelPath,
-    sort: Annotated[
-        bool, typer.Option("--sort", help="Move images that were answered to FOLDER/sorted/CLASS.")
-    ] = False,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Look twice, to leave out what is still being written, and end.")
-    ] = False,
+    sort: bool = flag("--sort", "Move images that were answered to FOLDER/sorted/CLASS."),
+    every: float = option("How often to look.", 2.0, min=0.1, metavar="SECONDS"),
+    once: bool = flag("--once", "Look twice, to leave out what is still being written, and end."),
     size: NewSize = None,
     backbone: NewBackbone = None,
     device: Device = "auto",

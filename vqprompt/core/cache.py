@@ -188,14 +188,12 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray | None:
         return None
 
 
-def keep_array(path: Path, array: np.ndarray) -> bool:
+def keep_array(path: Path, array: np.ndarray) -> None:
     """`save_array` into the cache. Where the cache cannot be written to, warn once and go on without it."""
     try:
         save_array(path, array)
     except OSError as error:
         warn_no_cache(error)
-        return False
-    return True
 
 
 _warned: set[str] = set()

@@ -197,23 +197,16 @@ def delete_abandoned(folder: Path, name: str | None = None) -> None:
         for partial in folder.glob(f".{glob.escape(name)}.*.partial" if name is not None else "*.partial*"):
             host, number = [*partial.name.split(".")[-4:], "", ""][:2]
             with suppress(OSError):
-                if host == HOST and number.isdecimal():
-                    abandoned = not _is_running(int(number))
+                if host == HOST and number.isdecimal() and len(number) < 10:
+                    from psutil import pid_exists  # here, because partial files of others are rare
+
+                    abandoned = not pid_exists(int(number))
                 else:
                     abandoned = time.time() - partial.stat().st_mtime > ABANDONED_AFTER
                 if abandoned and partial.is_dir():
                     shutil.rmtree(partial, ignore_errors=True)
                 elif abandoned:
                     partial.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    import psutil  # here, because partial files of others are rare
-
-    try:
-        return bool(psutil.pid_exists(process))
-    except OverflowError:
-        return False
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -16,40 +16,27 @@ from numpy.typing import NDArray
 Matrix = Sequence[Sequence[float | None]]
 
 
-def _column(accuracy: Matrix, j: int) -> list[float]:
-    """Accuracies on the tasks 0..j right after learning task j."""
-    column = [row[j] for row in accuracy[: j + 1]]
-    if any(a is None for a in column):
-        raise ValueError(f"accuracy after task {j + 1} is incomplete: {column}")
-    return [a for a in column if a is not None]
+def _columns(accuracy: Matrix) -> list[list[float]]:
+    """Right after each task, the accuracies on the tasks so far."""
+    columns = []
+    for j in range(len(accuracy)):
+        column = [a for row in accuracy[: j + 1] if (a := row[j]) is not None]
+        if len(column) <= j:
+            raise ValueError(f"accuracy after task {j + 1} is incomplete: {column}")
+        columns.append(column)
+    return columns
 
 
 def average_accuracies(accuracy: Matrix) -> list[float]:
-    """Mean accuracy over the tasks seen so far, after each task: the curve that papers plot."""
-    return [fmean(_column(accuracy, j)) for j in range(len(accuracy))]
-
-
-def final_average_accuracy(accuracy: Matrix) -> float:
-    """FAA: mean over tasks of A_iT."""
-    return average_accuracies(accuracy)[-1]
-
-
-def cumulative_average_accuracy(accuracy: Matrix) -> float:
-    """CAA: mean over j of the average accuracy after task j."""
-    return fmean(average_accuracies(accuracy))
+    """Mean accuracy over the tasks seen so far, after each task: the curve that papers plot. Its last value is the
+    final average accuracy (FAA), its mean the cumulative average accuracy (CAA)."""
+    return list(map(fmean, _columns(accuracy)))
 
 
 def forgetting_per_task(accuracy: Matrix) -> list[float]:
     """How far each task but the last has fallen from its best accuracy (Chaudhry et al. 2018)."""
-    last = len(accuracy) - 1
-    drops = []
-    for row in accuracy[:last]:
-        before = [a for a in row[:last] if a is not None]
-        final = row[last]
-        if not before or final is None:
-            raise ValueError(f"forgetting needs accuracies before and after the last task; got {list(row)}")
-        drops.append(max(before) - final)
-    return drops
+    columns = _columns(accuracy)
+    return [max(column[i] for column in columns[i:-1]) - columns[-1][i] for i in range(len(columns) - 1)]
 
 
 def forgetting(accuracy: Matrix) -> float:
@@ -63,7 +50,7 @@ def transfer(accuracy: Matrix) -> dict[str, float]:
     A_iT − A_ii (Lopez-Paz & Ranzato 2017). plasticity: accuracy on a task right after it was learned, mean of A_ii.
     new_accuracy, old_accuracy: after each task but the first, on it and on those before, mean of each; the classifier
     favours the newest task if they are far apart."""
-    columns = [_column(accuracy, j) for j in range(len(accuracy))]
+    columns = _columns(accuracy)
     learned = [column[-1] for column in columns]
     return {
         "backward_transfer": fmean(columns[-1][:-1]) - fmean(learned[:-1]),

@@ -59,11 +59,10 @@ def printable(text: str) -> str:
 
     Line breaks and tabs stay, because our own messages use them.
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(ord(c)) for c in text)
 
 
-def _escape(character: str) -> str:
-    code = ord(character)
+def _escape(code: int) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
+        code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -39,8 +39,19 @@ class Registry(UserDict[str, T]):
         return by_name
 
     def __missing__(self, name: str) -> T:
-        self.data[name] = value = self._load(self.entry_points[name])
-        return value
+        point = self.entry_points[name]
+        try:
+            value = point.load()
+        except Exception as error:  # whatever the package's own code raises
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{self._describe(point)} cannot be loaded ({reason}); repair or uninstall it") from None
+        if not (isinstance(value, self.kind) or (isinstance(value, type) and issubclass(value, self.kind))):
+            raise UserError(
+                f"{self._describe(point)} cannot be used: {point.value} is {value!r}, where a "
+                f"{self.kind.__module__}.{self.kind.__name__} is expected"
+            )
+        self.data[name] = cast(T, value)
+        return self.data[name]
 
     def __iter__(self) -> Iterator[str]:
         """Names of what can be used. What cannot is named in a warning, once."""
@@ -62,19 +73,6 @@ class Registry(UserDict[str, T]):
         """The package that brought an entry, and its version; empty for our own."""
         point = self.entry_points.get(name)
         return "" if point is None or point.dist is None else f"{point.dist.name} {point.dist.version}"
-
-    def _load(self, point: EntryPoint) -> T:
-        try:
-            value = point.load()
-        except Exception as error:  # whatever the package's own code raises
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{self._describe(point)} cannot be loaded ({reason}); repair or uninstall it") from None
-        if not (isinstance(value, self.kind) or (isinstance(value, type) and issubclass(value, self.kind))):
-            raise UserError(
-                f"{self._describe(point)} cannot be used: {point.value} is {value!r}, where a "
-                f"{self.kind.__module__}.{self.kind.__name__} is expected"
-            )
-        return cast(T, value)
 
     def _describe(self, point: EntryPoint) -> str:
         return f"{point.name!r} ({self.group}) of the package {_package(point)}"

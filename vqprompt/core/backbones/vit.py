@@ -169,7 +169,7 @@ class Block(nn.Module):
     ) -> Tensor:
         attended = self.attn(self.norm1(x), prompt, placement, class_token_only, rotation)
         x = (x[:, :1] if class_token_only else x) + attended
-        out = x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
         return out if adapter is None else out + bottleneck(x, adapter)
 
 
@@ -248,12 +248,12 @@ class ViT(nn.Module):
         prompts: Prompts | None = None,
         placement: Placement = "after",
         adapters: Sequence[Adapter] | None = None,
-        class_tokens: int = 1,
+        class_tokens: Sequence[int] = (-1,),
         normalize: bool = True,
     ) -> Tensor:
-        """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the number of last blocks whose
-        class tokens are joined, the last block first [B, class_tokens · D]. normalize: with the final norm."""
-        x, last, earlier = tokens, len(self.blocks) - 1, list[Tensor]()
+        """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the blocks, counted from the
+        end, whose class tokens are joined in this order [B, blocks · D]. normalize: with the final norm."""
+        x, depth, found = tokens, len(self.blocks), dict[int, Tensor]()
         rotation = rotations(self.config, x.device, x.dtype) if self.config.rope else None
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
@@ -261,15 +261,16 @@ class ViT(nn.Module):
                 x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
             if self.compiled:
                 any_batch(x, prompt)
-            class_token_only = i == last and not self.config.pooled
+            class_token_only = i == depth - 1 and not self.config.pooled
             x = block(x, prompt, placement, class_token_only, adapters[i] if adapters else None, rotation)
-            if last - class_tokens < i < last:
-                earlier.insert(0, x if self.config.pooled else x[:, :1])
+            if i - depth in class_tokens:
+                found[i - depth] = x if self.config.pooled else x[:, :1]
+        outputs = [found[block] for block in class_tokens]
         if self.config.pooled:  # prompts among the tokens do not count
             patches = self.config.tokens - 1
-            return torch.cat([self.norm(each[:, :patches]).mean(1) for each in (x, *earlier)], dim=1)
-        x = torch.cat([x, *earlier], dim=1) if earlier else x
-        return (self.norm(x) if normalize else x)[:, :class_tokens].flatten(1)
+            return torch.cat([self.norm(x[:, :patches]).mean(1) for x in outputs], dim=1)
+        x = torch.cat(outputs, dim=1) if len(outputs) > 1 else x
+        return (self.norm(x) if normalize else x).flatten(1)
 
     def query(self, tokens: Tensor) -> Tensor:
         """Tokens to queries [B, D]: the class token without prompts, before the final norm if `raw_queries` says so."""

@@ -14,7 +14,9 @@ import stat
 import struct
 import threading
 import zipfile
-from collections.abc import KeysView, Sequence
+from collections import deque
+from collections.abc import Iterator, KeysView, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
@@ -73,16 +75,19 @@ class Files:
         raise NotImplementedError
 
 
+@contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:  # a damaged archive may raise anything; decompressors have their own kinds
+        raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
+
+
 def hidden(path: str) -> bool:
     """Whether a path is one that operating systems create, not people (such as .DS_Store)."""
     return any(part.startswith((".", "__MACOSX")) for part in path.split("/"))
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link in a circle
-        return False
 
 
 def _reading_order(path: str) -> list[tuple[int, str]]:
@@ -122,14 +127,10 @@ class FolderFiles(Files):
         super().__init__(path)
         self.root = path.resolve()
         self.follow = os.environ.get(FOLLOW_LINKS, "").lower() in ("1", "true", "yes")
-        self._visited: set[tuple[int, int]] = set()
         self._hashes: ContentHashes | None = None
         self._stamps: dict[str, str] = {}
-        self._links: list[str] = []
         try:
-            self._walk("")
-            while self._links:  # after the real folders, so that a link never takes the place of one
-                self._walk(self._links.pop(0))
+            self._walk()
         except OSError as error:
             raise ImageError(f"{path}: cannot be listed ({error}); check that you may read it") from None
         self.sizes = dict(sorted(self.sizes.items(), key=lambda item: _reading_order(item[0])))
@@ -151,15 +152,15 @@ class FolderFiles(Files):
             raise OSError("it changed while it was being read; run again when it is complete")
         return data
 
-    def _walk(self, folder: str) -> None:
-        pending, most = [folder], ENTRIES.value
+    def _walk(self) -> None:
+        pending, visited, most = deque([""]), set[tuple[int, int]](), ENTRIES.value
         while pending and len(self.sizes) <= most:
-            inside = pending.pop()
+            inside = pending.popleft()
             status = (self.path / inside).stat()
-            if (status.st_dev, status.st_ino) in self._visited:
+            if (status.st_dev, status.st_ino) in visited:
                 self.skipped.append(inside)
                 continue
-            self._visited.add((status.st_dev, status.st_ino))
+            visited.add((status.st_dev, status.st_ino))
             if inside:
                 self.folders.append(inside)
             with os.scandir(self.path / inside) as listing:
@@ -170,12 +171,12 @@ class FolderFiles(Files):
                     continue
                 if entry.is_symlink():
                     self._refuse_leading_out(name)
-                if _is_folder(entry):
-                    (self._links if entry.is_symlink() else pending).append(name)
+                if os.path.isdir(entry):  # noqa: PTH112 (DirEntry.is_dir raises for a link in a circle)
+                    # real folders first, so that a link never takes the place of one
+                    (pending.append if entry.is_symlink() else pending.appendleft)(name)
                 else:
                     self.sizes[name] = self._size(name)
-        if len(self.sizes) > most:
-            raise ENTRIES.refuse(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", 2 * len(self.sizes))
+        ENTRIES.check(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", len(self.sizes), so_far=True)
 
     def _size(self, name: str) -> int:
         """Bytes; 0 for what is missing or is not a regular file. (If it is ever read, the error says so.)"""
@@ -206,17 +207,12 @@ class ZipFiles(Files):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        try:
+        with refusing_damage(path):
             self._file = self._archive = open_regular(path)
             listed = count_listed(self._file)
-            if listed > ENTRIES.value:
-                raise ENTRIES.refuse(str(path), f"a zip file of {listed:,} files", listed)
+            ENTRIES.check(str(path), f"a zip file of {listed:,} files", listed)
             self._zip = zipfile.ZipFile(self._file)
             self._list(listed)
-        except ImageError:
-            raise
-        except Exception as error:  # a damaged directory may raise anything
-            raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
 
     def stamps(self, names: Sequence[str]) -> dict[str, str]:
         return {name: f"{self._infos[name].file_size}:{self._infos[name].CRC}" for name in names}
@@ -225,13 +221,12 @@ class ZipFiles(Files):
         infos = sorted(self._zip.infolist(), key=lambda info: info.filename)
         self._infos = {info.filename: info for info in infos}
         if not len(infos) == len(self._infos) == listed:
-            raise ImageError(
-                f"{self.path}: damaged archive (its directory lists {listed:,} files, {len(infos):,} were found, "
-                f"{len(self._infos):,} of them with different names); get it again"
+            raise zipfile.BadZipFile(
+                f"its directory lists {listed:,} files, {len(infos):,} were found, {len(self._infos):,} of them with "
+                "different names"
             )
         total = sum(info.file_size for info in infos)
-        if total > UNPACKED_GB.value * 1e9:
-            raise UNPACKED_GB.refuse(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
+        UNPACKED_GB.check(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
         check_ratio(str(self.path), total, os.fstat(self._file.fileno()).st_size)
         for info in infos:
             self._check_header(info)
@@ -245,14 +240,14 @@ class ZipFiles(Files):
         self._file.seek(info.header_offset)
         head = self._file.read(30)
         if len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise ImageError(f"{self.path}: damaged archive (no {info.filename!r} where it should be); get it again")
+            raise zipfile.BadZipFile(f"no {info.filename!r} where it should be")
         flags, length = struct.unpack_from("<H", head, 6)[0], struct.unpack_from("<H", head, 26)[0]
         name = self._file.read(length)
         unicode = 0x800
         listed = info.orig_filename.encode("utf-8" if info.flag_bits & unicode else "cp437", "replace")
         same_coding = name.isascii() or (flags & unicode) == (info.flag_bits & unicode)
         if name != listed or not same_coding or (info.is_dir() and info.file_size):
-            raise ImageError(f"{self.path}: damaged archive ({info.filename!r} has two names); get it again")
+            raise zipfile.BadZipFile(f"{info.filename!r} has two names")
 
     def _read(self, name: str) -> bytes:
         info = self._infos[name]

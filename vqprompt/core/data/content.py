@@ -39,11 +39,6 @@ class ContentHashes:
         self._save()
         return hashes
 
-    def of_path(self) -> str:
-        """SHA-256 of the root itself, a file."""
-        with open_regular(self.root) as file:
-            return self.of_open(file)
-
     def of_open(self, file: BinaryIO) -> str:
         """SHA-256 of the root itself, already open."""
         file.seek(0)

@@ -152,19 +152,12 @@ def _reason(data: bytes, error: Exception) -> str:
         return "an AVIF image, which this Pillow cannot decode (pip install --upgrade pillow)"
     if brand and brand not in (b"avif", b"avis") and "HEIF" not in accepted_formats():
         return "a HEIC/HEIF image, which takes a plug-in (pip install 'vqprompt[heif]')"
-    if kind := _other_format(data):
-        return f"an image of the kind {kind}, which is not read here (JPEG, PNG, WebP, GIF, BMP, TIFF and PPM are)"
-    return "not an image"
-
-
-def _other_format(data: bytes) -> str | None:
-    """The name of a format that is not accepted, by the first bytes; nothing is decoded."""
-    for name in Image.OPEN.keys() - set(accepted_formats()):
+    for kind in Image.OPEN.keys() - set(accepted_formats()):
         with suppress(Exception):
-            accepts = Image.OPEN[name][1]
-            if accepts is not None and accepts(data[:16]):
-                return name
-    return None
+            accepts = Image.OPEN[kind][1]
+            if accepts is not None and accepts(data[:16]):  # by the first bytes; nothing is decoded
+                return f"an image of the kind {kind}, which is not read here (JPEG, PNG, WebP, GIF, BMP, TIFF, PPM are)"
+    return "not an image"
 
 
 def _check_size(image: Image.Image, name: str, squashed: bool) -> bool:
@@ -250,9 +243,9 @@ def to_pixels(image: Image.Image, side: int) -> np.ndarray:
     return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
 
 
-def open_image(image: ImageLike, side: int | None = None) -> Image.Image:
-    """A path, Pillow image or uint8 array to an upright RGB image. side: as in `decode`."""
-    return decode(read_image(image), str(image), side) if isinstance(image, str | Path) else _from_memory(image)
+def open_image(image: ImageLike) -> Image.Image:
+    """A path, Pillow image or uint8 array to an upright RGB image."""
+    return decode(read_image(image), str(image)) if isinstance(image, str | Path) else _from_memory(image)
 
 
 def load_pixels(image: ImageLike, side: int) -> tuple[np.ndarray, float]:

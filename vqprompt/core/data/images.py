@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,89 +22,89 @@ class Images:
     """Rows of a store, with labels. Joined images (`concatenate`) have rows of several stores and work the same way."""
 
     def __init__(self, store: Store, rows: np.ndarray, labels: np.ndarray, guard: Guard | None = None) -> None:
-        self._parts = [_Part(store, np.asarray(rows), guard)]
+        self._stores: tuple[Store, ...] = (store,)
+        self._guards: tuple[Guard, ...] = () if guard is None else (guard,)
+        self.rows = np.asarray(rows)  # [n], in the image's own store
+        self._owners = np.zeros(len(self.rows), np.int64)  # [n], positions in `_stores`
         self.labels = torch.from_numpy(labels.astype(np.int64))
-
-    @classmethod
-    def _of(cls, parts: Sequence[_Part], labels: Tensor) -> Images:
-        images = cls.__new__(cls)
-        images._parts, images.labels = _merged(parts), labels
-        return images
 
     @staticmethod
     def concatenate(parts: Sequence[Images]) -> Images:
         """Join several sets, such as the test sets of the tasks so far, or a task's images and a memory of old ones."""
-        return Images._of([own for part in parts for own in part._parts], torch.cat([part.labels for part in parts]))
+        joined = copy.copy(parts[0])
+        joined._stores = tuple(dict.fromkeys(store for part in parts for store in part._stores))
+        joined._guards = tuple(dict.fromkeys(guard for part in parts for guard in part._guards))
+        owners = [np.array([joined._stores.index(store) for store in part._stores])[part._owners] for part in parts]
+        joined.rows, joined._owners = np.concatenate([part.rows for part in parts]), np.concatenate(owners)
+        joined.labels = torch.cat([part.labels for part in parts])
+        return joined
+
+    def take(self, index: Tensor) -> Images:
+        """The images at `index`, in that order, with the same guards."""
+        taken, chosen = copy.copy(self), index.numpy()
+        taken.rows, taken._owners, taken.labels = self.rows[chosen], self._owners[chosen], self.labels[index]
+        return taken
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def rows(self) -> np.ndarray:
-        """The row of each image in its store."""
-        return np.concatenate([part.rows for part in self._parts])
+    def _by_store(self, index: np.ndarray) -> Iterator[tuple[Store, np.ndarray, np.ndarray]]:
+        """Each store that has some of these images: which of them, and their rows."""
+        owners, rows = self._owners[index], self.rows[index]
+        for number in np.unique(owners):
+            here = np.flatnonzero(owners == number)
+            yield self._stores[number], here, rows[here]
 
     @property
     def aspect(self) -> Tensor:
         """Width / height of each original image [n]."""
-        return torch.cat([part.store.aspect[part.rows] for part in self._parts])
+        aspect = torch.empty(len(self))
+        for store, here, rows in self._by_store(np.arange(len(self))):
+            aspect[here] = store.aspect[rows]
+        return aspect
 
     @property
     def key(self) -> str:
         """Identifies exactly these pixels in this order. Results computed from them are kept under this key."""
-        keys = [hashlib.sha256(p.store.identity.encode() + p.rows.tobytes()).hexdigest()[:24] for p in self._parts]
-        return keys[0] if len(keys) == 1 else hashlib.sha256("".join(keys).encode()).hexdigest()[:24]
+        stores = "".join(store.identity for store in self._stores).encode()
+        order = self._owners.tobytes() if len(self._stores) > 1 else b""
+        return hashlib.sha256(stores + self.rows.tobytes() + order).hexdigest()[:24]
 
     @property
     def named(self) -> bool:
         """Whether `key` means the same images in another process, so that what is computed can be kept on disk."""
-        return all(part.store.fingerprint for part in self._parts)
+        return all(store.fingerprint for store in self._stores)
 
     def digest(self) -> str:
         """16 hex digits of the content, wherever it is stored. Only the middle row of each image is read."""
-        if len(self._parts) == 1:
-            return self._parts[0].store.digest(self._parts[0].rows)
-        return hashlib.sha256("".join(p.store.digest(p.rows) for p in self._parts).encode()).hexdigest()[:16]
+        if len(self._stores) == 1:
+            return self._stores[0].digest(self.rows)
+        digests = [store.digest(rows) for store, _, rows in self._by_store(np.arange(len(self)))]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
     @property
     def groups(self) -> np.ndarray | None:
         """For each image, which others it is best read with; None where any order is as good."""
-        store = self._parts[0].store
-        return store.groups[self._parts[0].rows] if len(self._parts) == 1 and store.groups is not None else None
-
-    def take(self, index: Tensor) -> Images:
-        """The images at `index`, in that order, with the same guards."""
-        chosen, labels = index.numpy(), self.labels[index]
-        if len(self._parts) == 1:
-            return self._of([self._parts[0].take(chosen)], labels)
-        number, inside = self._locate(chosen)
-        if not len(chosen):
-            return self._of([self._parts[0].take(chosen)], labels)
-        breaks = np.flatnonzero(np.diff(number)) + 1  # a new part wherever the store changes
-        runs = zip(np.split(number, breaks), np.split(inside, breaks), strict=True)
-        return self._of([self._parts[part[0]].take(rows) for part, rows in runs], labels)
+        groups = self._stores[0].groups
+        return groups[self.rows] if len(self._stores) == 1 and groups is not None else None
 
     def check(self) -> None:
         """Raise if these images may not be read now."""
-        for part in self._parts:
-            part.check()
+        for guard in self._guards:
+            guard()
 
     def read(self, index: Tensor, device: torch.device) -> Tensor:
         """uint8 pixels [len(index), C, S, S] on `device`."""
         self.check()
-        if len(self._parts) == 1:
-            return self._parts[0].read(index.numpy(), device)
-        number, inside = self._locate(index.numpy())
-        pixels, places = [], []
-        for i in np.unique(number):
-            here = np.flatnonzero(number == i)
-            pixels.append(self._parts[i].read(inside[here], device))
-            places.append(torch.from_numpy(here))
-        return torch.cat(pixels)[torch.cat(places).argsort().to(device)]
+        if len(self._stores) == 1:
+            return _read(self._stores[0], self.rows[index.numpy()], device)
+        parts = list(self._by_store(index.numpy()))
+        pixels = torch.cat([_read(store, rows, device) for store, _, rows in parts])
+        return pixels[torch.from_numpy(np.concatenate([here for _, here, _ in parts])).argsort().to(device)]
 
     def batches(self, order: Sequence[Tensor], device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
         """Yield (index, pixels) per batch of indices, reading the next one while the caller works on this one."""
-        if device.type != "cuda" or all(part.store.on_device(device) is not None for part in self._parts):
+        if device.type != "cuda" or all(store.on_device(device) is not None for store in self._stores):
             for index in order:
                 yield index, self.read(index, device)
             return
@@ -117,44 +118,10 @@ class Images:
             for ready, future in pending:
                 yield ready, future.result()
 
-    def _locate(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each index the number of its part and the position inside it."""
-        starts = np.cumsum([0, *(len(part.rows) for part in self._parts)])
-        number = np.searchsorted(starts, index, side="right") - 1
-        return number, index - starts[number]
 
-
-class _Part:
-    """Rows of one store."""
-
-    def __init__(self, store: Store, rows: np.ndarray, guard: Guard | None) -> None:
-        self.store, self.rows, self.guard = store, rows, guard
-
-    def take(self, index: np.ndarray) -> _Part:
-        return _Part(self.store, self.rows[index], self.guard)
-
-    def check(self) -> None:
-        if self.guard is not None:
-            self.guard()
-
-    def read(self, index: np.ndarray, device: torch.device) -> Tensor:
-        rows = self.rows[index]
-        resident = self.store.on_device(device)
-        if resident is not None:
-            return resident[torch.from_numpy(rows).to(device, non_blocking=True)]
-        pixels = self.store.read(rows)
-        return (pixels.pin_memory() if device.type == "cuda" else pixels).to(device, non_blocking=True)
-
-
-def _merged(parts: Sequence[_Part]) -> list[_Part]:
-    """Join parts of the same store, so that their images are read together."""
-    if all(part.store is parts[0].store for part in parts) and len(parts) > 1:
-        guards = list(dict.fromkeys(part.guard for part in parts if part.guard is not None))
-
-        def check_all() -> None:
-            for guard in guards:
-                guard()
-
-        rows = np.concatenate([part.rows for part in parts])
-        return [_Part(parts[0].store, rows, guards[0] if len(guards) == 1 else check_all if guards else None)]
-    return list(parts)
+def _read(store: Store, rows: np.ndarray, device: torch.device) -> Tensor:
+    resident = store.on_device(device)
+    if resident is not None:
+        return resident[torch.from_numpy(rows).to(device, non_blocking=True)]
+    pixels = store.read(rows)
+    return (pixels.pin_memory() if device.type == "cuda" else pixels).to(device, non_blocking=True)

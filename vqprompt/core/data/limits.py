@@ -32,20 +32,21 @@ class Limit:
         except ValueError:
             value = math.nan
         if not value > 0:
-            raise UserError(f"{self.variable}={text!r}: give a number above 0, such as {self.example:g}")
+            example = self.default if math.isfinite(self.default) else 50
+            raise UserError(f"{self.variable}={text!r}: give a number above 0, such as {example:g}")
         return value
 
-    @property
-    def example(self) -> float:
-        return self.default if math.isfinite(self.default) else 50
+    def check(self, name: str, what: str, given: float, factor: float = 1.0, so_far: bool = False) -> None:
+        """Refuse what is above the limit; the error names the file, the limit and the setting that raises it.
 
-    def refuse(self, name: str, what: str, given: float | None = None) -> ImageError:
-        """An error that names the file, the limit and the setting that raises it."""
-        higher = math.ceil(given) if given is not None and math.isfinite(given) else math.ceil(2 * self.value)
-        return ImageError(
-            f"{name}: {what} is more than the {self.value:g} {self.unit} accepted (a decompression bomb?); "
-            f"if you trust it, set {self.variable}={higher}; else shrink it or take it out"
-        )
+        given: in the limit's unit. factor: raises the limit for this file. so_far: more would follow.
+        """
+        if given > self.value * factor:
+            higher = math.ceil(given / factor * (2 if so_far else 1))
+            raise ImageError(
+                f"{name}: {what} is more than the {self.value * factor:g} {self.unit} accepted (a decompression "
+                f"bomb?); if you trust it, set {self.variable}={higher}; else shrink it or take it out"
+            )
 
 
 MEGAPIXELS = Limit("VQPROMPT_MAX_MEGAPIXELS", 100, "megapixels")
@@ -62,26 +63,22 @@ JPEG_FACTOR = 2.5  # a JPEG may have this many times more pixels, because it shr
 
 def check_file_size(name: str, size: int) -> None:
     """Refuse a file too large to be read into memory."""
-    if size > FILE_MB.value * 1e6:
-        raise FILE_MB.refuse(name, f"its size of {size / 1e6:,.0f} MB", size / 1e6)
+    FILE_MB.check(name, f"its size of {size / 1e6:,.0f} MB", size / 1e6)
 
 
 def check_ratio(name: str, unpacked: int, packed: int) -> None:
     """Refuse what grows too much when it is unpacked."""
-    if unpacked > RATIO_FROM and unpacked > RATIO.value * max(packed, 1):
-        ratio = unpacked / max(packed, 1)
-        raise RATIO.refuse(name, f"{unpacked / 1e6:,.0f} MB unpacked from {packed / 1e6:,.1f} MB", ratio)
+    if unpacked > RATIO_FROM:
+        what = f"{unpacked / 1e6:,.0f} MB unpacked from {packed / 1e6:,.1f} MB"
+        RATIO.check(name, what, unpacked / max(packed, 1))
 
 
 def check_sides(name: str, width: int, height: int) -> None:
     """Refuse an image that is very long. It may have few pixels, but resizing takes memory for each of them."""
-    if max(width, height) > SIDE.value:
-        raise SIDE.refuse(name, f"{width}×{height} pixels", max(width, height))
+    SIDE.check(name, f"{width}×{height} pixels", max(width, height))
 
 
 def check_pixels(name: str, width: int, height: int, factor: float = 1.0) -> None:
     """Refuse an image with too many pixels; `factor` raises the limit for formats that shrink while decoding."""
     check_sides(name, width, height)
-    if width * height > MEGAPIXELS.value * 1e6 * factor:
-        limit = Limit(MEGAPIXELS.variable, MEGAPIXELS.value * factor, MEGAPIXELS.unit)
-        raise limit.refuse(name, f"{width}×{height} pixels", width * height / 1e6 / factor)
+    MEGAPIXELS.check(name, f"{width}×{height} pixels", width * height / 1e6, factor)

@@ -12,7 +12,6 @@ import json
 import re
 import tarfile
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from vqprompt.core.data.archives import hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.limits import ENTRIES, check_file_size
+from vqprompt.core.data.source import Rows
 from vqprompt.core.data.tars import OPENERS, TarFiles
 from vqprompt.core.errors import ImageError
 from vqprompt.core.files import exists, is_file, open_regular, read_at, read_text
@@ -35,7 +35,7 @@ BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 LAYOUT = "expected NAME.jpg with NAME.cls beside it (WebDataset's layout)"
 
 
-class Shards(ABC):
+class Shards(Rows):
     """Images by row, in the order of their files.
 
     numbers: of the classes, by name. labels: [n], the numbers. sizes: of the groups, which are read together. kinds: of
@@ -43,52 +43,41 @@ class Shards(ABC):
     its neighbour; if not, read group by group.
     """
 
-    path: Path
     scattered: bool
 
     def __init__(
         self, numbers: dict[str, int], labels: np.ndarray, sizes: Sequence[int], kinds: Sequence[str | None]
     ) -> None:
-        self.classes, self.labels = in_order(list(numbers), labels)  # [n], positions in `classes`
+        # by number if all are numbers, else by name; the order does not depend on which image came first
+        by_number = all(map(str.isdecimal, numbers))
+        self.classes = sorted(numbers, key=(lambda name: (int(name), name)) if by_number else None)
+        places = {name: place for place, name in enumerate(self.classes)}
+        self.labels = np.array([places[name] for name in numbers], np.int32)[labels]  # [n], positions in `classes`
         self.groups = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)  # [n]
         self.first = np.cumsum([0, *sizes])  # the first row of each group
         tests = np.array([kind != "train" for kind in kinds])
         known = None not in kinds and len(set(tests)) == 2
         self.splits = tests[self.groups] if known else None  # [n], whether an image is to test with
 
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """Identifies the content."""
-
     def __len__(self) -> int:
         return len(self.labels)
-
-    @abstractmethod
-    def read(self, row: int) -> bytes: ...
-
-    @abstractmethod
-    def where(self, row: int) -> str: ...
 
 
 def find_shards(given: str | Path) -> list[Path]:
     """The tar shards at a pattern such as `shard-{000000..000099}.tar`, in a folder of tars, or in one tar with .cls
     files in it; an empty list if it is none of these."""
-    text = str(Path(given).expanduser())
-    if braces := BRACES.search(text):
+    path = Path(given).expanduser()
+    if braces := BRACES.search(str(path)):
         first, last = braces.groups()
         if int(last) < int(first) or int(last) - int(first) >= ENTRIES.value:
             raise ImageError(
                 f"{given}: there are no shards from {first} to {last}; give a range such as {{000000..000099}}"
             )
-        paths = [
-            Path(text[: braces.start()] + str(number).zfill(len(first)) + text[braces.end() :])
-            for number in range(int(first), int(last) + 1)
-        ]
+        numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        paths = [Path(str(path).replace(braces[0], number, 1)) for number in numbers]
         if missing := [path for path in paths if not is_file(path)]:
             raise ImageError(f"{given}: {len(missing)} of {len(paths)} shards are missing, such as {missing[0]}")
         return paths
-    path = Path(text)
     if not exists(path):
         return []
     if path.is_dir():
@@ -116,11 +105,15 @@ class TarShards(Shards):
         self.path = paths[0] if len(paths) == 1 else paths[0].parent
         self.paths = list(paths)
         self._open = lru_cache(OPEN_FILES)(open_regular)  # a file is closed when its last reader is done
-        known = _class_names(paths[0].parent / NAMES)
+        listed = paths[0].parent / NAMES
+        known = [line.strip() for line in read_text(listed).splitlines() if line.strip()] if listed.is_file() else []
         numbers = {name: n for n, name in enumerate(known)}
         shards = []
         for path in self.paths:
-            _refuse_compressed(path)
+            if read_at(self._open(path), 0, 2) in OPENERS:
+                raise ImageError(
+                    f"{path}: a compressed shard cannot be read at any place; decompress it (gunzip, unxz)"
+                )
             files = TarFiles(path)
             shards.append(_list_shard(files, path, known, numbers))
             files.close()
@@ -133,7 +126,7 @@ class TarShards(Shards):
 
     @cached_property
     def key(self) -> str:  # not in the constructor, because hashing all shards takes long and teaching does not need it
-        return ":".join(ContentHashes(path).of_path() for path in self.paths)
+        return ":".join(ContentHashes(path).of_open(self._open(path)) for path in self.paths)
 
     def read(self, row: int) -> bytes:
         size, path = int(self._sizes[row]), self.paths[self.groups[row]]
@@ -146,26 +139,6 @@ class TarShards(Shards):
     def where(self, row: int) -> str:
         number = int(self.groups[row])
         return f"{self.paths[number]}: image {row - int(self.first[number]) + 1}"
-
-
-def in_order(classes: Sequence[str], labels: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Classes by number if all are numbers, else by name; the order does not depend on which image came first."""
-    order = sorted(classes, key=(lambda name: (int(name), name)) if all(map(str.isdecimal, classes)) else None)
-    place = {name: n for n, name in enumerate(order)}
-    return order, np.array([place[name] for name in classes], np.int32)[labels]
-
-
-def _refuse_compressed(path: Path) -> None:
-    with open_regular(path) as file:
-        if file.read(2) in OPENERS:
-            raise ImageError(f"{path}: a compressed shard cannot be read at any place; decompress it (gunzip, unxz)")
-
-
-def _class_names(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    names = [line.strip() for line in read_text(path).splitlines()]
-    return [name for name in names if name]
 
 
 def _list_shard(files: TarFiles, path: Path, known: Sequence[str], numbers: dict[str, int]) -> np.ndarray:

@@ -60,10 +60,8 @@ class Store:
 
     def read(self, rows: np.ndarray) -> Tensor:
         """Pixels of some rows, in memory. Rows are read in sorted order, which is fastest from a disk."""
-        order = np.argsort(rows, kind="stable")
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return torch.from_numpy(np.ascontiguousarray(self.pixels[rows[order]][back]))
+        ordered, back = np.unique(rows, return_inverse=True)
+        return torch.from_numpy(np.ascontiguousarray(self.pixels[ordered][back]))
 
     def digest(self, rows: np.ndarray) -> str:
         """Changes with the content of these rows. Only the middle row of each image is read."""
@@ -119,18 +117,13 @@ def _decode_to_cache(rows: Rows, side: int, target: Path, aspects: Path, progres
     delete_abandoned(target.parent)
     with replacing_cached(target) as partial:
         pixels = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=(len(rows), 3, side, side))
-        _reserve(partial)
+        if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would kill the process
+            with open(partial, "rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         aspect = _decode_all(rows, side, pixels, progress)
         pixels.flush()
         del pixels
         save_array(aspects, aspect)
-
-
-def _reserve(path: Path) -> None:
-    """Reserve the space on disk now: writing to a mapped file on a full disk would kill the process."""
-    if hasattr(os, "posix_fallocate"):
-        with open(path, "rb+") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def _in_memory(rows: Rows, side: int, progress: Report) -> tuple[np.ndarray, np.ndarray]:
@@ -147,26 +140,24 @@ def _in_memory(rows: Rows, side: int, progress: Report) -> tuple[np.ndarray, np.
 
 def _decode_all(rows: Rows, side: int, pixels: np.ndarray, progress: Report) -> np.ndarray:
     """Fill `pixels`; returns the aspect ratios."""
-    aspect = np.empty(len(rows), dtype=np.float32)
 
-    def decode(row: int) -> None:
-        pixels[row], aspect[row] = decode_pixels(rows.read(row), rows.where(row), side)
+    def decode(row: int, content: bytes, where: str) -> float:
+        pixels[row], aspect = decode_pixels(content, where, side)
+        return aspect
 
-    for_each(rows, decode, progress)
-    return aspect
+    return _for_each(rows, decode, progress)
 
 
-def for_each(rows: Rows, work: Callable[[int], None], progress: Report) -> None:
-    """Do something with every image, in threads. All images that cannot be used are named in one error."""
-    problems, count = list[str](), len(rows)
+def _for_each(rows: Rows, aspect_of: Callable[[int, bytes, str], float], progress: Report) -> np.ndarray:
+    """Aspect ratios of all images [n], found in threads. All images that cannot be used are named in one error.
+    aspect_of: of a row, its file's content and its name."""
+    problems, count, aspects = list[str](), len(rows), np.empty(len(rows), np.float32)
 
     def guarded(row: int) -> None:
         try:
-            work(row)
+            aspects[row] = aspect_of(row, _content(rows, row), rows.where(row))
         except ImageError as error:
             problems.append(str(error))
-        except OSError as error:
-            problems.append(str(unreadable(rows, row, error)))
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow releases the GIL while it decodes
         try:
@@ -181,10 +172,14 @@ def for_each(rows: Rows, work: Callable[[int], None], progress: Report) -> None:
         shown = "\n  ".join(sorted(problems)[:10])
         more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise ImageError(f"{rows.path}: {len(problems)} of {count} images cannot be used:\n  {shown}{more}")
+    return aspects
 
 
-def unreadable(rows: Rows, row: int, error: OSError) -> ImageError:
-    return ImageError(f"{rows.where(row)}: cannot be read ({error}); replace the file or take it out")
+def _content(rows: Rows, row: int) -> bytes:
+    try:
+        return rows.read(row)
+    except OSError as error:
+        raise ImageError(f"{rows.where(row)}: cannot be read ({error}); replace the file or take it out") from None
 
 
 # ---------------------------------------------------------------------------------------------- more images than fit
@@ -227,13 +222,9 @@ class StreamedStore(Store):
         return "files:" + hashlib.sha256(f"{self.rows.key}:".encode() + rows.tobytes()).hexdigest()[:16]
 
     def _fill(self, pixels: np.ndarray, row: int) -> None:
-        if self._cache.load(row, pixels):
-            return
-        try:
-            pixels[:] = decode_pixels(self.rows.read(row), self.rows.where(row), self.side)[0]
-        except OSError as error:
-            raise unreadable(self.rows, row, error) from None
-        self._cache.keep(row, pixels)
+        if not self._cache.load(row, pixels):
+            pixels[:] = decode_pixels(_content(self.rows, row), self.rows.where(row), self.side)[0]
+            self._cache.keep(row, pixels)
 
     def _aspects(self, name: str, progress: Report) -> np.ndarray:
         """Width / height of every image, from the headers, or from the cache."""
@@ -241,12 +232,7 @@ class StreamedStore(Store):
         known = load_array(file)
         if known is not None and known.shape == (self.count,):
             return known
-        aspect = np.empty(self.count, np.float32)
-
-        def read_header(row: int) -> None:
-            aspect[row] = aspect_of(self.rows.read(row), self.rows.where(row))
-
-        for_each(self.rows, read_header, progress)
+        aspect = _for_each(self.rows, lambda row, content, where: aspect_of(content, where), progress)
         keep_array(file, aspect)
         return aspect
 

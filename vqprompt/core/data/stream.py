@@ -71,9 +71,7 @@ def check_names(name: str, classes: Sequence[str]) -> None:
     if odd := [c for c in classes if c != c.encode("utf-8", "replace").decode()]:
         raise ImageError(f"{name}: the class name {odd[0]!r} is not UTF-8; rename its folder")
     if twice := [c for c, count in Counter(classes).items() if count > 1]:
-        raise ImageError(
-            f"{name}: the class name {shorten(twice)} is there more than once; give every class its own name"
-        )
+        raise ImageError(f"{name}: the class name {shorten(twice)} is there more than once; give each its own name")
 
 
 def check_classes(name: str, classes: list[str], labels: np.ndarray, is_test: np.ndarray) -> None:
@@ -236,9 +234,8 @@ class Stream:
         inside = np.zeros(0, str) if dataset.domains is None else dataset.domains
         domains = _shuffled(list(dict.fromkeys(inside.tolist())), self.seed)
         if kind == "domains" and not domains:
-            raise UserError(
-                f"--stream domains: {dataset.name} has none; give a folder of DOMAIN/CLASS/…, or quickdraw50"
-            )
+            advice = "give a folder of DOMAIN/CLASS/…, or quickdraw50"
+            raise UserError(f"--stream domains: {dataset.name} has none; {advice}")
         if kind == "blurry":
             names = [name for group in groups for name in group]
             staying = {*random.Random(f"{self.seed}:blurry").sample(names, round(len(names) * numbers[0] / 100))}
@@ -275,11 +272,8 @@ class Stream:
             for image in images:
                 row = row_of.get(image) if isinstance(image, str) else None
                 if row is None or task_of[row] >= 0:
-                    wrong = (
-                        "is listed twice"
-                        if row is not None
-                        else f"is not in {dataset.name}, as {next(iter(row_of))!r} is"
-                    )
+                    unknown = f"is not in {dataset.name}, as {next(iter(row_of))!r} is"
+                    wrong = unknown if row is None else "is listed twice"
                     raise UserError(f"--stream {file}, task {number + 1}: {shown(image)} {wrong}")
                 task_of[row] = number
         train, tested = (np.where(may == 0, task_of, -1) for may in (train, test))
@@ -315,10 +309,8 @@ def rows_by_class(labels: np.ndarray, classes: int) -> list[np.ndarray]:
 
 
 def split_rows(rows: np.ndarray, held_out: float, seed: str) -> tuple[np.ndarray, np.ndarray]:
-    """Split rows into those to keep and a seeded fraction to hold out: at least one, if there are two or more.
-
-    Both parts keep their order.
-    """
+    """Split rows into those to keep and a seeded fraction to hold out: at least one, if there are two or more. Both
+    keep their order."""
     count = min(max(1, round(len(rows) * held_out)), len(rows) - 1) if len(rows) > 1 else 0
     chosen = np.zeros(len(rows), dtype=bool)
     chosen[random.Random(seed).sample(range(len(rows)), count)] = True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vqprompt.core.cache import cache_folder, replacing_cached, sealed_length, temporary_file, warn_no_cache
-from vqprompt.core.data.archives import Files
+from vqprompt.core.data.archives import Files, refusing_damage
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_ratio
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import delete_abandoned, open_regular, read_at
@@ -49,16 +49,12 @@ class TarFiles(Files):
 
     def __init__(self, path: Path, keep: bool = True) -> None:
         super().__init__(path)
-        try:
+        with refusing_damage(path):
             self._packed = self._archive = open_regular(path)
             self._file, self._length = self._packed, _size(self._packed)
             if self._packed.read(2) in OPENERS:
                 self._file, self._length = self._kept() if keep else self._unpacked()
             self._list()
-        except ImageError:
-            raise
-        except Exception as error:  # tarfile, zlib, bz2 and LZMA have their own kinds
-            raise ImageError(f"{path}: damaged archive ({error}); get it again") from None
 
     def _kept(self) -> tuple[BinaryIO, int]:
         """The plain tar and its length: from the cache, or made now and left there, if there is a cache."""
@@ -88,8 +84,9 @@ class TarFiles(Files):
                 members[member.name.removeprefix("./")] = member
                 if member.isreg() and not 0 <= member.size <= self._length - member.offset_data:
                     raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
-                if len(members) > ENTRIES.value:
-                    raise ENTRIES.refuse(str(self.path), f"a tar file of over {len(members) - 1:,} files")
+                ENTRIES.check(
+                    str(self.path), f"a tar file of over {len(members) - 1:,} files", len(members), so_far=True
+                )
             end = archive.offset
         self._check_end(end)
         self._members = {name: m for name, m in sorted(members.items()) if m.isreg()}  # no links, no devices
@@ -134,7 +131,6 @@ def _copy(path: Path, packed: BinaryIO, plain: Any) -> None:
         while piece := stream.read(1 << 20):
             written += len(piece)
             check_ratio(str(path), written, whole)
-            if written > UNPACKED_GB.value * 1e9:
-                raise UNPACKED_GB.refuse(str(path), f"over {written / 1e9:,.0f} GB unpacked", 2 * written / 1e9)
+            UNPACKED_GB.check(str(path), f"over {written / 1e9:,.0f} GB unpacked", written / 1e9, so_far=True)
             plain.write(piece)
     plain.flush()

@@ -18,6 +18,7 @@ from torch import Tensor
 from vqprompt.core.backbones.vit import ViTConfig, any_batch
 
 ATTEMPTS = 10  # random boxes to try before the central one is taken, as in Inception
+RATIOS = (3 / 4, 4 / 3)  # least and largest width / height of a random box
 
 
 def central_boxes(aspect: Tensor, fraction: float) -> Tensor:
@@ -32,17 +33,13 @@ def central_boxes(aspect: Tensor, fraction: float) -> Tensor:
     return torch.stack([0.5 - half_x, 0.5 - half_y, 0.5 + half_x, 0.5 + half_y], dim=1)
 
 
-def random_boxes(
-    aspect: Tensor,
-    generator: torch.Generator,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Tensor:
+def random_boxes(aspect: Tensor, generator: torch.Generator, scale: tuple[float, float] = (0.08, 1.0)) -> Tensor:
     """Inception's random resized crops: an area fraction, a log-uniform aspect ratio, a uniform position [B, 4]."""
     count = len(aspect)
     draws = torch.rand(4, count, ATTEMPTS, generator=generator)
     area = scale[0] + draws[0] * (scale[1] - scale[0])
-    shape = torch.exp(math.log(ratio[0]) + draws[1] * (math.log(ratio[1]) - math.log(ratio[0])))
+    flattest, tallest = math.log(RATIOS[0]), math.log(RATIOS[1])
+    shape = torch.exp(flattest + draws[1] * (tallest - flattest))
     # a crop of pixel area `area * w * h` and pixel aspect `shape`, in fractions of width and height
     width = torch.sqrt(area * shape / aspect[:, None])
     height = torch.sqrt(area / shape * aspect[:, None])
@@ -52,7 +49,7 @@ def random_boxes(
     x0, y0 = left * (1 - width), top * (1 - height)
     boxes = torch.stack([x0, y0, x0 + width, y0 + height], dim=1)
     # the fallback: the largest central box within the allowed aspect ratios
-    clamped = aspect.clamp(ratio[0], ratio[1])
+    clamped = aspect.clamp(*RATIOS)
     half_x, half_y = (clamped / aspect).clamp(max=1) / 2, (aspect / clamped).clamp(max=1) / 2
     central = torch.stack([0.5 - half_x, 0.5 - half_y, 0.5 + half_x, 0.5 + half_y], dim=1)
     return torch.where(fits.any(dim=1, keepdim=True), boxes, central)

@@ -110,10 +110,7 @@ class _Network:
         x = op("Reshape", self.linear("patch_embed.proj", x), integers(-1, patches**2, width))
         positions = self.weights["pos_embed"]
         x = op("Add", x, self.graph.weight("positions", positions[:, 1:]))
-        first = self.graph.weight("class_token", self.weights["cls_token"] + positions[:, :1])
-        count = op("Shape", images, start=0, end=1)
-        first = op("Expand", first, op("Concat", count, integers(1, width), axis=0))
-        return self.rows(op("Concat", first, x, axis=1))
+        return self.rows(self.before("class_token", self.weights["cls_token"] + positions[:, :1], x))
 
     def block(self, i: int, x: str, class_token_only: bool) -> str:
         op, name, width = self.graph.op, f"blocks.{i}", self.config.width
@@ -121,9 +118,9 @@ class _Network:
         if class_token_only:
             x = self.first_rows(x)
             q = self.linear(f"{name}.attn.qkv", self.first_rows(h), slice(0, width))
-            k, v = self.halves(self.linear(f"{name}.attn.qkv", h, slice(width, None)))
+            k, v = self.split(self.linear(f"{name}.attn.qkv", h, slice(width, None)), 2)
         else:
-            q, k, v = self.graph.split("Split", self.linear(f"{name}.attn.qkv", h), parts=3, axis=1, num_outputs=3)
+            q, k, v = self.split(self.linear(f"{name}.attn.qkv", h), 3)
         x = op("Add", x, self.linear(f"{name}.attn.proj", self.attention(i, q, k, v, class_token_only)))
         h = op("Gelu", self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", x)))
         return op("Add", x, self.linear(f"{name}.mlp.fc2", h))
@@ -187,5 +184,5 @@ class _Network:
         """The class tokens [n, D] among the rows [n · L, D]."""
         return self.rows(self.graph.op("Slice", self.tokens(rows), *map(self.graph.integers, (0, 1, 1))))
 
-    def halves(self, x: str) -> list[str]:
-        return self.graph.split("Split", x, parts=2, axis=1, num_outputs=2)
+    def split(self, x: str, parts: int) -> list[str]:
+        return self.graph.split("Split", x, parts=parts, axis=1, num_outputs=parts)

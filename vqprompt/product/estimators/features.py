@@ -103,11 +103,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return self
 
     def _check_settings(self) -> None:
-        if isinstance(self.shrinkage, str):
-            if self.shrinkage != "auto":
-                raise ValueError(f"shrinkage={self.shrinkage!r}: give a number from 0 to 1, or 'auto'")
-        elif not 0 <= self.shrinkage <= 1:
-            raise ValueError(f"shrinkage={self.shrinkage}: give a number from 0 to 1, or 'auto'")
+        if self.shrinkage != "auto" and (isinstance(self.shrinkage, str) or not 0 <= self.shrinkage <= 1):
+            raise ValueError(f"shrinkage={self.shrinkage!r}: give a number from 0 to 1, or 'auto'")
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be above 0")
         if isinstance(self.priors, str) and self.priors != "uniform":

@@ -93,13 +93,7 @@ class Features:
 
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:
     """Normalized images [B, 3, S, S] to the class tokens of the last blocks, side by side [B, blocks * D]."""
-    blocks = joined_blocks(vit.config)
-    return last_block_last(vit.encode(vit.embed(images), class_tokens=blocks), blocks)
-
-
-def last_block_last(features: torch.Tensor, blocks: int) -> torch.Tensor:
-    """The order of class tokens in models. (In `ViT.encode`, and so in run folders, the last block comes first.)"""
-    return torch.cat(features.chunk(blocks, dim=1)[::-1], dim=1)
+    return vit.encode(vit.embed(images), class_tokens=range(-joined_blocks(vit.config), 0))
 
 
 class _ClassTokenAttention(TorchFunctionMode):

@@ -111,11 +111,20 @@ class Model(Correcting, OnTheHub):
         return self._of(replace(stored, backbone=backbone, others=()), self._network.device, self.weights)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_changing"}
+        """What it knows is pickled as a model's file, so that later versions of this package can read it."""
+        state = {name: value for name, value in vars(self).items() if name != "_changing"}
+        return {**state, "_stored": None if self._stored is None else files.pack(self._stored)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Also of a copy: it shares what this model knows, which never changes, and opens its own network."""
-        vars(self).update(state, _network=copy(state["_network"]), _changing=threading.RLock())
+        packed = state["_stored"]
+        stored = None if packed is None else parse(packed, Path("the model"))
+        vars(self).update(state, _stored=stored, _changing=threading.RLock())
+
+    def __copy__(self) -> Model:
+        """It shares what it knows, which never changes, and can be taught without changing this model."""
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self), _network=copy(self._network), _changing=threading.RLock())
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Model:
         return copy(self)

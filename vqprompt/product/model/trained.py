@@ -28,9 +28,9 @@ from vqprompt.core.statistics.drift import Moving, fit_drift
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import LOOKS, TRAINING, Trained, check_trained, held_out, loop_settings
 from vqprompt.product.model.extractor import Extractor, joined_blocks, unless_error
-from vqprompt.product.model.features import Features, last_block_last
+from vqprompt.product.model.features import Features
 from vqprompt.product.model.ingest import NewPictures, features_of
-from vqprompt.product.model.knowledge import Knowledge
+from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import find_method
@@ -88,7 +88,6 @@ def retrain(
     images, targets = new.decoded.store(new.ids[shown]), np.searchsorted(names, labels[shown])
     share = len(names) / len(known.keys() | set(names))
     method = train(plain, before, effort, images, targets, share if known else None, seed=seed, progress=reports[1])
-
     rows = {name: np.flatnonzero(labels == name) for name in names}
 
     def remembered(features: np.ndarray, memory: Mapping[str, ClassRecord], held: np.ndarray) -> dict[str, ClassRecord]:
@@ -112,9 +111,9 @@ def retrain(
     return Retrained(before, remembered(old, known, nothing_trained_on), 0.0, expected)
 
 
-def _measured(classes: Mapping[str, ClassRecord]) -> Measurements | None:
+def _measured(records: Mapping[str, ClassRecord]) -> Measurements | None:
     """On held-out images, left out one at a time."""
-    return Knowledge(classes=dict(sorted(classes.items()))).solved(Knowledge()).measurements
+    return Knowledge().changed(Event.now("learned"), records=records).measurements
 
 
 def pays(without: Measurements | None, measured: Measurements | None) -> bool:
@@ -194,10 +193,10 @@ def with_trained(plain: Features, trained: Trained) -> Features:
     """Features under a trained network: two class tokens, each scaled to the same length, averaged over an image and
     its mirror image."""
     method, vit = build(plain.vit, trained)
-    tokens = trained.options["class_tokens"]
+    method.token_blocks = tuple(range(-method.class_tokens, 0))  # in models, the last block comes last
 
     def encode(images: torch.Tensor) -> torch.Tensor:
-        return last_block_last(method.features(View(vit, lambda: images))[0], tokens)
+        return method.features(View(vit, lambda: images))[0]
 
     return Features(vit, plain.crop, plain.device, encode, plain.fingerprint)
 

@@ -70,9 +70,6 @@ class Listing(RowsOfEntries):
     domains: list[str] | None = None  # of each image, where the source has domains
 
 
-# ---------------------------------------------------------------------------------------------- where it is
-
-
 def data_folder() -> Path:
     return Path(os.environ.get("VQPROMPT_DATA") or cache_folder() / "data").expanduser()
 
@@ -152,9 +149,6 @@ def read_file(files: Files, name: str) -> bytes:
         raise ImageError(f"{files.path}: {name} cannot be read ({error}); get it again") from None
 
 
-# ---------------------------------------------------------------------------------------------- what is in it
-
-
 def list_images(path: Path, by_domain: bool = False) -> Listing:
     """Class folders, with or without train/ and test/ above them. by_domain: they are inside folders of domains."""
     source = Source(path)
@@ -168,12 +162,7 @@ def list_images(path: Path, by_domain: bool = False) -> Listing:
 
 
 def make_dataset(
-    name: str,
-    listing: Listing,
-    side: int,
-    seed: int,
-    progress: Report,
-    expected: Published | None = None,
+    name: str, listing: Listing, side: int, seed: int, progress: Report, expected: Published | None = None
 ) -> Dataset:
     """Check a listing, split it (by `seed`) if it has no split, and decode it."""
     check_names(str(listing.path), listing.classes)
@@ -225,9 +214,8 @@ def check_whole(expected: Published, path: Path, classes: Sequence[str], images:
     if len(classes) != expected.classes:
         missing = [c for c in expected.names if c not in set(classes)]
         known = len(missing) + len(classes) == expected.classes  # else its classes have other names
-        problems.append(
-            f"{len(classes)} classes, not {expected.classes}" + (f" (missing: {shorten(missing)})" if known else "")
-        )
+        names = f" (missing: {shorten(missing)})" if known else ""
+        problems.append(f"{len(classes)} classes, not {expected.classes}{names}")
     if expected.images not in (None, images):
         problems.append(f"{images:,} images, not {expected.images:,}")
     if problems:

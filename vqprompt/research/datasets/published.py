@@ -1,26 +1,36 @@
-"""The data sets of the paper that come as pictures, in every layout in which people have them (see published.toml).
+"""The data sets of the paper, in every layout in which people have them (see published.toml).
 
-- All but VTAB: class folders <class>/…, or train/<class>/… and test/<class>/…, packed or not, and the hub's parquet.
+- All but VTAB and CIFAR-100: class folders <class>/…, or train/<class>/… and test/<class>/…, packed or not, and the
+  hub's parquet.
 - CUB-200-2011 (Wah et al., 2011): also the original, CUB_200_2011.tgz or its folder, with its tables of text.
 - ImageNet-R and ImageNet-A (Hendrycks et al., 2021) have no official split, so a fifth of each class is held out. For
   ImageNet-R papers use the file lists of CODA-Prompt; these count if they are beside the images.
 - VTAB, cross-domain: ten classes of each of five sets, one set per task, as released with LAMDA-PILOT (Zhou et al.).
   Ten consecutive numbers are one domain.
+- CIFAR-100 (Krizhevsky, 2009): the Python and the binary version, packed or not, and the hub's parquet. The Python
+  version is a pickle, which could run any code: it is read by an unpickler that accepts arrays, lists and strings and
+  nothing else. Its images stay 32×32 in the store; they are enlarged to the backbone's size when a batch is made.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import pickle
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files as package_files
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
-from vqprompt.core.data.archives import Files
+from vqprompt.core.data.archives import Files, hidden
 from vqprompt.core.data.shards import parquet_files
 from vqprompt.core.data.source import Entry, key_of
+from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
 from vqprompt.core.progress import Report, ignore
@@ -29,6 +39,7 @@ from vqprompt.research.datasets.common import (
     Listing,
     Published,
     archive_or_folder,
+    check_whole,
     list_images,
     list_parquet,
     locate,
@@ -51,6 +62,8 @@ def _load() -> dict[str, Published]:
 
 
 PUBLISHED = _load()
+CIFAR_NAMES = PUBLISHED["cifar100"].names
+SIDE, RECORD = 32, 2 + 3 * 32 * 32  # a binary record of CIFAR-100: coarse label, fine label, pixels
 
 
 def open_published(name: str, source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
@@ -192,6 +205,82 @@ def list_vtab(known: Published, path: Path) -> Listing:
         classes=[full[name] for name in classes],
         groups=tuple(tuple(full[name] for name in classes if domain[name] == d) for d in DOMAINS),
     )
+
+
+# ---------------------------------------------------------------------------------------------- CIFAR-100
+
+
+def open_cifar100(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
+    known = PUBLISHED["cifar100"]
+    path = locate(known, source, progress)
+    if parquet_files(path):
+        listing = list_parquet(path, known.labels, known.names)
+        if listing.entries[0].split is None:
+            raise ImageError(f"{path}: needs parquet files of both train and test; get the missing ones")
+        return make_dataset("cifar100", listing, SIDE, seed, progress, known)
+    files = open_files(path)
+    (train, train_labels), (test, test_labels) = (_read_cifar(files, path, split) for split in ("train", "test"))
+    pixels, labels = np.concatenate([train, test]), np.concatenate([train_labels, test_labels])
+    is_test = np.arange(len(labels)) >= len(train_labels)
+    there, labels = np.unique(labels, return_inverse=True)
+    classes = [CIFAR_NAMES[label] for label in there]
+    check_whole(known, path, classes, len(labels))
+    store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.data).hexdigest()[:24])
+    return Dataset("cifar100", classes, store, labels, is_test)
+
+
+def _read_cifar(files: Files, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8 [n, 3, 32, 32] and fine labels [n] of `train` or `test`, in the order of the file."""
+    there = sorted((p for p in files.names if not hidden(p)), key=lambda p: p.count("/"))
+    name = next((p for p in there if p.rsplit("/", 1)[-1] in (split, f"{split}.bin")), None)
+    if name is None:
+        raise ImageError(
+            f"{path}: no file {split!r} (cifar-100-python) or '{split}.bin' (cifar-100-binary) in it; get it again"
+        )
+    data = read_file(files, name)
+    if name.endswith(".bin"):
+        if len(data) % RECORD or not data:
+            raise ImageError(f"{path}: {name} is damaged, {len(data)} bytes are no multiple of {RECORD}; get it again")
+        records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
+        pixels, labels = records[:, 2:], records[:, 1].astype(np.int64)
+    else:
+        batch = load_plain_pickle(data, f"{path}: {name}")
+        try:
+            pixels, labels = batch["data"], np.array(batch["fine_labels"], np.int64)
+            good = pixels.dtype == np.uint8 and pixels.shape == (len(labels), 3 * SIDE * SIDE) and labels.ndim == 1
+        except (TypeError, KeyError, ValueError, AttributeError):
+            good = False
+        if not good:
+            raise ImageError(
+                f"{path}: {name} is not part of CIFAR-100: it lacks pixels (data) or labels (fine_labels); get it again"
+            )
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(CIFAR_NAMES):
+        raise ImageError(f"{path}: {name} has labels beyond 0 … {len(CIFAR_NAMES) - 1}; get it again")
+    return np.ascontiguousarray(pixels).reshape(-1, 3, SIDE, SIDE), labels
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Accepts arrays, lists, dictionaries, strings, bytes and numbers; refuses everything else."""
+
+    ARRAY = np.empty(0, np.uint8).__reduce__()[0]  # the function that rebuilds arrays, under any version of numpy
+    ALLOWED = {
+        ("numpy.core.multiarray", "_reconstruct"): ARRAY,
+        ("numpy._core.multiarray", "_reconstruct"): ARRAY,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
+        return self.ALLOWED[module, name]
+
+
+def load_plain_pickle(data: bytes, name: str) -> Any:
+    try:
+        return _PlainUnpickler(io.BytesIO(data), encoding="latin1").load()  # written by Python 2
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ImageError(f"{name} is not a pickle of plain data and is not read ({error}); get it again") from None
 
 
 LAYOUTS: dict[str, Callable[[Published, Path], Listing]] = {

@@ -102,8 +102,8 @@ class Evaluator:
         """The best class of each image [n], its probability [n], and the best of its task [n]. Only the scores of one
         batch are in memory. candidates: whether a task has a class [tasks, classes]. task_of: the task of each [n]."""
         device = self.runtime.device  # moved there once: to copy something per batch would wait for the batch before
-        candidates, task_of = candidates.to(device), task_of.to(device)
-        tasks = (task_of[batch[0] : batch[-1] + 1] for batch in self._own(self._batches(images)))
+        candidates = candidates.to(device)
+        tasks = iter(self._own(task_of.to(device).split(list(map(len, self._batches(images))))))
 
         def best(view: View) -> Tensor:
             logits = self.method.logits(view)

@@ -111,7 +111,7 @@ class Method(nn.Module):
     search_space: ClassVar[dict[str, tuple[float, float]]] = {"lr": (1e-4, 3e-1)}
     tunes_backbone: ClassVar[bool] = False
     backbone_parts: ClassVar[tuple[str, ...]] = ()  # names of parameters that it adds to a backbone that stays frozen
-    uses_query: ClassVar[bool] = False  # uses `View.query`; queries that are known already are passed in
+    uses_query: bool = False  # uses `View.query`; queries that are known already are passed in
     choosable: int = 0  # number of prompts per block that `choices` chooses from
     uses_frozen: bool = False  # uses `frozen_features` of clean images; those that are known already are passed in
     classifies_frozen: ClassVar[bool] = False  # classifies the backbone's features as they are, unless `adapt` is on
@@ -135,6 +135,7 @@ class Method(nn.Module):
         self.options: Any = options
         self.vit = vit
         self.class_tokens: int = getattr(options, "class_tokens", 1)
+        self.token_blocks = tuple(range(-1, -1 - self.class_tokens, -1))  # this order is in run folders
         self.mirror: bool = getattr(options, "mirror", False)
         if self.class_tokens > vit.config.depth:
             raise UserError(
@@ -145,7 +146,7 @@ class Method(nn.Module):
         self.adapters: Any = None  # beside the backbone's blocks, if a method has some
         if self.classifies_frozen:
             plain = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
-            self.uses_query = plain  # type: ignore[misc]
+            self.uses_query = plain
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))
@@ -205,8 +206,8 @@ class Method(nn.Module):
             groups += [{"params": layer, "scale": scale * decay**n} for n, layer in enumerate(learning) if layer]
         return groups
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
-        """Class tokens of the last blocks [B, class_tokens · D] and the method's own loss terms."""
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+        """Class tokens after these blocks, in this order [B, blocks · D], and the method's own loss terms."""
         if self.classifies_frozen and self.uses_query:
             return view.query, {}
         adapters = (
@@ -227,7 +228,7 @@ class Method(nn.Module):
 
     def read(self, view: View) -> tuple[Tensor, Losses]:
         """`features` of the images as they are."""
-        tokens, own = self.encode(view, self.class_tokens)
+        tokens, own = self.encode(view, self.token_blocks)
         return (scaled(tokens, self.class_tokens) if getattr(self.options, "scaled", False) else tokens), own
 
     def losses(self, view: View) -> Losses:

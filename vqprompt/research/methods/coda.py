@@ -66,7 +66,7 @@ class CodaPrompt(Method):
             fresh = orthogonal_rows(self._so_far(name).detach().flatten(2).cpu(), new.shape[1])
             new.data.copy_(fresh.view_as(new))
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         keys, attention, prompts = self._so_far("keys"), self._so_far("attention"), self._so_far("prompts")
         prompt = torch.einsum("bmn,mnld->bmld", attended_cosine(view.query, attention, keys), prompts)
         losses: Losses = {}

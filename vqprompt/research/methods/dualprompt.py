@@ -54,17 +54,15 @@ class DualPrompt(Method):
         self.choosable = len(self.experts)
         train_only(self.experts, task.number)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
-            losses["key"] = (
-                self.options.key_weight * (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
-            )
+            away = (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
+            losses["key"] = self.options.key_weight * away
             experts = own.prompts.unbind(0)
         else:
-            choice = self.choices(view.query)
-            experts = pick(self._of_all("prompts"), choice[..., None]).unbind(1)
+            experts = pick(self._of_all("prompts"), self.choices(view.query)[..., None]).unbind(1)
         prompts = dict(zip(self.options.general_blocks, self.general, strict=True))
         prompts |= dict(zip(self.options.blocks, experts, strict=True))
         return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses

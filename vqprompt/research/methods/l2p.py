@@ -49,7 +49,7 @@ class L2P(Method):
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
         self.choosable = options.pool
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":

@@ -93,8 +93,8 @@ class MovingMemory(Method):
     def feature_width(self) -> int:
         return super().feature_width * (2 if self.options.frozen_beside else 1)
 
-    def encode_frozen(self, view: View, class_tokens: int) -> Tensor:
-        """Class tokens of the frozen network [B, class_tokens · D]."""
+    def encode_frozen(self, view: View, class_tokens: tuple[int, ...]) -> Tensor:
+        """Class tokens of the frozen network after these blocks, in this order [B, blocks · D]."""
         return self.vit.encode(view.tokens, class_tokens=class_tokens).float()
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
@@ -106,7 +106,7 @@ class MovingMemory(Method):
 
     def frozen_features(self, view: View) -> Tensor:
         views = [view, view.mirrored()] if self.mirror and view.labels is None else [view]
-        tokens = [self.encode_frozen(own, self.class_tokens) for own in views]
+        tokens = [self.encode_frozen(own, self.token_blocks) for own in views]
         parts = [scaled(part, self.class_tokens) for part in tokens] if self.options.scaled else tokens
         return parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2
 

@@ -44,7 +44,7 @@ class MovingPrompts(MovingMemory):
         blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
         check_blocks(blocks, vit.config.depth)
         super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
-        self.uses_query = options.pool > 1  # type: ignore[misc]
+        self.uses_query = options.pool > 1
         self.uses_frozen = options.frozen_beside and not self.uses_query  # one of the two is kept
         self.pool = PromptPool(len(blocks), options.pool, options.length, vit.config.width, options.spread)
         self.choosable = options.pool
@@ -54,7 +54,7 @@ class MovingPrompts(MovingMemory):
         if data.task.number == 0 and self.uses_query and self.options.spread.keys == "k-means":
             self.pool.start_keys(data.queries, data.seed)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         o = self.options
         if not self.trained:  # prompts start at random: without training they say nothing
             return self.encode_frozen(view, class_tokens), {}

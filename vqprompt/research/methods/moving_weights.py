@@ -48,7 +48,7 @@ class MovingWeights(MovingMemory):
                 self.register_buffer(f"up{number}", torch.zeros(rows, options.rank))
                 self.register_buffer(f"down{number}", torch.zeros(options.rank, columns))
 
-    def encode_frozen(self, view: View, class_tokens: int) -> Tensor:
+    def encode_frozen(self, view: View, class_tokens: tuple[int, ...]) -> Tensor:
         assert self.frozen is not None
         return self.frozen.encode(view.through(self.frozen).tokens, class_tokens=class_tokens).float()
 

@@ -53,12 +53,9 @@ class RanPAC(FirstTaskAdapters):
         features, targets = data.features, F.one_hot(data.labels, data.task.all_classes).float()
         self.products = F.pad(self.products, (0, data.task.new_classes))
         ridge = self._choose_ridge(features, targets, data.seed)
-        self._add(features, targets)
-        self.weight = solve_ridge(self.gram, self.products, ridge)
-
-    def _add(self, features: Tensor, targets: Tensor) -> None:
         lifted = self.lift(features)
         self.gram, self.products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets
+        self.weight = solve_ridge(self.gram, self.products, ridge)
 
     def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> float:
         """The ridge with the smallest squared error on a fifth of the task's images. As published, the other images

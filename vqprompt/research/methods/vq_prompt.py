@@ -63,7 +63,7 @@ class VQPrompt(Method):
         super().grow(task)
         self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
-    def encode(self, view: View, class_tokens: int = 1) -> tuple[Tensor, Losses]:
+    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)
         prompt = self.pool.mix(alpha)

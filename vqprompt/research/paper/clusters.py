@@ -125,9 +125,6 @@ class RayExecutor(ClusterExecutor):
                 yield stream, item
 
 
-# ---------------------------------------------------------------------------------------------- in a worker
-
-
 def work(job: Job, files: FolderContent) -> Iterator[Event | FolderContent]:
     """A run's events, and its files after each checkpoint and at the end, in the order in which they come. files: those
     that it has so far."""
@@ -139,9 +136,8 @@ def work(job: Job, files: FolderContent) -> Iterator[Event | FolderContent]:
 
         def send(event: Event) -> None:
             nonlocal sent
-            if (
-                now := execution.checkpoint_stamp(folder)
-            ) != sent:  # between two saves, because the run itself calls this
+            now = execution.checkpoint_stamp(folder)  # between two saves, because the run itself calls this
+            if now != sent:
                 sent = now
                 outbox.put(pack(folder))
             outbox.put(event)
@@ -162,15 +158,14 @@ def work(job: Job, files: FolderContent) -> Iterator[Event | FolderContent]:
                 return
 
 
-# ---------------------------------------------------------------------------------------------- the files of a run
+def files_in(folder: Path) -> dict[str, Path]:
+    """All files of a folder by relative path, except hidden ones (locks, partial files)."""
+    files = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {path.as_posix(): f for path, f in files.items() if not any(part.startswith(".") for part in path.parts)}
 
 
 def pack(folder: Path) -> FolderContent:
-    """All files of a folder by relative path, except hidden ones (locks, partial files)."""
-    if not folder.is_dir():
-        return {}
-    files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    return {name: file.read_bytes() for name, file in files.items() if not _hidden(name)}
+    return {name: file.read_bytes() for name, file in files_in(folder).items()}
 
 
 def unpack(content: FolderContent, folder: Path) -> None:
@@ -182,40 +177,27 @@ def unpack(content: FolderContent, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(content, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
         place = folder / name
-        if not place.is_file() or place.stat().st_size != len(content[name]) or place.read_bytes() != content[name]:
+        if not place.is_file() or place.read_bytes() != content[name]:
             write_atomically(place, content[name])
-    for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_file() and name not in content and not _hidden(name):
+    for name, file in files_in(folder).items():
+        if name not in content:
             file.unlink()
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in name.split("/"))
-
-
-# ---------------------------------------------------------------------------------------------- the cluster
-
-
-def import_ray() -> Any:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a future Ray's default; else it warns
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--on ray needs Ray: pip install 'vqprompt[ray]'") from None
-    return ray
 
 
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """The module `ray`, connected to the cluster at this address. address=None: the cluster that this machine is part
     of; if there is none, one is started on this machine, and ended after use."""
-    ray = import_ray()
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a future Ray's default; else it warns
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--on ray needs Ray: pip install 'vqprompt[ray]'") from None
     if address is not None:
         check_answers(address)
     already = ray.is_initialized()
     if not already:
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             ray.init(address=address, **quiet) if address else ray.init(include_dashboard=False, **quiet)
         except (Exception, SystemExit) as error:
@@ -294,13 +276,12 @@ class SlurmExecutor(ClusterExecutor):
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
-        gpus = int(self.gpus or 0) or None
-        resources = {
-            "cpus_per_task": self.cpus or CORES_PER_RUN,
-            "gpus_per_node": gpus,
+        asked: dict[str, Any] = {
+            "cpus_per_task": self.cpus,
+            "gpus_per_node": int(self.gpus or 0),
             "slurm_partition": self.address,
         }
-        asked = {name: value for name, value in resources.items() if value is not None}
+        asked = {name: value for name, value in asked.items() if value}
         executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, **asked)
         return executor
 
@@ -332,5 +313,5 @@ class SlurmExecutor(ClusterExecutor):
         except UncompletedJobError as error:  # killed, or its machine was lost: there is no result
             return self.lost(run, str(error).strip().partition("\n")[0])
         except FailedJobError as error:
-            return Failed(str(error).strip().rpartition("\n")[2])
+            event = Failed(str(error).strip().rpartition("\n")[2])
         return event

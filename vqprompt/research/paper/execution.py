@@ -37,18 +37,13 @@ ERROR_FILE = "error.txt"  # in a run's folder: the traceback of a failure that w
 MOST_LOSSES = 3  # in a row, without a new checkpoint: then the run itself probably kills its machines
 PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that other machines get
 CORES_PER_RUN = 8  # with more, a single run gets hardly faster
-PLACES = "local, ray, ray=HOST:PORT, slurm or slurm=PARTITION"
 
 
 class Started(NamedTuple):
-    """A worker has begun a run. where: its machine, if it is another one."""
-
-    where: str = ""
+    where: str = ""  # the machine, if it is another one
 
 
 class Advanced(NamedTuple):
-    """A run has made progress."""
-
     progress: Progress
 
 
@@ -149,9 +144,9 @@ class Executor(ABC):
         self.failed: dict[str, str] = {}  # reasons by run name
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
         self.jobs: dict[Any, Run] = {}
-        waiting = deque(todo)
-        if not waiting:
+        if not todo:
             return {}
+        waiting = deque(todo)
         with self.opened(todo):
             while waiting or self.jobs:
                 while waiting and len(self.jobs) < self.at_once:
@@ -198,8 +193,7 @@ class Executor(ABC):
 
     def lost(self, run: Run, reason: str) -> Lost | Failed:
         """What becomes of a run that lost its machine."""
-        times, before = self.losses.get(run.name, (0, None))
-        now = checkpoint_stamp(self.out / run.name)
+        (times, before), now = self.losses.get(run.name, (0, None)), checkpoint_stamp(self.out / run.name)
         times = times + 1 if now == before else 1
         self.losses[run.name] = times, now
         if times > MOST_LOSSES:
@@ -209,11 +203,10 @@ class Executor(ABC):
 
 def checkpoint_stamp(folder: Path) -> tuple[int, int] | None:
     """Changes with every checkpoint of a run."""
-    try:
+    with suppress(OSError):
         status = (folder / INFO).stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
+    return None
 
 
 def find_executor(
@@ -222,7 +215,7 @@ def find_executor(
     """on: as `--on`. workers: the most runs at a time. cpus, gpus: per run, on other machines."""
     kind, equals, address = on.partition("=")
     if kind not in ("local", "ray", "slurm") or (equals and (kind == "local" or not address)):
-        raise UserError(f"--on {on}: expected {PLACES}")
+        raise UserError(f"--on {on}: expected local, ray, ray=HOST:PORT, slurm or slurm=PARTITION")
     if kind == "local":
         if cpus is not None or gpus is not None:
             raise UserError(
@@ -280,8 +273,7 @@ class Requirements:
         that other machines could not reach."""
         if "mlflow" in track and not os.environ.get("MLFLOW_TRACKING_URI"):
             raise UserError(
-                "--track mlflow on other machines needs a server that all of them can reach; set MLFLOW_TRACKING_URI "
-                "to it"
+                "--track mlflow elsewhere needs a server that all machines can reach; set MLFLOW_TRACKING_URI to it"
             )
         folder, configs = str(Path.cwd()), [run.config for run in runs]
         brought = {METHODS.version(c.method) for c in configs}
@@ -301,10 +293,8 @@ class Requirements:
             os.chdir(self.folder)
         try:
             for name, expected in self.weights.items():
-                if (digest := weights_digest(name, self.folder)) != expected:
-                    return (
-                        f"its backbone {name} has other weights ({digest}, not {expected}); copy the right ones there"
-                    )
+                if (own := weights_digest(name, self.folder)) != expected:
+                    return f"its backbone {name} has other weights ({own}, not {expected}); copy the right ones there"
             for data in self.data:
                 check_data(data)
         except (UserError, OSError) as error:

@@ -49,10 +49,6 @@ class Grid:
         several = len(self.backbones) > 1 and "backbone" not in self.settings
         return ({"backbone": self.backbones} if several else {}) | sweep.axes
 
-    def sweep_of(self, method: str) -> Sweep:
-        """The sweep of a method. A method that the paper's table does not have joins the last sweep."""
-        return next((sweep for sweep in self.sweeps if method in sweep.methods), self.sweeps[-1])
-
     def declared(self, method: str, variant: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         """The settings of a run as the grid declares them, without a user's changes."""
         settings = {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}

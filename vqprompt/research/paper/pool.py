@@ -30,10 +30,6 @@ from vqprompt.research.paper.table_rows import read_runs
 from vqprompt.research.results.config import MACHINE_SETTINGS, completed
 
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
-SECONDS_BETWEEN_MESSAGES = 0.1
-
-
-# ---------------------------------------------------------------------------------------------- what is done already
 
 
 def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
@@ -50,7 +46,9 @@ def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
         if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
-            _adopt(folders[0], place)
+            partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+            shutil.copytree(folders[0], partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
+            partial.rename(place)
     return todo
 
 
@@ -63,21 +61,11 @@ def _identity(config: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in sorted(settings.items()) if key not in MACHINE_SETTINGS})
 
 
-def _adopt(folder: Path, place: Path) -> None:
-    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(folder, partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
-    partial.rename(place)
-
-
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)  # safe, because files of a run are replaced, never changed in place
     except OSError:  # the file system has no links
         shutil.copy2(source, target)
-
-
-# ---------------------------------------------------------------------------------------------- the pool
 
 
 @dataclass(eq=False)
@@ -97,11 +85,8 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.at_once = min(self.most, self.total)
-        self.conditions = {
-            "seconds_between": SECONDS_BETWEEN_MESSAGES, "at_once": self.at_once,
-            "shared_queries": self.out / SHARED_FOLDER,
-        }  # fmt: skip
+        self.at_once, shared = min(self.most, self.total), self.out / SHARED_FOLDER
+        self.conditions = {"seconds_between": 0.1, "at_once": self.at_once, "shared_queries": shared}
         self.workers = [start_worker(slot, self.at_once) for slot in range(self.at_once)]
         try:
             yield
@@ -111,23 +96,20 @@ class LocalExecutor(Executor):
                 if worker in self.jobs:
                     worker.process.terminate()
                 worker.process.join()
-            shutil.rmtree(self.out / SHARED_FOLDER, ignore_errors=True)
-
-    def _idle(self) -> Worker:
-        return next(worker for worker in self.workers if worker not in self.jobs)
+            shutil.rmtree(shared, ignore_errors=True)
 
     def choose(self, waiting: Sequence[Run]) -> Run:
         """One of the method that the worker has compiled code for, else of a method that no other worker has."""
-        method, others = self._idle().method, {run.config.method for run in self.jobs.values()}
-        same = (run for run in waiting if run.config.method == method)
+        self.idle = next(worker for worker in self.workers if worker not in self.jobs)
+        others = {run.config.method for run in self.jobs.values()}
+        same = (run for run in waiting if run.config.method == self.idle.method)
         new = (run for run in waiting if run.config.method not in others)
         return next(same, None) or next(new, waiting[0])
 
     def start(self, run: Run, job: Job) -> Worker:
-        worker = self._idle()
-        worker.method = run.config.method
-        worker.pipe.send(job)
-        return worker
+        self.idle.method = run.config.method
+        self.idle.pipe.send(job)
+        return self.idle
 
     def events(self) -> Iterator[tuple[Worker, Event]]:
         busy = {worker.pipe: worker for worker in self.jobs}
@@ -141,9 +123,6 @@ class LocalExecutor(Executor):
                 self.workers[slot] = start_worker(slot, self.at_once)
                 event = Failed(f"its process ended with status {worker.process.exitcode} (−9: out of memory?)")
             yield worker, event
-
-
-# ---------------------------------------------------------------------------------------------- a worker
 
 
 def start_worker(slot: int, workers: int) -> Worker:

@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 JOURNAL, SETTINGS, PAGE = "trials.log", "settings.toml", "search.html"  # in the folder of a search
 
 
-def import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("a search needs Optuna: pip install 'vqprompt[search]'") from None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # the command prints its own messages
-    return optuna
-
-
 class Search:
     """The trials of one method.
 
@@ -58,7 +49,13 @@ class Search:
         self, out: Path, method: str, given: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]], trials: int,
         at_once: int,
     ) -> None:  # fmt: skip
-        self.optuna, self.out, self.method, self.title = import_optuna(), out, method, find_method(method).title
+        try:
+            import optuna
+        except ImportError:
+            raise UserError("a search needs Optuna: pip install 'vqprompt[search]'") from None
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # the command prints its own messages
+        self.optuna: Any = optuna
+        self.out, self.method, self.title = out, method, find_method(method).title
         self.given, self.trials, self.at_once = given, trials, at_once
         self.config = self.config_of({})  # as without a search
         if not self.config.validation:
@@ -74,12 +71,11 @@ class Search:
     def _distribution(self, key: str, low: float, high: float) -> BaseDistribution:
         for value in (low, high):
             self.config_of({key: value})  # refuses unknown settings and impossible values
-        log, distributions = logarithmic(low, high), self.optuna.distributions
+        kinds, log = self.optuna.distributions, logarithmic(low, high)
+        distribution: BaseDistribution = kinds.FloatDistribution(low, high, log=log)
         if isinstance(setting_of(self.config.model_dump(), key), int):
-            return distributions.IntDistribution(int(low), int(high), log=log)
-        return distributions.FloatDistribution(low, high, log=log)
-
-    # ------------------------------------------------------------------ trials
+            distribution = kinds.IntDistribution(int(low), int(high), log=log)
+        return distribution
 
     @cached_property
     def study(self) -> Study:
@@ -88,18 +84,15 @@ class Search:
         name = f"{self.method}, seed {self.config.seed}"
         try:
             storage = self.optuna.storages.JournalStorage(backend)
-            study: Study = self.optuna.create_study(
-                study_name=name, storage=storage, direction="maximize", load_if_exists=True
-            )
+            how = {"direction": "maximize", "load_if_exists": True}
+            study: Study = self.optuna.create_study(study_name=name, storage=storage, **how)
         except (ValueError, KeyError) as error:
             raise UserError(f"{self.out / JOURNAL}: damaged ({error}); restore it, or give another folder") from None
         config = self.config.model_dump(mode="json")
         if "settings" not in study.user_attrs:
-            own = {key: setting_of(config, key) for key in self.ranges}
-            inside = (
-                key for key, (low, high) in self.ranges.items() if own[key] is not None and low <= own[key] <= high
-            )
-            study.enqueue_trial({key: own[key] for key in inside})
+            own = {key: value for key in self.ranges if (value := setting_of(config, key)) is not None}
+            inside = {key: value for key, value in own.items() if self.ranges[key][0] <= value <= self.ranges[key][1]}
+            study.enqueue_trial(inside)
             study.set_user_attr("settings", config)
         if changed := differences(config, study.user_attrs["settings"]):
             pairs = ", ".join(f"{key}={then} then, {now} now" for key, (now, then) in changed.items())
@@ -147,8 +140,6 @@ class Search:
         """How many trials are not over."""
         return max(0, self.trials - len(self._in_state("COMPLETE", "FAIL")))
 
-    # ------------------------------------------------------------------ what was found
-
     @property
     def over(self) -> list[FrozenTrial]:
         """The trials that are over, the best first."""
@@ -172,10 +163,8 @@ class Search:
         ]
 
     def __str__(self) -> str:
-        chosen = (
-            f"{key} = {self.settings[key]:g}, searched from {low:g} to {high:g}"
-            for key, (low, high) in self.ranges.items()
-        )
+        ranges = ((key, self.settings[key], *limits) for key, limits in self.ranges.items())
+        chosen = [f"{key} = {best:g}, searched from {low:g} to {high:g}" for key, best, low, high in ranges]
         return f"{self.over[0].value:.2f} in the best of {counted(len(self.over), 'trial')}: {'; '.join(chosen)}"
 
     def chart(self, key: str) -> Markup:
@@ -187,17 +176,18 @@ class Search:
 
 
 def write_findings(searches: Sequence[Search], out: Path) -> list[Search]:
-    """Write the settings file and the page. Returns the searches that found something."""
-    found = [search for search in searches if any(trial.value is not None for trial in search.over)]
+    """Write the settings file and the page. Returns the searches that have a result."""
+    successful = [search for search in searches if any(trial.value is not None for trial in search.over)]
     lines = ["# Chosen by `vqprompt search` on held-out training images, for `vqprompt bench run --settings`."]
-    for search in found:
+    for search in successful:
         values = (f"{json.dumps(key)} = {json.dumps(value)}" for key, value in search.settings.items())
         lines += ["", f"[{json.dumps(search.method)}]", *values]
-    if found:
+    if successful:
         write_atomically(out / SETTINGS, "\n".join([*lines, ""]))
-        data = data_name(found[0].config.data)
-        write_atomically(out / PAGE, render("search.html", found=found, data=data, config=found[0].config))
-    return found
+        config = successful[0].config
+        page = render("search.html", searches=successful, data=data_name(config.data), config=config)
+        write_atomically(out / PAGE, page)
+    return successful
 
 
 def logarithmic(low: float, high: float) -> bool:

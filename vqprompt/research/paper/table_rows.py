@@ -30,11 +30,9 @@ OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_clas
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run on disk: its result, its settings, and its folder (None if the run comes from a file of results)."""
-
     result: RunResult
     config: dict[str, Any]
-    folder: Path | None = None
+    folder: Path | None = None  # None if it comes from a file of results
 
 
 @dataclass
@@ -75,9 +73,8 @@ class Row:
 
     def ours(self, measure: str) -> tuple[float | None, float | None]:
         """Mean and standard deviation over the seeds: over n, as the paper's code has it (numpy.std). None if a run
-        lacks the number. measure: a field of the results, or one of their `measures`."""
-        known = (r.measures[measure] if measure in r.measures else getattr(r, measure, None) for r in self.results)
-        values = [value for value in known if isinstance(value, int | float)]
+        lacks the number. measure: as for `RunResult.number`."""
+        values = [value for result in self.results if (value := result.number(measure)) is not None]
         if not values or len(values) < len(self.runs):
             return None, None
         return mean(values), pstdev(values) if len(values) > 1 else None
@@ -110,14 +107,11 @@ def read_runs(source: Path) -> list[SavedRun]:
 
 def _read_saved(file: Path) -> list[SavedRun]:
     content = read_json(file)
-    if not isinstance(content, list) or not all(_is_saved_run(entry) for entry in content):
+    entries = content if isinstance(content, list) else [None]
+    configs = [entry.get("config") if isinstance(entry, dict) else None for entry in entries]
+    if not all(isinstance(c, dict) and {"method", "data", "backbone", "seed", "options"} <= c.keys() for c in configs):
         raise UserError(f"{file}: holds no results; give a file that `vqprompt bench table NAME --save FILE` wrote")
     return [SavedRun(RunResult.parse(entry, f"{file}, run {n}"), entry["config"]) for n, entry in enumerate(content, 1)]
-
-
-def _is_saved_run(entry: Any) -> bool:
-    config = entry.get("config") if isinstance(entry, dict) else None
-    return isinstance(config, dict) and {"method", "data", "backbone", "seed", "options"} <= config.keys()
 
 
 SAVED_FIELDS = {
@@ -204,7 +198,8 @@ def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> 
         row_of(method, variant, {}, grid.declared(method, variant)["backbone"])
     for run in (run for run in runs if run.result.done):
         method, backbone = run.config["method"], run.config["backbone"]
-        variant = {key: setting_of(run.config, key) for key in grid.axes(grid.sweep_of(method))}
+        sweep = next((sweep for sweep in grid.sweeps if method in sweep.methods), grid.sweeps[-1])
+        variant = {key: setting_of(run.config, key) for key in grid.axes(sweep)}
         if None in variant.values():
             continue
         declared = grid.declared(method, variant)

@@ -1,24 +1,124 @@
-"""The table and the figures of a grid, from its rows; and a summary of several tables."""
+"""The table and the figures of a grid, from its rows; and a summary of several tables. Both are written as
+Markdown, CSV, LaTeX and a page with figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import csv
+import io
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
+from markupsafe import Markup
 from scipy.stats import rankdata
 
+from vqprompt.core.files import write_atomically
 from vqprompt.research.paper.grids import Grid, described
-from vqprompt.research.paper.table_formats import NONE, Chart, TextTable, in_words
 from vqprompt.research.paper.table_rows import ACCURACIES, Row, distinct_name
 from vqprompt.research.report import figures
+from vqprompt.research.report.pages import PAGE_NAME, line_in_words
+from vqprompt.research.report.render import UNKNOWN, render
 
 OTHER_BACKBONE, OTHER_SETTINGS, PAPER_NOTE = "†", "§", "‡"
 # fields of a result and their headings: numbers that are shown with their spread over the seeds, and counts
 MEASURES = {"faa": "FAA", "caa": "CAA", "forgetting": "forgetting"}
 COUNTS = {"trainable": "trainable", "images_per_second": "images/s"}
+# further ones, which every .csv has; tables that name them in paper.toml show them, too
+MORE = (
+    "backward_transfer", "plasticity", "new_accuracy", "old_accuracy", "within_task", "area_under_curve",
+    "peak_memory", "kept_bytes", "training_flops", "test_flops",
+)  # fmt: skip
+TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "×": r"$\times$",
+    "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$", "Δ": r"$\Delta$", "τ": r"$\tau$", "λ": r"$\lambda$",
+}  # fmt: skip
+
+
+class Chart(NamedTuple):
+    name: str  # of its file
+    caption: str
+    svg: str
+    lines: Sequence[figures.Line]
+
+
+def in_words(caption: str, lines: Sequence[figures.Line]) -> str:
+    """A chart's caption and values as text, for people who cannot see the chart."""
+    return f"{caption}: " + "; ".join(map(line_in_words, lines))
+
+
+def link(run: Path | None, page: Path) -> str | None:
+    """To the page of a run, relative to the folder of another page; None if there is none."""
+    if run is None or not (run / PAGE_NAME).exists():
+        return None
+    return quote(Path(os.path.relpath(run / PAGE_NAME, page)).as_posix())
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """The same cells in every format. columns: cells by heading. text: headings of columns that hold no numbers.
+    numbers: rows for CSV by column, not rounded. runs: per row, the folders of its runs by seed, to which seeds
+    link on the page. source: where the paper has it. warning: on top of the page."""
+
+    name: str  # of its files
+    title: str
+    columns: Mapping[str, Sequence[str]]
+    notes: Sequence[str]
+    text: Collection[str]
+    numbers: Sequence[Mapping[str, Any]]
+    charts: Sequence[Chart] = ()
+    runs: Sequence[Mapping[int, Path | None]] = ()
+    source: str = ""
+    warning: str = ""
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        return list(zip(*self.columns.values(), strict=True))
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return f"### {self.title}\n\n{table}\n\n" + "\n".join(f"- {note}" for note in self.notes) + "\n"
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(self.numbers[0]) if self.numbers else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.numbers)
+        return text.getvalue()
+
+    def latex(self) -> str:
+        lines = [" & ".join(map(escape_tex, line)) + r" \\" for line in (self.columns, *self.rows)]
+        body = "\n".join([lines[0], r"\midrule", *lines[1:]])
+        alignment = "".join("l" if heading in self.text else "r" for heading in self.columns)
+        below = r" \\ ".join(map(escape_tex, self.notes))
+        return (
+            "% needs \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
+            f"\\caption{{{escape_tex(self.title)}}}\n\\begin{{tabular}}{{{alignment}}}\n\\toprule\n{body}\n"
+            f"\\bottomrule\n\\end{{tabular}}\n\n\\footnotesize {below}\n\\end{{table}}\n"
+        )
+
+    def html(self, folder: Path) -> str:
+        """folder: where the page will be written; links to the runs' own pages are relative to it."""
+        return render("table.html", table=self, svg=Markup, link=lambda run: link(run, folder))
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write NAME.md, .csv, .tex and .html into the folder, and the figures as .svg."""
+        texts = {f"{self.name}.md": self.markdown(), f"{self.name}.csv": self.csv(), f"{self.name}.tex": self.latex()}
+        texts[f"{self.name}.html"] = self.html(folder)
+        texts |= {f"{chart.name}.svg": figures.standalone(chart.svg, chart.lines) for chart in self.charts}
+        for name, text in texts.items():
+            write_atomically(folder / name, text)
+        return [folder / name for name in texts]
+
+
+def escape_tex(text: str) -> str:
+    return "".join(TEX.get(character, character) for character in text)
 
 
 def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTable:
@@ -37,11 +137,11 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
 
     def difference(key: str, row: Row) -> str:
         value = row.difference(key)
-        return NONE if value is None else f"{value:+.2f}{mark(row)}"
+        return UNKNOWN if value is None else f"{value:+.2f}{mark(row)}"
 
     def count(key: str, row: Row) -> str:
         value = row.ours(key)[0]
-        return NONE if value is None else f"{value:,.0f}"
+        return UNKNOWN if value is None else f"{value:,.0f}"
 
     cells: dict[str, Callable[[Row], str]] = {
         "method": method,
@@ -51,8 +151,8 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
         **{heading: partial(count, key) for key, heading in COUNTS.items() if not grid.ablation},
         **{f"paper {MEASURES[key]}": partial(paper, key) for key in ACCURACIES},
         **{f"Δ {MEASURES[key]}": partial(difference, key) for key in ACCURACIES},
-        "seeds": lambda row: ", ".join(map(str, row.seeds)) or NONE,
-        "backbone": lambda row: row.backbone + mark(row) if row.runs else NONE,
+        "seeds": lambda row: ", ".join(map(str, row.seeds)) or UNKNOWN,
+        "backbone": lambda row: row.backbone + mark(row) if row.runs else UNKNOWN,
     }
     columns = {heading: [cell(row) for row in rows] for heading, cell in cells.items()}
     warning = (
@@ -62,7 +162,7 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
     return TextTable(
         grid.name,
         grid.title,
-        {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {NONE}},
+        {h: column for h, column in columns.items() if h in ("FAA", "seeds") or set(column) != {UNKNOWN}},
         notes(grid, rows),
         {"method", *axes, "seeds", "backbone"},
         [numbers(grid, row) for row in rows],
@@ -83,14 +183,14 @@ def ours(key: str, row: Row, unit: float = 1) -> str:
 
 def spread(value: float | None, std: float | None, mark: str = "", unit: float = 1) -> str:
     if value is None:
-        return NONE
+        return UNKNOWN
     return (f"{value / unit:.2f}" if std is None else f"{value / unit:.2f} ± {std / unit:.2f}") + mark
 
 
 def numbers(grid: Grid, row: Row) -> dict[str, Any]:
     """A row for CSV, with one column per number, not rounded."""
     values: dict[str, Any] = {"method": row.method, "variant": " ".join(described(row.variant))}
-    for key in (*MEASURES, *COUNTS, *(key for key, _ in grid.measures.values())):
+    for key in (*MEASURES, *COUNTS, *MORE):
         values[key], values[f"{key}_std"] = row.ours(key)
     for key in ACCURACIES:
         values[f"paper_{key}"], values[f"paper_{key}_std"] = row.paper(key)
@@ -138,9 +238,6 @@ def notes(grid: Grid, rows: Sequence[Row]) -> list[str]:
     return [*notes, *marks]
 
 
-# ---------------------------------------------------------------------------------------------- several tables
-
-
 def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> TextTable:
     """One column per table, and per variant of a table. Only methods that have a number in every column get a mean and
     a rank: over fewer tables, neither could be compared."""
@@ -160,10 +257,10 @@ def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> Text
 
     def cell(row: Row | None) -> str:
         changed = row is not None and row.changed.keys() - {"backbone"}
-        return NONE if row is None else ours("faa", row) + (OTHER_SETTINGS if changed else "")
+        return UNKNOWN if row is None else ours("faa", row) + (OTHER_SETTINGS if changed else "")
 
     def shown(numbers: Mapping[str, float]) -> list[str]:
-        return [f"{numbers[method]:.2f}" if method in numbers else NONE for method in order]
+        return [f"{numbers[method]:.2f}" if method in numbers else UNKNOWN for method in order]
 
     columns = {"method": order, **{name: [cell(of.get(method)) for method in order] for name, of in results.items()}}
     columns |= {"mean": shown(means), "mean rank": shown(ranks)}
@@ -188,9 +285,6 @@ def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> Text
         svg = figures.sweep_chart(lines, list(faa), "summary", in_words(title, lines), "table", "FAA (%)")
         charts.append(Chart("summary", "Final average accuracy by table, the methods by their mean rank", svg, lines))
     return TextTable("summary", title, columns, notes, {"method"}, numbers, charts)
-
-
-# ---------------------------------------------------------------------------------------------- figures
 
 
 def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:

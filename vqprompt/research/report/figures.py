@@ -20,6 +20,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
@@ -30,9 +31,8 @@ MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplo
 ACCURACY_COLORS = "YlGnBu"
 USE_COLORS = "Purples"
 MOST_BAR_LABELS = 12  # with more bars, the numbers over them would touch
-STYLE = matplotlib.rc_params_from_file(
-    Path(__file__).parent / "templates" / "style.mplstyle", use_default_template=False
-)
+STYLE_FILE = Path(__file__).with_name("templates") / "style.mplstyle"
+STYLE = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
 SVG_CHANGES = (
     (r"<style.*?</style>", ""),  # its `*` selector would change the whole page
     (r"<!--.*?-->", ""),
@@ -58,6 +58,10 @@ class Line:
     def glyph(self) -> str:
         return MARKERS[self.marker]
 
+    @property
+    def look(self) -> dict[str, Any]:
+        return {"color": self.color, "marker": self.marker, "linestyle": self.style}
+
 
 def distinct_line(number: int, name: str, values: Values) -> Line:
     """The line with this number in a chart. The combination of colour and marker repeats only after 35 lines."""
@@ -69,10 +73,8 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str, xlabel: str = "a
     many = max(0, len(lines) - 6)  # with more than six lines the chart is higher and the lines are thinner
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
         figure, axes = _axes(4.3, 2.6 + 0.15 * many, xlabel, "accuracy (%)")
-        for line in lines:
-            look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
-            # not clipped, because a marker at 100 % is partly outside the axes
-            axes.plot(range(1, len(line.values) + 1), _numbers(line.values), **look, clip_on=False, zorder=3)
+        for line in lines:  # not clipped, because a marker at 100 % is partly outside the axes
+            axes.plot(range(1, len(line.values) + 1), _numbers(line.values), **line.look, clip_on=False, zorder=3)
         shown = [v for line in lines for v in line.values if v is not None]
         axes.set_ylim(max(0, 10 * math.floor((min(shown, default=0) - 5) / 10)), 100)
         axes.yaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
@@ -88,18 +90,14 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.4} if any(line.spread for line in lines) else {})):
         figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
         for n, line in enumerate(lines):
-            look: dict[str, Any] = {"color": line.color, "marker": line.marker, "linestyle": line.style}
             aside = 0.05 * (n - (len(lines) - 1) / 2) if line.spread else 0.0
             at, values = [tick + aside for tick in range(len(ticks))], _numbers(line.values)
-            axes.plot(at, values, **look, zorder=3)
+            axes.plot(at, values, **line.look, zorder=3)
             if line.spread:
-                axes.errorbar(
-                    at, values, _numbers(line.spread), fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2
-                )
-        slanted: dict[str, Any] = (
-            {"rotation": 30, "ha": "right"} if sum(map(len, ticks)) > 45 else {}
-        )  # else they touch
-        axes.set_xticks(range(len(ticks)), list(ticks), **slanted)
+                deviations = _numbers(line.spread)
+                axes.errorbar(at, values, deviations, fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2)
+        long = sum(map(len, ticks)) > 45  # they would touch
+        axes.set_xticks(range(len(ticks)), list(ticks), rotation=30 if long else 0, ha="right" if long else "center")
         axes.margins(y=0.12)
         return _svg(figure, key, title)
 
@@ -112,8 +110,7 @@ def search_chart(
         figure, axes = _axes(4.3, 2.6, xlabel, "accuracy (%)")
         if log:
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the page has no TeX
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            _plain_numbers(axes.xaxis)
         axes.axvspan(*limits, color=BAND, linewidth=0, zorder=0)
         axes.plot(*zip(*points, strict=True), "o", color=COLORS[0], zorder=3)
         axes.plot(*max(points, key=lambda point: point[1]), "D", color=COLORS[1], zorder=4)
@@ -163,10 +160,8 @@ def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> st
         known = [v for v in values if v is not None and math.isfinite(v)]
         if known and min(known) > 0 and max(known) > 50 * min(known):
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))  # the page has no TeX
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        learned = sorted(set(tasks))
-        middles = []
+            _plain_numbers(axes.yaxis)
+        learned, middles = sorted(set(tasks)), []
         for n, task in enumerate(learned):
             epochs = [epoch for epoch, of in enumerate(tasks) if of == task]
             losses = _numbers([values[epoch] for epoch in epochs])
@@ -189,15 +184,13 @@ def prompt_use_chart(shares: Sequence[Sequence[float]], highest: float, key: str
         axes.imshow(shares, cmap=USE_COLORS, vmin=0, vmax=highest, aspect="auto", interpolation="none")
         axes.grid(False)
         axes.spines[:].set_visible(True)
-        every = math.ceil(tasks / 10)
-        axes.set_yticks(range(0, tasks, every), [str(task + 1) for task in range(0, tasks, every)])
-        every = math.ceil(prompts / 10)
-        axes.set_xticks(range(0, prompts, every), [str(prompt + 1) for prompt in range(0, prompts, every)])
-        for task in range(0, tasks, math.ceil(tasks / 10)):
-            used = sum(share > 0 for share in shares[task])
-            axes.annotate(
-                str(used), (1.02, task), xycoords=("axes fraction", "data"), va="center", color=MUTED, fontsize=8
-            )
+        rows, columns = (range(0, count, math.ceil(count / 10)) for count in (tasks, prompts))
+        axes.set_yticks(rows, [str(task + 1) for task in rows])
+        axes.set_xticks(columns, [str(prompt + 1) for prompt in columns])
+        place: Any = "axes fraction", "data"
+        for task in rows:
+            used = str(sum(share > 0 for share in shares[task]))
+            axes.annotate(used, (1.02, task), xycoords=place, va="center", color=MUTED, fontsize=8)
         return _svg(figure, key, title)
 
 
@@ -226,6 +219,12 @@ def _axes(width: float, height: float, xlabel: str, ylabel: str) -> tuple[Figure
     axes.set_ylabel(ylabel)
     axes.grid(axis="y")
     return figure, axes
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """Of a logarithmic axis; by default they are powers in TeX, which the page does not have."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _task_axis(axes: Axes, tasks: int) -> None:

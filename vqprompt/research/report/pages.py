@@ -94,17 +94,16 @@ def _accuracy_charts(result: RunResult) -> dict[str, Any]:
     means = [fmean(accuracies) if accuracies else None for accuracies in before]
     earlier = figures.Line("the tasks before it", means, figures.COLORS[1], "s")
     lines, drops = [average, latest, earlier], result.forgetting_per_task
-    online = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in result.curve])
-    after_each = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
-    forgetting = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
-    return {
-        "lines": lines,
-        "accuracy": Markup(figures.accuracy_chart(lines, "accuracy", after_each)),
-        "forgetting": Markup(figures.forgetting_chart(drops, "forgetting", forgetting)) if drops else None,
-        "online": Markup(figures.accuracy_chart([online], "online", line_in_words(online), "test"))
-        if result.curve
-        else None,
-    }
+    title = "Accuracy after each task: " + "; ".join(map(line_in_words, lines))
+    accuracy = Markup(figures.accuracy_chart(lines, "accuracy", title))
+    charts: dict[str, Any] = {"lines": lines, "accuracy": accuracy, "forgetting": None, "online": None}
+    if drops:
+        title = "Forgetting of each task, in points: " + ", ".join(map(fixed, drops))
+        charts["forgetting"] = Markup(figures.forgetting_chart(drops, "forgetting", title))
+    if result.curve:
+        online = figures.distinct_line(0, "all classes so far", [accuracy for _, accuracy in result.curve])
+        charts["online"] = Markup(figures.accuracy_chart([online], "online", line_in_words(online), "test"))
+    return charts
 
 
 def _loss_charts(epochs: Sequence[EpochLosses]) -> list[tuple[str, Markup]]:

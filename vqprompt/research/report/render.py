@@ -36,9 +36,8 @@ def _environment() -> Environment:
     )  # fmt: skip
     css = (files("vqprompt.research.report") / "templates" / "style.css").read_text(encoding="utf-8")
     environment.globals |= {"css": Markup(css), "figures": _figures}
-    environment.filters |= {
-        "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
-    }  # fmt: skip
+    filters = {"percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted}
+    environment.filters |= filters
     return environment
 
 
@@ -68,16 +67,14 @@ def short(count: int) -> str:
     return str(count)
 
 
-def thumbnail(opened: Callable[[], Any] | None, where: str = "image", side: int = THUMBNAIL) -> str | None:
+def thumbnail(opened: Callable[[], Any], where: str = "image") -> str | None:
     """A data: address of a small JPEG; None for what cannot be read."""
-    if opened is None:
-        return None
     try:
         content = opened()
         image = decoding.decode(content, where) if isinstance(content, bytes) else decoding.open_image(content)
     except (ValueError, OSError):
         return None
-    image.thumbnail((side, side))
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
     packed = io.BytesIO()
     image.save(packed, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(packed.getvalue()).decode()
@@ -85,4 +82,4 @@ def thumbnail(opened: Callable[[], Any] | None, where: str = "image", side: int 
 
 def thumbnails(opened: Mapping[str, Callable[[], Any]]) -> Callable[[str | None], str | None]:
     """For templates: `thumbnail` of an image, by where it is. opened: functions that read them."""
-    return lambda where: thumbnail(opened.get(where), where) if where else None
+    return lambda where: thumbnail(opened[where], where) if where and where in opened else None

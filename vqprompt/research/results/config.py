@@ -106,11 +106,11 @@ def resolve(
             available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
             raise UserError(f"{method_name} has no preset {preset!r}; {available}")
         layers.append(method.presets[preset])
-    entry = DATASETS.get(parse_data(str({**file, **given}.get("data", "quickdraw50")))[0] or "")
+    data = parse_data(str({**file, **given}.get("data", "quickdraw50")))[0]
+    entry = DATASETS.get(data or "")
     so_far = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **file, **given}
     count = len(so_far["tasks"]) if isinstance(so_far["tasks"], list) else so_far["tasks"]
-    name, backbone = parse_data(str(so_far.get("data", "quickdraw50")))[0], str(so_far["backbone"])
-    published = recipe_settings(find_recipe(method_name, name, backbone, count, preset == "released"))
+    published = recipe_settings(find_recipe(method_name, data, str(so_far["backbone"]), count, preset == "released"))
     if preset == "released":  # settings for the data set win over the preset, which knows no data set
         layers.insert(1, published)
     if "online" in str({**file, **given}.get("stream")):  # one pass, whatever suits the method otherwise
@@ -137,14 +137,13 @@ def resolve(
                 known = (*RunConfig.model_fields, *method.Options.model_fields)
                 hint = did_you_mean(key.split(".")[0], known)
                 raise UserError(f"no setting is called {key!r} for {method_name}; {hint}")
+    what = f"options of {method_name}"
     try:
         checked = method.Options(**options)
-    except ValidationError as error:
-        raise UserError(explain(error, f"options of {method_name}")) from None
-    try:
+        what = "run settings"
         return RunConfig(**run, options=checked.model_dump())
     except ValidationError as error:
-        raise UserError(explain(error, "run settings")) from None
+        raise UserError(explain(error, what)) from None
 
 
 def _refuse_absurd(settings: dict[str, Any]) -> None:
@@ -163,11 +162,9 @@ def _refuse_absurd(settings: dict[str, Any]) -> None:
 
 
 def _applies(key: str, method: type[Method]) -> bool:
-    """Whether a data set's option applies to a method.
-
-    The method must have the option. An option inside a group (`rebalancing.lr`) must also be one that the method left
-    at its common default: SLCA and HiDe-Prompt have their own recipe, which a data set must not change in part.
-    """
+    """Whether a data set's option applies to a method, which must have it. An option inside a group (`rebalancing.lr`)
+    must also be one that the method left at its common default: SLCA and HiDe-Prompt have their own recipe, which a
+    data set must not change in part."""
     group, _, inner = key.partition(".")
     if group not in method.Options.model_fields:
         return False
@@ -213,10 +210,9 @@ def _put(target: dict[str, Any], key: str, value: Any) -> None:
     if rest:
         _put(target, head, {rest: value})
     elif isinstance(value, dict):
-        if not isinstance(target.get(head), dict):
-            target[head] = {}
+        group = target[head] = target[head] if isinstance(target.get(head), dict) else {}
         for name, inner in value.items():
-            _put(target[head], name, inner)
+            _put(group, name, inner)
     else:
         target[head] = value
 

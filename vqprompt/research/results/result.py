@@ -57,8 +57,8 @@ class EpochLosses(Record):
 class PromptUse(Record):
     """How many images choose each prompt.
 
-    counts[task][block][prompt]: of a task's training images, after that task. test[after][task][block][prompt]: of a
-    task's test images, after a later task (or the same one); prompts that none chooses are left out.
+    counts[task][block][prompt]: of a task's training images, after that task. test[-1][task][block][prompt]: of a
+    task's test images, after the last task; prompts that none chooses are left out.
     """
 
     blocks: list[int]
@@ -87,8 +87,8 @@ class Mistake(Record):
 
 
 class ClassResults(Record):
-    """What `classes.json` says, beside `metrics.json`: after the last task learned, class by class, and the worst
-    mistakes, the most confident first."""
+    """What `classes.json` says, beside `metrics.json`: after the last task, class by class, and the worst mistakes, the
+    most confident first."""
 
     what, file = "classes", CLASSES_FILE
     after: int
@@ -101,7 +101,7 @@ class ClassResults(Record):
 
     @classmethod
     def read(cls, folder: Path) -> ClassResults | None:
-        """None for a run without such a file, as those of version 0.1.0."""
+        """None for a run without such a file: one that is not done, or of version 0.1.0."""
         path = folder / CLASSES_FILE
         return cls.parse(read_json(path), str(path)) if path.exists() else None
 
@@ -156,25 +156,28 @@ class RunResult(Progressed):
         each image were known."""
         if not self.done:
             return {}
-        return {
-            **(m.transfer(self.accuracy) if len(self.accuracy) > 1 else {}),
-            **({"within_task": self.within_task[-1]} if self.within_task else {}),
-            **({"area_under_curve": m.area_under_curve(self.curve)} if self.curve else {}),
-        }
+        measures = m.transfer(self.accuracy) if len(self.accuracy) > 1 else {}
+        if self.within_task:
+            measures["within_task"] = self.within_task[-1]
+        if self.curve:
+            measures["area_under_curve"] = m.area_under_curve(self.curve)
+        return measures
 
-    @property
-    def trainable(self) -> int:
-        """The largest number of parameters that learned in any task."""
-        return self.parameters.trainable
+    def number(self, name: str) -> float | None:
+        """One of the measures, of the fields or `trainable`, by name; None if it is not known."""
+        if name in self.measures or name == "trainable":
+            return {**self.measures, "trainable": self.parameters.trainable}[name]
+        value = getattr(self, name, None)
+        measured = value or name not in ("peak_memory", "training_flops")
+        return value if measured and isinstance(value, int | float) else None
 
     @property
     def learned(self) -> int:
-        """How many tasks have been learned so far."""
+        """How many tasks so far."""
         return len(self.average_accuracy)
 
     @classmethod
     def read(cls, folder: Path) -> RunResult:
-        """The result in a run's folder."""
         path = folder / FILE
         if not path.exists():
             raise UserError(f"{folder}: no {FILE} here; give a folder that `vqprompt run` wrote")

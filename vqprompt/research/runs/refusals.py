@@ -46,10 +46,8 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
             made = method(vit, method.Options(**config.options), tasks)
             parameters = sum(p.numel() for p in made.prompting_parameters())
     except (RuntimeError, OverflowError, MemoryError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{config.method} cannot be built with these settings ({reason}); choose smaller ones"
-        ) from None
+        fault = str(error).partition("\n")[0]
+        raise UserError(f"{config.method} cannot be built with these settings ({fault}); choose smaller ones") from None
     needed, available = parameters * BYTES_PER_PARAMETER, psutil.virtual_memory().total
     if config.device.startswith(("auto", "cuda")) and torch.cuda.is_available():
         available = torch.cuda.mem_get_info(config.device if ":" in config.device else None)[1]
@@ -81,17 +79,15 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     if (out / "config.json").exists():
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
-        old = completed(read_saved_config(out))
-        then, now = flatten(old), flatten(config.model_dump(mode="json"))
+        saved = completed(read_saved_config(out))
+        then, now = flatten(saved), flatten(config.model_dump(mode="json"))
         # paths of data and weights may change; that their content is the same is checked later
         moved = {*RESUMABLE_SETTINGS, *(["backbone"] if Path(config.backbone).is_file() else [])}
-        moved |= {"data"} if parse_data(str(old.get("data")))[0] == parse_data(config.data)[0] else set()
+        moved |= {"data"} if parse_data(str(saved.get("data")))[0] == parse_data(config.data)[0] else set()
         changed = sorted(k for k in now.keys() | then.keys() if k not in moved and then.get(k) != now.get(k))
         if changed:
-            pairs = ", ".join(
-                f"{k.removeprefix('options.')}={then.get(k, 'unknown')} then, {now.get(k, 'unknown')} now"
-                for k in changed[:4]
-            )
+            values = ((k.removeprefix("options."), then.get(k, "unknown"), now.get(k, "unknown")) for k in changed[:4])
+            pairs = ", ".join(f"{name}={old} then, {new} now" for name, old, new in values)
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
     elif (out / INFO).exists():
         raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")

@@ -25,12 +25,11 @@ from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
-from vqprompt.research.results.result import SCHEMA_VERSION, ClassResults, EpochLosses, Progressed, PromptUse, RunResult
+from vqprompt.research.results.result import SCHEMA_VERSION, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
 from vqprompt.research.runs.costs import count_flops, memory_used
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
-from vqprompt.research.training.loop import Epoch
 
 
 def _checkpoint_seconds() -> float:
@@ -86,7 +85,7 @@ class RunState(Progressed):
 
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
     prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
-    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after each task, of the test images of all so far
+    test_prompt_use: list[list[list[dict[int, int]]]] = []  # after the last task, of the test images of each
     steps: int = 0
     seconds_in_task: float = 0.0  # of the open task, up to the last save
     trainable: int = 0  # the most parameters that any task trained
@@ -94,11 +93,10 @@ class RunState(Progressed):
 
 
 class Run:
-    """The steps of a run, in order: `open`, then for each task `learn`, `test` and `save_task`."""
+    """The steps of a run, in order: `open`, then for each task `learn`, `test`, `save_task` and `write_result`."""
 
     learner: Learner
     stream: Stream
-    classes: ClassResults  # after the task just tested
 
     def __init__(
         self, config: RunConfig, out: Path, progress: Report, checkpoint_seconds: float, shared_queries: Path | None,
@@ -109,7 +107,6 @@ class Run:
         self.ranks = joined()
         self.tracking = Tracking(track if self.ranks.first else (), out)
         self.state = RunState()
-        self.notes: list[str] = []
         self.started = self.saved = self.task_started = time.perf_counter()
         self.seconds_before = 0.0  # spent before this process
 
@@ -119,28 +116,28 @@ class Run:
         """The learner, new or as it was saved, and the stream of tasks."""
         c, saved = self.config, self.ranks.from_first(lambda: self._read_saved(resume))
         with self.ranks.one_per_machine_first():  # it downloads and decodes what the others then find
-            begun = self._create() if saved is None else self._restore(saved)
+            if saved is None:
+                self._create(c.tasks if isinstance(c.tasks, int) else len(c.tasks))
+            else:
+                self._restore(saved)
             dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored, c.kind.name == "domains")
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
         self.stream = Stream(dataset, c.tasks, *images, c.stream, joint=self.learner.method.joint)
         if saved is None and c.stream != "disjoint":  # it may decide on the number of tasks itself
             self._create(len(self.stream))
         self.learner.shared_queries = self.shared_queries
-        self._refuse_other_images(begun)
+        self._refuse_other_images()
         self._refuse_ranks_that_cannot_share()
         if self.ranks.first:
             write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
         self.seconds_before = self.state.seconds or 0.0
 
-    def _create(self, tasks: int | None = None) -> int:
-        """tasks: how many, if the settings do not tell."""
+    def _create(self, tasks: int) -> None:
         c = self.config
         where = {key: getattr(c, key) for key in RESUMABLE_SETTINGS}
-        tasks = tasks or (c.tasks if isinstance(c.tasks, int) else len(c.tasks))
         self.learner = Learner(
             c.backbone, c.method, size=c.size, seed=c.seed, training=c.training, tasks=tasks, **where, **c.options
         )
-        return 0
 
     def _read_saved(self, resume: bool) -> SavedState | None:
         if not resume or not (self.out / INFO).exists():
@@ -151,30 +148,29 @@ class Run:
             raise CheckpointError(f"{self.out}: a learner was saved over this run's; restore it or give another folder")
         return saved
 
-    def _restore(self, saved: SavedState) -> int:
-        """Returns how many tasks were begun."""
+    def _restore(self, saved: SavedState) -> None:
         runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
         self.learner = Learner.from_state(saved, runtime, self.config.backbone)
         try:
             self.state = RunState(**(saved.record.run or {}))
         except ValidationError as error:
             raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
-        return len(self.learner.history) + (saved.open_task is not None)
 
-    def _refuse_other_images(self, begun: int) -> None:
-        """A resumed run must have the classes and images that it began with. begun: number of tasks that were begun."""
-        tasks = self.stream.tasks[: len(self.learner.history)]
+    def _refuse_other_images(self) -> None:
+        """A resumed run must have the classes and images that it began with."""
+        learned = len(self.learner.history)
+        tasks, begun = self.stream.tasks[:learned], learned + (self.learner.open_task is not None)
         if self.learner.classes != list(dict.fromkeys(name for task in tasks for name in task.classes)):
             raise UserError(
                 f"--resume {self.out}: {self.config.data} has other classes now than when the run began; put them back"
             )
         images = [task.train.digest() + task.test.digest() for task in self.stream.tasks]
         for number, (then, now) in enumerate(zip(self.state.images[:begun], images, strict=False), start=1):
-            if then.startswith("files:") != now.startswith("files:"):
-                before = "streamed" if then.startswith("files:") else "decoded all at once"
+            streamed = then.startswith("files:")
+            if streamed != now.startswith("files:"):
                 raise UserError(
-                    f"--resume {self.out}: images were {before} when the run began, so they cannot be compared with "
-                    "those of now; set VQPROMPT_CACHE_GB as it was then"
+                    f"--resume {self.out}: images were {'streamed' if streamed else 'decoded all at once'} when it "
+                    "began, so they cannot be compared with those of now; set VQPROMPT_CACHE_GB as it was then"
                 )
             if then != now:  # an image that was learned from might now be tested with
                 raise UserError(
@@ -210,22 +206,28 @@ class Run:
         here = rounding(self.learner.device, self.ranks.count)
         if len(self.learner.history) < len(self.stream) and here not in self.state.rounding:
             self.state.rounding.append(here)
+        result = None
         with self.tracking:
             for task in self.stream.start_at(len(self.learner.history)):
                 self.learn(task)
                 self.test(task)
                 self.save_task(task)
-            return self.write_result()  # also when a finished run is resumed
+                result = self.write_result()
+            return result or self.write_result()  # when a finished run is resumed
 
     def learn(self, task: Task) -> None:
         self.task_started = time.perf_counter() - self.state.seconds_in_task
         self.run_progress.begin(task)
+        state = self.state
         for epoch in self.learner.epochs(task, self.run_progress.report):
-            self._log(task, epoch)
+            means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
+            state.losses.append(EpochLosses(task=task.stage, epoch=epoch.number, losses=means))
+            self.tracking.losses(state.steps, epoch.losses)
+            state.steps += max(map(len, epoch.losses.values()))
             if task.number < 2 and epoch.number == 0:  # the first task has no teacher, for example; the second has
-                self.state.training_flops = max(self.state.training_flops, count_flops(self.learner, training=True))
+                state.training_flops = max(state.training_flops, count_flops(self.learner, training=True))
             if self.ranks.first and time.perf_counter() - self.saved >= self.checkpoint_seconds:
-                self.state.seconds_in_task = time.perf_counter() - self.task_started
+                state.seconds_in_task = time.perf_counter() - self.task_started
                 self._save()
 
     def test(self, task: Task) -> None:
@@ -238,12 +240,13 @@ class Run:
             return
         self.state.accuracy.append(predictions.accuracies())
         self.state.within_task.append(fmean(predictions.accuracies(within=True)))
-        self.classes = class_results(seen, self.learner.classes, predictions)
         self.state.prompt_use.append(self.learner.prompt_use(task.train))
-        tested = [self.learner.prompt_use(earlier.test) for earlier in seen]
-        self.state.test_prompt_use.append(
-            [[{n: count for n, count in enumerate(block) if count} for block in use] for use in tested if use]
-        )
+        if task is self.stream.tasks[-1]:  # only then: with many small tasks, it would take longer than learning them
+            if self.ranks.first:
+                class_results(seen, self.learner.classes, predictions).write(self.out)
+            uses = [self.learner.prompt_use(learned.test) or [] for learned in seen]
+            chosen = [[{n: count for n, count in enumerate(block) if count} for block in use] for use in uses]
+            self.state.test_prompt_use = [chosen]
 
     def save_task(self, task: Task) -> None:
         state = self.state
@@ -254,23 +257,13 @@ class Run:
             state.task_seconds.append(state.seconds_in_task)
             state.seconds_in_task = 0.0
             self.tracking.accuracies(state.accuracy[-1])  # before the task is saved as done, so a kill here repeats it
-            if self.ranks.first:
-                self.classes.write(self.out)
         self._save()
-        self.write_result()
 
     def write_result(self) -> RunResult:
         result = self.result()
         if self.ranks.first:
             result.write(self.out)
         return result
-
-    def _log(self, task: Task, epoch: Epoch) -> None:
-        state = self.state
-        means = {name: sum(values) / len(values) for name, values in epoch.losses.items()}
-        state.losses.append(EpochLosses(task=task.stage, epoch=epoch.number, losses=means))
-        self.tracking.losses(state.steps, epoch.losses)
-        state.steps += max(map(len, epoch.losses.values()))
 
     def _save(self) -> None:
         self.state.seconds = self.seconds_before + time.perf_counter() - self.started
@@ -287,9 +280,11 @@ class Run:
         every = range(len(stages))
         accuracy = [[state.accuracy[j][i] if i <= j < learned else None for j in every] for i in every]
         square = [row[:learned] for row in accuracy[:learned]]
-        done, counts = learned == len(stages), method.parameter_counts()
+        done, averages, counts = learned == len(stages), m.average_accuracies(square), method.parameter_counts()
         counts["trainable"] = max(counts["trainable"], state.trainable)
         speed = self.learner.images_seen / self.learner.seconds_training if self.learner.images_seen else None
+        together = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
+        shared = f", {self.at_once} runs at once" if self.at_once > 1 else ""
         return RunResult(
             schema_version=SCHEMA_VERSION,
             **{name: getattr(config, name) for name in ("method", "data", "stream", "backbone", "seed", "validation")},
@@ -297,10 +292,10 @@ class Run:
             title=method.title,
             tasks=[[task.classes[label] for label in task.test.labels.unique()] for task in stages],
             done=done,
-            faa=m.final_average_accuracy(square) if done else None,
-            caa=m.cumulative_average_accuracy(square) if done else None,
+            faa=averages[-1] if done else None,
+            caa=fmean(averages) if done else None,
             forgetting=m.forgetting(square) if done else None,
-            average_accuracy=m.average_accuracies(square),
+            average_accuracy=averages,
             forgetting_per_task=m.forgetting_per_task(square),
             accuracy=accuracy,
             images_per_second=speed,
@@ -309,33 +304,29 @@ class Run:
             kept_bytes=method.kept_bytes(),
             test_flops=count_flops(self.learner) if done else None,
             prompt_use=self._prompt_use(),
-            notes=[*self.stream.dataset.notes, *self._left_out(), *method.notes(), *self._rounding_note()],
-            hardware=self._hardware(),
+            notes=self._notes(),
+            hardware=hardware(self.learner.device) + together + shared,
             processes=self.ranks.count,
         )
-
-    def _hardware(self) -> str:
-        together = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
-        return hardware(self.learner.device) + together + (f", {self.at_once} runs at once" if self.at_once > 1 else "")
 
     def _prompt_use(self) -> PromptUse | None:
         uses = [use for use in self.state.prompt_use if use]
         if not uses:
             return None
         blocks = getattr(self.learner.method.options, "blocks", list(range(len(uses[0]))))
-        tested = self.state.test_prompt_use  # incomplete in a run of version 0.1.0 that was resumed
-        return PromptUse(blocks=blocks, counts=uses, test=tested if len(tested) == len(self.state.prompt_use) else [])
+        return PromptUse(blocks=blocks, counts=uses, test=self.state.test_prompt_use)
 
-    def _left_out(self) -> list[str]:
-        unused = {*self.stream.dataset.classes}.difference(*(task.classes for task in self.stream.tasks))
-        return [f"{len(unused)} of {len(self.stream.dataset.classes)} classes are in no task"] if unused else []
-
-    def _rounding_note(self) -> list[str]:
-        note = (
-            "resumed on another processor, number of threads or processes, or version of PyTorch than it began on: "
-            "equal to an uninterrupted run up to rounding, not to the bit"
-        )
-        return [note] if len(self.state.rounding) > 1 else []
+    def _notes(self) -> list[str]:
+        dataset, notes = self.stream.dataset, list(self.stream.dataset.notes)
+        if unused := {*dataset.classes}.difference(*(task.classes for task in self.stream.tasks)):
+            notes.append(f"{len(unused)} of {len(dataset.classes)} classes are in no task")
+        notes += self.learner.method.notes()
+        if len(self.state.rounding) > 1:
+            notes.append(
+                "resumed on another processor, number of threads or processes, or version of PyTorch than it began on: "
+                "equal to an uninterrupted run up to rounding, not to the bit"
+            )
+        return notes
 
 
 class RunProgress:

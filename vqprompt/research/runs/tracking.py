@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,18 +27,10 @@ class Point(NamedTuple):
     value: float
 
 
-class Tracker:
-    """Created before any work, so that it can refuse what cannot work; `begin` is called when the run begins."""
-
-    last_step: Mapping[str, int] = {}  # by name, the last step that the tracker already has
-
-    def begin(self, config: dict[str, str]) -> None: ...
-    def log(self, points: Sequence[Point]) -> None: ...
-    def finish(self, numbers: dict[str, float]) -> None: ...
-    def close(self, status: str) -> None: ...
+# Trackers are created before any work, so that they can refuse what cannot work; `begin` is called when the run begins.
 
 
-class MLflow(Tracker):
+class MLflow:
     """One MLflow run per run. A file in the run's folder keeps its id, for a resume."""
 
     def __init__(self, out: Path, resuming: bool) -> None:
@@ -69,9 +61,8 @@ class MLflow(Tracker):
         # MLflow refuses to change a parameter, and refuses values of more than 6000 characters
         params = [Param(key, value[:6000]) for key, value in config.items() if key not in data.params]
         self.client.log_batch(self.id, params=params)
-        self.last_step = {
-            name: max(m.step for m in self.client.get_metric_history(self.id, name)) for name in data.metrics
-        }
+        histories = {name: self.client.get_metric_history(self.id, name) for name in data.metrics}
+        self.last_step = {name: max(metric.step for metric in history) for name, history in histories.items()}
 
     def log(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -90,7 +81,7 @@ class MLflow(Tracker):
         self.client.set_terminated(self.id, status)
 
 
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files in the run's folder."""
 
     def __init__(self, out: Path, resuming: bool) -> None:
@@ -103,7 +94,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        folder, self.texts = self.out / "tensorboard", set[str]()
+        folder, self.texts, self.last_step = self.out / "tensorboard", set[str](), dict[str, int]()
         if self.resuming and folder.exists():
             there = EventAccumulator(str(folder)).Reload()
             self.last_step = {name: there.Scalars(name)[-1].step for name in there.Tags()["scalars"]}
@@ -139,7 +130,8 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-TRACKERS: dict[str, Callable[[Path, bool], Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
+Tracker = MLflow | TensorBoard
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "tensorboard": TensorBoard}
 
 
 class Tracking:
@@ -160,9 +152,9 @@ class Tracking:
 
     def accuracies(self, accuracies: Sequence[float]) -> None:
         """The accuracies on all tasks so far. The step is the number of tasks."""
-        after, average = len(accuracies), sum(accuracies) / len(accuracies)
-        tasks = [Point(f"accuracy/task_{task:02}", after, value) for task, value in enumerate(accuracies, 1)]
-        self._log([*tasks, Point("accuracy/average", after, average)])
+        values = {f"task_{task:02}": value for task, value in enumerate(accuracies, 1)}
+        values["average"] = sum(accuracies) / len(accuracies)
+        self._log([Point(f"accuracy/{name}", len(accuracies), value) for name, value in values.items()])
 
     def finish(self, result: RunResult) -> None:
         final = {name: getattr(result, name) for name in ("faa", "caa", "forgetting")}
@@ -186,8 +178,8 @@ class Tracking:
                 action(tracker)
             except Exception as error:
                 del self.trackers[name]
-                text = f"--track {name} failed and is not used any more ({self.out}: {_first_line(error)})"
-                warnings.warn(text, stacklevel=2)
+                reason = f"{self.out}: {_first_line(error)}"
+                warnings.warn(f"--track {name} failed and is not used any more ({reason})", stacklevel=2)
 
 
 def open_tracker(name: str, out: Path, resuming: bool) -> Tracker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -37,32 +38,24 @@ class TaskBatches:
     ranks: Ranks = ALONE  # the processes that share each batch
 
     def __post_init__(self) -> None:
-        self._orders = enumerate(self._draw_orders())
-        self._next = 0
-        self.sizes = [[len(batch) for batch in batches] for batches in self._draw_orders()]  # of each epoch's batches
+        self.sizes = [[len(batch) for batch in batches] for batches in self._orders()]  # of each epoch's batches
 
-    def _draw_orders(self) -> Iterator[list[Tensor]]:
-        s = self.settings
-        images = len(self.images)
+    def _orders(self) -> Iterator[list[Tensor]]:
+        """The batches of one epoch after the other; only one of them is in memory."""
+        s, images = self.settings, len(self.images)
         return epoch_batches(images, s.batch_for(images), s.epochs, self.seed, self.images.groups)
 
-    def _order(self, epoch: int) -> list[Tensor]:
-        """The batches of an epoch. Epochs are drawn one after the other, and only one of them is in memory."""
-        if epoch < self._next:
-            self._orders = enumerate(self._draw_orders())
-        self._next = epoch + 1
-        return next(batches for number, batches in self._orders if number == epoch)
-
-    def epoch(self, epoch: int) -> Iterator[Inputs]:
-        batches = self._order(epoch)
-        queries = None if self.queries is None else self.queries(epoch, batches)
-        views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device, self.ranks.rows)
-        for number, (index, inputs) in enumerate(views):
-            index = index.to(self.device, non_blocking=True)
-            inputs["labels"] = self.labels[index]
-            if queries is not None:
-                inputs["query"] = queries(number, index, inputs.get("flips"))
-            yield inputs
+    def inputs(self, first: int = 0) -> Iterator[Inputs]:
+        """The inputs of all steps, from the epoch `first` on."""
+        for epoch, batches in islice(enumerate(self._orders()), first, None):
+            queries = None if self.queries is None else self.queries(epoch, batches)
+            views = epoch_views(self.images, batches, self.settings, self.seed, epoch, self.device, self.ranks.rows)
+            for number, (index, inputs) in enumerate(views):
+                index = index.to(self.device, non_blocking=True)
+                inputs["labels"] = self.labels[index]
+                if queries is not None:
+                    inputs["query"] = queries(number, index, inputs.get("flips"))
+                yield inputs
 
 
 def epoch_batches(

@@ -83,10 +83,8 @@ class TrainingLoop:
         step_or_replay = GraphedStep(self._step, self.runtime.device, enabled=self.ranks.count == 1)
         sizes = self.batches.sizes
         step, steps, images = sum(map(len, sizes[: self.next_epoch])), sum(map(len, sizes)), sum(map(sum, sizes))
-        epochs = range(self.next_epoch, self.settings.epochs)
-        drawn = (inputs for number in epochs for inputs in self.batches.epoch(number))
-        inputs = None
-        for number in epochs:
+        drawn, inputs = self.batches.inputs(self.next_epoch), None
+        for number in range(self.next_epoch, self.settings.epochs):
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
