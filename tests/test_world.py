@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 from vqprompt import Model
 from vqprompt.commands.app import app
 from vqprompt.core.onnx.graph import Graph, Session
+from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut
 from vqprompt.core.statistics.world import World, find_world
 from vqprompt.product.export.onnx import add_answers
+from vqprompt.product.model.calibration import Rivals
 from vqprompt.product.model.knowledge import Knowledge
 
 SIZE = 112
@@ -73,6 +75,18 @@ def test_one_drawing_of_a_house_does_not_make_every_drawing_a_cottage(taught):
     assert called_cottage(model.knowledge, houses) >= 0.3
     without = replace(model.knowledge, world=None).solved(model.knowledge)
     assert called_cottage(without, others) >= 0.8  # what the world is good for
+
+
+def test_an_image_does_not_drop_its_own_rival_when_the_threshold_is_chosen():
+    """Otherwise no image of a small class would ever be behind the world, and the threshold would be too strict."""
+    rng, y = np.random.default_rng(0), np.repeat([0, 1], 10)
+    x = rng.normal(size=(20, 16)) + 6 * np.eye(2, 16)[y]
+    x[0] += 8 * np.eye(16)[5]  # an outlier, and one thing of the world looks like it; the other is far away
+    groups = Groups.of(x, y, 2)
+    left_out = LeaveOneOut(groups, Basis.of(groups), x, y)
+    world = World(np.stack([np.rint(8 * x[:1]), np.full((1, 16), -120)], 1).repeat(2, 0), np.full((2, 2), 1 / 8))
+    rivals, ahead = Rivals.of(world, left_out, left_out.at(0.5), 0.5, y)
+    assert rivals.left.tolist() == [False, True] and ahead[0] < 0 < ahead[1:].min()
 
 
 def test_files_and_exported_models_compare_with_the_world_too(taught):
