@@ -103,6 +103,14 @@ def test_compressed_bodies_are_refused(client):
 # ---------------------------------------------------------------------------------------------- content
 
 
+@pytest.mark.parametrize("wanted", ["x", "bytes=5-2", "bytes=-", f"bytes=0-{'9' * 5000}", "pages=1-2"])
+def test_a_range_that_is_none_is_refused_with_words(client, wanted):
+    answer = client.get("/models/m/file", headers={"range": wanted})
+    assert answer.status_code == 400 and "bytes=FIRST-LAST" in answer.json()["error"]
+    part = client.get("/models/m/file", headers={"range": "bytes=2-5"})
+    assert part.status_code == 206 and part.content == client.get("/models/m/file").content[2:6]
+
+
 def test_a_zip_bomb_is_refused(client):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

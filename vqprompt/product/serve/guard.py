@@ -18,6 +18,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 from base64 import b64decode
 from collections import deque
 from collections.abc import AsyncIterator
@@ -40,6 +41,7 @@ OPEN_FOLDER = "/static/"
 SAFE = ("GET", "HEAD", "OPTIONS")
 JSON_BYTES = 1_000_000  # of a body that describes a change
 ALLOWANCE = 16e6  # bytes that must arrive within `body_seconds`; larger bodies get more time
+RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})|bytes=-\d{1,15}")
 CLOSE = {"connection": "close"}  # what is left of the body is not read
 HEADERS = {
     "content-security-policy": (
@@ -163,6 +165,9 @@ class Guard:
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise NotAnImage(f"compressed bodies ({encoding[:20]}) are not accepted; send the body without compression")
+        wanted = RANGE.fullmatch(headers.get("range", "bytes=0-"))
+        if wanted is None or (wanted[2] and int(wanted[1]) > int(wanted[2])):
+            raise Refused("the Range header is not understood; send one range, as bytes=FIRST-LAST, or none")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 15 or int(length) > most:
             raise _too_large(most)
