@@ -5,7 +5,9 @@ import re
 import runpy
 import shutil
 import time
+from collections import defaultdict
 from pathlib import Path
+from statistics import mean, pstdev
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from vqprompt import Learner, Stream
 from vqprompt.commands.app import app
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper.grids import find_grid
-from vqprompt.research.paper.table_rows import find_rows
+from vqprompt.research.paper.table_rows import find_rows, read_runs
 
 ROOT = Path(__file__).parents[1]
 METHODS_PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -74,12 +76,30 @@ def test_the_results_of_moving_memories_are_as_measured():
     for row in find_rows(find_grid("cub200"), ROOT / "results" / "cub200-beyond.json", from_bench=False):
         cells = [mean_and_deviation(row, name) for name in ("faa", "caa", "forgetting")]
         measured.add((*cells, ", ".join(map(str, row.seeds))))
-    assert len(shown) == 9
+    assert len(shown) == 10
     assert set(shown) == measured
     section = page.partition("### The same memory for other methods")[2].partition("\n## ")[0]
     shown = {cell for cells in list(table_rows(section, 4).values())[2:] for cell in cells[1:]}
     rows = find_rows(find_grid("cub200"), ROOT / "results" / "cub200-moved.json", from_bench=False)
     assert shown == {mean_and_deviation(row, "faa") for row in rows}
+
+
+def test_the_results_of_streams_are_as_measured():
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    section = page.partition("## Other kinds of streams")[2].partition("\n## ")[0]
+    blurry, online = "blurry:50,10", "blurry:50,10+online:200"
+    columns = [("domains", "faa"), (blurry, "faa"), (online, "faa"), (online, "area_under_curve")]
+    columns.append(("few-shot:30,5,5", "faa"))
+    measured = defaultdict(list)
+    for run in read_runs(ROOT / "results" / "streams.json"):
+        for stream, measure in columns:
+            if run.config["stream"] == stream:
+                measured[METHODS[run.config["method"]].title, stream, measure].append(run.result.number(measure))
+    shown = {}
+    for title, *cells in list(table_rows(section, 6).values())[2:]:
+        shown |= {(title, *column): cell for column, cell in zip(columns, cells, strict=True)}
+    assert {len(seeds) for seeds in measured.values()} == {3}
+    assert shown == {key: f"{mean(seeds):.2f} ± {pstdev(seeds):.2f}" for key, seeds in measured.items()}
 
 
 def test_the_results_of_many_tasks_are_as_measured():
