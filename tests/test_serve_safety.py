@@ -100,15 +100,15 @@ def test_compressed_bodies_are_refused(client):
     assert answer.status_code == 415
 
 
-# ---------------------------------------------------------------------------------------------- content
-
-
 @pytest.mark.parametrize("wanted", ["x", "bytes=5-2", "bytes=-", f"bytes=0-{'9' * 5000}", "pages=1-2"])
 def test_a_range_that_is_none_is_refused_with_words(client, wanted):
     answer = client.get("/models/m/file", headers={"range": wanted})
     assert answer.status_code == 400 and "bytes=FIRST-LAST" in answer.json()["error"]
     part = client.get("/models/m/file", headers={"range": "bytes=2-5"})
     assert part.status_code == 206 and part.content == client.get("/models/m/file").content[2:6]
+
+
+# ---------------------------------------------------------------------------------------------- content
 
 
 def test_a_zip_bomb_is_refused(client):
@@ -292,6 +292,12 @@ def test_slow_clients_are_given_up_in_every_phase(impatient):
     until(lambda: not impatient.server.server_state.connections)
     unread.close()
     assert impatient.get("/v2/health/live").status_code == 200
+
+
+def test_no_part_of_an_answer_waits_until_the_part_before_is_acknowledged(client):
+    client.get("/v2/health/live")  # over a connection that stays open
+    sockets = [c.transport.get_extra_info("socket") for c in client.server.server_state.connections]
+    assert sockets and all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
 
 
 def test_half_requests_do_not_take_the_place_of_whole_ones(model):

@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import socket
 from base64 import b64decode
 from collections import deque
 from collections.abc import AsyncIterator
@@ -233,6 +234,9 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             full = False
         self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
         super().connection_made(transport)
+        # asyncio forgets it for sockets of socket.create_server: the body of an answer would wait for the client's
+        # acknowledgment of its headers, 40 ms
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         transport.set_write_buffer_limits(1)  # what a client does not read is noticed at once; TLS would stop at 0
         self.heard = self.loop.time()
         self._expect("send headers", self.limits.header_seconds)
