@@ -479,6 +479,7 @@ def test_refusals(bench, tmp_path, arguments, word):
 
 
 @pytest.mark.spawns
+@pytest.mark.slow
 def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, tiny, monkeypatch):
     """Of four runs the first is killed, the second's folder is another run's, the third was interrupted before."""
     grid = find_grid("cub200", small=True)

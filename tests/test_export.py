@@ -184,6 +184,7 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return model
 
 
+@pytest.mark.slow
 def test_a_page_answers_in_a_browser_as_the_model_does_also_without_a_network(
     drawings: Model, tmp_path: Path, images: list[Path], runtime: Path, command: Any
 ) -> None:

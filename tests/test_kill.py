@@ -47,6 +47,7 @@ def start(folder: Path, home: Path, *program: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path, home):
     """One run, five real SIGKILLs, beside one that is left alone (with its own caches)."""
     save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")

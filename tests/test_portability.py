@@ -46,6 +46,7 @@ for words in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_everyday_commands_need_nothing_that_only_posix_has(tmp_path, home):
     fill(tmp_path / "files", splits=("train", "test"))
     commands = [

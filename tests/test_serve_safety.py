@@ -406,6 +406,7 @@ def held(monkeypatch, owner: type, name: str) -> Iterator[None]:
             over.set()
 
 
+@pytest.mark.slow
 def test_a_hundred_teachings_at_once_are_not_queued(client, monkeypatch):
     before = len(client.about()["history"])
     with held(monkeypatch, Jobs, "_hand_over"):

@@ -213,6 +213,7 @@ class TestResume:
         self.assert_same(folder, whole)
         self.assert_same(track(resume=True), whole)
 
+    @pytest.mark.slow
     def test_a_real_kill(self, whole, place, tmp_path, home):
         folder = tmp_path / "run"
         config = tmp_path / "config.json"
