@@ -109,3 +109,4 @@ if __name__ == "__main__":
     if ranks.first:
         torch.save(found, sys.argv[1])
     ranks.leave()
+    assert ranks.lifeline is not None and not any(thread.is_alive() for thread in ranks.lifeline.threads)

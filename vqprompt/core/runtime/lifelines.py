@@ -66,8 +66,9 @@ class Lifeline:
         self.heard = dict.fromkeys(self.watched, time.monotonic())  # when each of them last gave a sign
         self.store.set(self._sign(rank), "0")
         self.store.wait([self._sign(other) for other in self.watched])
-        for work in (self._give_signs, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._give_signs, self._watch)]
+        for thread in self.threads:
+            thread.start()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._ended_by_launcher)
         global _own
@@ -127,8 +128,10 @@ class Lifeline:
         os._exit(status)
 
     def let_go(self) -> None:
-        """Stop watching: all work is done."""
+        """Stop watching: all work is done. A thread that still asked the store while Python ends would abort it."""
         self.released.set()
+        for thread in self.threads:
+            thread.join()
 
 
 _own: Lifeline | None = None
