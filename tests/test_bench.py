@@ -377,6 +377,13 @@ class TestTables:
         assert all(run.keys() >= {"faa", "config", "hardware"} and "losses" not in run for run in kept)
         assert all(run["prompt_use"]["counts"] == [[[3, 0]], [[1, 2]]] for run in kept)
 
+    @pytest.mark.parametrize("name", ["streams", "mitigation", "cub200"])
+    def test_runs_of_methods_that_the_table_does_not_name_are_shown(self, bench, tmp_path, name):
+        runs = json.loads((RESULTS / "streams.json").read_text())
+        assert bench("table", name, "--results", RESULTS / "streams.json", "--out", tmp_path)[0] == 0
+        with open(tmp_path / f"{name}.csv") as file:
+            assert {row["method"] for row in csv.DictReader(file)} == {run["config"]["method"] for run in runs}
+
     def test_a_file_that_holds_no_results(self, bench, tmp_path):
         file = tmp_path / "x.json"
         assert f"--results {file}: no such file or folder" in bench("table", "cub200", "--results", file)[2]

@@ -15,6 +15,7 @@ from vqprompt.core.data.views import random_boxes, render
 from vqprompt.core.runtime.device import repeatable_kernels
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
+from vqprompt.research.runs.costs import forget_peak, memory_used
 from vqprompt.research.training.cuda_graph import GraphedStep
 from vqprompt.research.training.settings import Training
 
@@ -52,6 +53,26 @@ def test_gelu_in_bf16_is_within_two_steps_of_the_exact_one():
     spacing = torch.maximum(exact.abs(), torch.tensor(0.25)) * 2**-7  # of bf16 numbers of that size
     assert ((ours - exact).abs() <= 2 * spacing).all()
     assert torch.equal(gelu(x), torch.nn.functional.gelu(x)), "in fp32 it is the exact one"
+
+
+@needs_cuda
+def test_a_run_is_not_charged_for_the_memory_of_the_run_before():
+    device, million = torch.device("cuda"), 1 << 20
+    before = torch.zeros(100 * million, dtype=torch.uint8, device=device)
+    circle = [before]
+    circle.append(circle)
+    assert memory_used(device) >= 100 * million
+    del before, circle
+    forget_peak(device)
+    assert memory_used(device) < 100 * million
+
+
+def test_the_memory_of_a_run_is_measured_from_its_start(monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
+    for name in ("cpu", "cuda:1"):
+        forget_peak(torch.device(name))
+    assert forgotten == [torch.device("cuda:1")]
 
 
 @needs_cuda

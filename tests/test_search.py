@@ -9,6 +9,7 @@ from conftest import TINY, make_vit
 from vqprompt.commands import bench
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.research.methods import METHODS
+from vqprompt.research.paper.table_rows import setting_of
 from vqprompt.research.results.config import resolve
 from vqprompt.research.results.result import RunResult
 
@@ -107,6 +108,35 @@ def test_a_best_value_at_the_edge_of_its_range_is_pointed_out(search, tmp_path):
     assert len(runs.rates) == 12 and max(runs.rates.values()) > 0.001
 
 
+def test_it_starts_from_a_file_and_looks_near_what_it_says(search, tmp_path):
+    """Every method that learns, from the settings that were chosen for the embedded backbone."""
+    file, runs, methods = Path(__file__).parents[1] / "results" / "cub200-settings.toml", {}, set()
+
+    class Noting(Pretended):
+        def __call__(self, todo, out, executor, track, more, total):
+            for run in todo:
+                runs.setdefault(run.config.method, []).append(run.config)
+            methods.update(run.config.method for run in todo)
+            return super().__call__(todo, out, executor, track, more, total)
+
+    options = ["--settings", file, "--set", "epochs=20", "--set", "first_tasks=4", "--trials", "4", "--tasks", "10"]
+    assert search(*options, method="all", runs=Noting())[0] == 0
+    assert methods == {name for name, method in METHODS.items() if method.search_space}
+    for name, own in bench.read_settings(file).items():
+        first, *others = runs[name]
+        expected = resolve({"method": name, "epochs": 20, "first_tasks": 4, "validation": 0.2, **own}, recipe=True)
+        assert first == expected, name
+        assert len(others) == 3 and all(config.first_tasks == 4 for config in others)
+        for key in METHODS[name].search_space.keys() & own.keys():
+            low, high = METHODS[name].search_space[key]
+            values = [setting_of(config.model_dump(), key) for config in others]
+            assert low < own[key] < high, f"{name}: {key} is at the edge of what is searched"
+            assert all(own[key] / 5 <= value <= own[key] * 5 for value in values) or high / low < 10
+    ranges = {"--settings": file, "--range": "lr=0.0001:0.001", "--trials": "6", "--out": tmp_path / "wide"}
+    rates = search(*(part for pair in ranges.items() for part in pair))[3].rates.values()
+    assert all(0.0001 <= rate <= 0.001 for rate in rates), "a range that is given stays as it is"
+
+
 def test_whole_numbers_stay_whole(search):
     seen = []
 
@@ -133,6 +163,7 @@ def test_a_trial_that_fails_counts_but_a_round_in_which_all_fail_is_tried_again(
     ("options", "word"),
     [(["--range", "lr=1"], "as in lr=1e-4:0.1"), (["--range", "lr=1:0.1"], "as in lr=1e-4:0.1"),
      (["--range", "taw=1:2"], "no setting is called 'taw'"), (["--range", "epochs=-1:3"], "epochs"),
+     (["--set", "first_tasks=11"], "there are 10 tasks"), (["--set", "first_tasks=0"], "first_tasks"),
      (["--set", "seed=3"], "seed cannot be set"), (["--set", "validation=0"], "--validation 0.2"),
      (["--on", "mars"], "--on mars")],
 )  # fmt: skip
@@ -160,12 +191,12 @@ def test_trials_are_ordinary_runs(command, tmp_path):
     save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
     small = {"size": 28, "epochs": 1, "train_per_class": 6, "test_per_class": 2}
     options = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
-    options += ["--data", "quickdraw50", "--tasks", "2,2", "--backbone", tmp_path / "tiny.safetensors"]
-    options += ["--trials", "3", "--round", "2", "--workers", "2", "--out", tmp_path / "out"]
+    options += ["--data", "quickdraw50", "--tasks", "2,2,3", "--backbone", tmp_path / "tiny.safetensors"]
+    options += ["--set", "first_tasks=2", "--trials", "3", "--round", "2", "--workers", "2", "--out", tmp_path / "out"]
     status, printed, err = command("search", "linear", *options)
     assert status == 0, err
     folders = [tmp_path / "out" / "linear" / "seed1" / f"trial00{n}" for n in range(3)]
     results = [RunResult.read(folder) for folder in folders]
-    assert all(result.done and result.validation == 0.2 for result in results)
+    assert all(result.done and result.validation == 0.2 and len(result.tasks) == 2 for result in results)
     assert f"{max(result.faa for result in results):.2f} in the best of 3 trials" in printed
     assert all((folder / "report.html").is_file() for folder in folders)

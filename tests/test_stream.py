@@ -87,6 +87,21 @@ class TestDivision:
         with pytest.raises(UserError, match="do not fit 6 classes"):
             make_stream(sizes)
 
+    @pytest.mark.parametrize("kind", ["disjoint", "blurry:50,20", "few-shot:2,1,2", "disjoint+online:3"])
+    def test_the_first_tasks_are_those_of_the_whole_stream(self, kind):
+        whole, part = (Stream(make_dataset(), 4, seed=3, kind=kind, first_tasks=n) for n in (None, 2))
+        assert part.stages and len(part.stages) == 2 and part.planned == len(whole)
+        for one, other in zip(whole.tasks, part.tasks, strict=False):
+            assert (one.classes, one.train.digest(), one.test.digest()) == (
+                other.classes, other.train.digest(), other.test.digest()
+            )  # fmt: skip
+        (joint,) = Stream(make_dataset(), 4, seed=3, kind=kind, first_tasks=2, joint=True).tasks
+        assert rows(joint.train) == {row for task in part.tasks for row in rows(task.train)}
+        assert rows(joint.test) == {row for task in part.stages for row in rows(task.test)}
+        for nonsense in (0, 9):
+            with pytest.raises(UserError, match=f"first_tasks={nonsense}: the stream has [45] tasks"):
+                Stream(make_dataset(), 4, seed=3, kind=kind, first_tasks=nonsense)
+
     def test_classes_by_name_keep_their_order(self):
         groups = [["class 4"], ["class 0", "class 5"]]
         assert names(make_stream(groups, seed=3)) == groups

@@ -26,6 +26,10 @@ def search(
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),
     seed: int = option("Fixes the trials, the order of the classes and everything random.", 1, min=0),
     assignments: list[str] | None = option("A setting of every run, such as --set size=224.", None, "--set"),
+    settings: Path | None = option(
+        "Where to start: a TOML or JSON file with one section per method, as for `bench run`. The first trial has "
+        "these settings, and ranges are searched near them."
+    ),
     ranges: list[str] | None = option(
         "Where to look, instead of the method's own range: --range lr=1e-4:0.1, --range rebalancing.lr=1e-5:1e-2.",
         None,
@@ -55,11 +59,12 @@ def search(
 
     executor = find_executor(on, workers, cpus, gpus)
     direct = {"tasks": parse_tasks(tasks), "validation": validation, "seed": seed}
-    given: dict[str, Any] = {"validation": 0.2, **bench.read_changes(assignments or [], data, backbone, None)[0]}
+    changes, start = bench.read_changes(assignments or [], data, backbone, settings)
+    given: dict[str, Any] = {"validation": 0.2, **changes}
     given |= {key: value for key, value in direct.items() if value is not None}
     limits = dict(map(parse_range, ranges or []))
     names = [m for m in bench.chosen_methods(methods) if methods != "all" or limits or METHODS[m].search_space]
-    searches = [Search(out, name, given, limits, trials, round) for name in names]
+    searches = [Search(out, name, given, start.get(name, {}), limits, trials, round) for name in names]
     bench.refuse_early([Run(search.method, search.config) for search in searches], out, track or ())
 
     def next_round(failed: Collection[str] = ()) -> list[Run]:

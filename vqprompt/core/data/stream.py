@@ -119,6 +119,11 @@ class StreamKind:
         return cls(name, tuple(map(int, re.findall(r"\d+", numbers))), match[1] or "", int(match[2] or 0))
 
     @property
+    def divides(self) -> bool:
+        """Whether there are as many tasks as one asks for. Domains, few shots and files decide on it themselves."""
+        return self.name in ("disjoint", "blurry", "repeated")
+
+    @property
     def returns(self) -> bool:
         """Whether classes come back in later tasks, or may (a file)."""
         return self.name in ("domains", "blurry", "repeated", "file") or self.piece > 0
@@ -135,6 +140,7 @@ class Stream:
     one place.
     kind: see above. Domains, few shots and files decide on the tasks themselves.
     joint: all of it as one task, for an upper bound.
+    first_tasks: the stream ends after this many tasks. They are those of the whole stream.
     """
 
     def __init__(
@@ -148,6 +154,7 @@ class Stream:
         train_choice: Literal["first", "seed"] = "first",
         kind: str = "disjoint",
         joint: bool = False,
+        first_tasks: int | None = None,
     ) -> None:
         if not 0 <= validation < 1:
             raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
@@ -161,8 +168,12 @@ class Stream:
         train, test = self._assign(groups, validation, train_per_class, test_per_class)
         if self.kind.name == "file":
             train, test = self._listed(train, test)
+        stages = train.max() + 1
+        first = stages if first_tasks is None else first_tasks
+        if not 1 <= first <= stages:
+            raise UserError(f"first_tasks={first}: the stream has {stages} tasks; give 1 to {stages}")
         if joint:
-            train, test = np.minimum(train, 0), np.minimum(test, 0)
+            train, test = (np.where(task < first, np.minimum(task, 0), -1) for task in (train, test))
         self._names = [name for group in groups for name in group]  # in the order in which tasks have them
         place = {name: n for n, name in enumerate(self._names)}
         self._labels = np.array([place.get(name, -1) for name in dataset.classes])[dataset.labels]  # [N], among these
@@ -177,6 +188,8 @@ class Stream:
                 train[piece] = -2  # learned
                 now = tested[np.isin(self._labels[tested], self._labels[train == -2])]
                 self.tasks.append(self._task(len(self.tasks), piece, now, stage, n == len(pieces)))
+        self.planned = len(self.tasks)  # in the whole stream
+        self.tasks = [task for task in self.tasks if task.stage < first]
 
     def __len__(self) -> int:
         return len(self.tasks)

@@ -75,7 +75,7 @@ class CosineTraining(Method):
     and the sharpness is learned."""
 
     training_defaults: ClassVar = {"lr": 0.01, "optimizer": "sgd", "weight_decay": 5e-4, "batch_size": 48}
-    search_space: ClassVar = {"lr": (1e-3, 0.3)}
+    search_space: ClassVar = {"lr": (5e-3, 2.0)}
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         super().__init__(vit, options, tasks)

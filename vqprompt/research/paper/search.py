@@ -27,7 +27,7 @@ from vqprompt.research.paper.pool import left_to_do
 from vqprompt.research.paper.table_rows import differences, setting_of
 from vqprompt.research.report import figures
 from vqprompt.research.report.render import render
-from vqprompt.research.results.config import RunConfig, resolve
+from vqprompt.research.results.config import RunConfig, flatten, resolve
 from vqprompt.research.results.result import RunResult
 
 if TYPE_CHECKING:
@@ -35,19 +35,21 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+NEAR = 5.0  # on a logarithmic scale, what is near a value: from a fifth of it to five times
 JOURNAL, SETTINGS, PAGE = "trials.log", "settings.toml", "search.html"  # in the folder of a search
 
 
 class Search:
     """The trials of one method.
 
-    given: settings of all runs, among them `seed`, `validation` and `data`. ranges: instead of, or in addition to,
+    given: settings of all runs, among them `seed`, `validation` and `data`. start: settings of this method that are
+    known to be good; they win over `given`, and a range is searched near them. ranges: instead of, or in addition to,
     those that the method declares. trials: how many in total. at_once: how many are chosen together.
     """
 
     def __init__(
-        self, out: Path, method: str, given: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]], trials: int,
-        at_once: int,
+        self, out: Path, method: str, given: Mapping[str, Any], start: dict[str, Any],
+        ranges: Mapping[str, tuple[float, float]], trials: int, at_once: int,
     ) -> None:  # fmt: skip
         try:
             import optuna
@@ -56,11 +58,14 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the command prints its own messages
         self.optuna: Any = optuna
         self.out, self.method, self.title = out, method, find_method(method).title
-        self.given, self.trials, self.at_once = given, trials, at_once
+        self.given, self.trials, self.at_once = {**given, **start}, trials, at_once
         self.config = self.config_of({})  # as without a search
         if not self.config.validation:
             raise UserError("a search needs images to test on; hold some out, as with --validation 0.2")
-        self.ranges = {**find_method(method).search_space, **ranges}
+        good, saved = flatten(start).keys(), self.config.model_dump()
+        declared = find_method(method).search_space.items()
+        known = {key: near(*limits, setting_of(saved, key)) for key, limits in declared if key in good}
+        self.ranges = {**dict(declared), **known, **ranges}
         if not self.ranges:
             raise UserError(f"{method} declares no range to search; give one, as in --range lr=1e-4:0.1")
         self.space = {key: self._distribution(key, *limits) for key, limits in self.ranges.items()}
@@ -192,6 +197,12 @@ def write_findings(searches: Sequence[Search], out: Path) -> list[Search]:
 
 def logarithmic(low: float, high: float) -> bool:
     return low > 0 and high / low >= 10
+
+
+def near(low: float, high: float, value: float) -> tuple[float, float]:
+    """The part of a range that is near a good value, so that few trials find a better one."""
+    low, high = min(low, value), max(high, value)
+    return (max(low, value / NEAR), min(high, value * NEAR)) if logarithmic(low, high) else (low, high)
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:

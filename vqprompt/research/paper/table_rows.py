@@ -25,7 +25,7 @@ from vqprompt.research.results.config import MACHINE_SETTINGS, completed, flatte
 from vqprompt.research.results.result import RunResult
 
 ACCURACIES = ("faa", "caa")  # what the paper reports
-OTHER_IMAGES = {"data", "tasks", "validation", "train_per_class", "test_per_class", "train_choice"}
+OTHER_IMAGES = {"data", "tasks", "first_tasks", "validation", "train_per_class", "test_per_class", "train_choice"}
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,6 @@ def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> 
         return rows.setdefault((method, repr(variant), repr(changed)), new)
 
     planned = [(m, variant) for sweep in grid.sweeps for m in sweep.methods for variant in combine(grid.axes(sweep))]
-    comparison = not any(variant for _, variant in planned)
     for method, variant in planned:
         row_of(method, variant, {}, grid.declared(method, variant)["backbone"])
     for run in (run for run in runs if run.result.done):
@@ -208,12 +207,8 @@ def make_rows(grid: Grid, runs: Iterable[SavedRun], out: Path | None = None) -> 
         expected = resolve(with_own, recipe=True).model_dump(mode="json")
         expected |= {key: declared[key] for key in ("data", "backbone")}
         changed = differences(completed(run.config), expected)
-        if out is None:
-            fits = comparison or any(method in sweep.methods for sweep in grid.sweeps)
-        else:
-            own = run.folder is not None and run.folder.is_relative_to(out / grid.name)
-            fits = own or (not changed and (method, variant) in planned)
-        if fits:
+        own = out is None or (run.folder is not None and run.folder.is_relative_to(out / grid.name))
+        if own or (not changed and (method, variant) in planned):
             row_of(method, variant, changed, backbone).runs.setdefault(run.config["seed"], run)
     order = {key: n for n, key in enumerate(dict.fromkeys(key[:2] for key in rows))}
     with_runs = {key[:2] for key, row in rows.items() if row.runs}  # elsewhere, a row shows only the paper's numbers

@@ -41,6 +41,9 @@ class RunConfig(Training, extra="forbid"):
         10, description="number of tasks, or the classes of each task, by count or by name"
     )
     stream: str = Field("disjoint", description="its kind, such as domains or blurry:50,10 (core/data/stream.py)")
+    first_tasks: int | None = Field(
+        None, ge=1, description="learn only this many tasks, the first ones of the stream, as for a cheap search"
+    )
     method: str = "vq-prompt"
     backbone: str = Field("vit-s14", description="a backbone's name, or a weights file")
     seed: int = Field(1, ge=0, le=2**63 - 1, description="0 keeps the natural class order")
@@ -74,6 +77,9 @@ class RunConfig(Training, extra="forbid"):
     def _known_stream(self) -> RunConfig:
         if self.kind.piece and self.epochs > 1:
             raise ValueError(f"epochs={self.epochs}: an online stream shows every image once; leave epochs out")
+        tasks = self.tasks if isinstance(self.tasks, int) else len(self.tasks)
+        if self.kind.divides and (self.first_tasks or 0) > tasks:
+            raise ValueError(f"first_tasks={self.first_tasks}: there are {tasks} tasks; give fewer, or leave it out")
         return self
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,8 +17,16 @@ from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.base import View
 
 
+def forget_peak(device: torch.device) -> None:
+    """From now on, `memory_used` is about what comes: a worker's run is not charged for the run before."""
+    if device.type == "cuda":
+        gc.collect()  # what the run before left in circles
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def memory_used(device: torch.device) -> int:
-    """Bytes: the most that this process has held on the GPU at once; without one, what it holds in memory now."""
+    """Bytes: the most that this process has held on the GPU at once since `forget_peak`; without one, what it holds in
+    memory now."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else int(psutil.Process().memory_info().rss)
 
 

@@ -27,7 +27,7 @@ from vqprompt.research.learner.state import SavedState
 from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import SCHEMA_VERSION, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
-from vqprompt.research.runs.costs import count_flops, memory_used
+from vqprompt.research.runs.costs import count_flops, forget_peak, memory_used
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 
@@ -122,9 +122,9 @@ class Run:
                 self._restore(saved)
             dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored, c.kind.name == "domains")
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
-        self.stream = Stream(dataset, c.tasks, *images, c.stream, joint=self.learner.method.joint)
+        self.stream = Stream(dataset, c.tasks, *images, c.stream, self.learner.method.joint, c.first_tasks)
         if saved is None and c.stream != "disjoint":  # it may decide on the number of tasks itself
-            self._create(len(self.stream))
+            self._create(self.stream.planned)
         self.learner.shared_queries = self.shared_queries
         self._refuse_other_images()
         self._refuse_ranks_that_cannot_share()
@@ -201,6 +201,7 @@ class Run:
     # ------------------------------------------------------------------ learn
 
     def learn_all(self) -> RunResult:
+        forget_peak(self.learner.device)
         self.run_progress = RunProgress(self.stream, self.learner, self.config.epochs, self.progress)
         self.tracking.begin(self.config.model_dump(mode="json"))
         here = rounding(self.learner.device, self.ranks.count)
