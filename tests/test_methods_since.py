@@ -18,7 +18,7 @@ from vqprompt.research.methods import sldc
 from vqprompt.research.methods.base import Method, symmetric_cross_entropy
 from vqprompt.research.methods.ease import EASE
 from vqprompt.research.methods.moving import MovingMemory
-from vqprompt.research.methods.ranpac import solve_ridge
+from vqprompt.research.methods.ranpac import RIDGES, RanPAC, solve_ridge
 from vqprompt.research.methods.sldc import blended_map, fit_map
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.view import View
@@ -148,7 +148,21 @@ class TestRanPAC:
             r: F.mse_loss(unseen @ torch.linalg.solve(h.T @ h + r * torch.eye(40), h.T @ targets[order[cut:]].double()),
                           targets[order[:cut]].double()) for r in (10.0**e for e in range(-1, 9))
         }  # fmt: skip
-        assert chosen == min(errors, key=errors.get)
+        assert RIDGES[chosen] == min(errors, key=errors.get)
+
+    @pytest.mark.parametrize(
+        ("sizes", "train", "expected"),
+        [([2, 2, 1, 2], 50, [3, 7, 7, 16]), ([1, 28], 4, [3, 3]), ([1, 1], 2, [3, 3])],
+    )
+    def test_too_few_images_keep_the_ridge_of_the_task_before(self, monkeypatch, sizes, train, expected):
+        """Held out: 20 of 2 classes, 10 of one; 22 of 28 classes, fewer than one each."""
+        ridges = iter([3, 7, 16])
+        monkeypatch.setattr(RanPAC, "_choose_ridge", lambda *_: next(ridges))
+        learner, chosen = make_learner("ranpac", projection=40, adapt=False), []
+        for task in Stream(make_dataset(sum(sizes), train), sizes):
+            learner.learn(task)
+            chosen.append(int(learner.method.chosen))
+        assert chosen == expected
 
     def test_sums_do_not_depend_on_the_division_into_tasks(self):
         several, one = (learned("ranpac", tasks=n, projection=30, adapt=False)[0].method for n in (3, 1))

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, cat
+from torch import Tensor, cat, tensor
 
 OLD_CHECKPOINT = 1  # the version without a checksum of its JSON
 SAVED_SETTINGS = {"data", "tasks", "method", "seed", "precision", "options"}  # in every config.json that a run wrote
@@ -33,7 +33,7 @@ def upgrade_checkpoint(info: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def upgrade_tensors(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint. LwF's and BiC's teacher was a network and a classifier without corrections; SLDC
-    went on with the corrected classifier."""
+    went on with the corrected classifier, and RanPAC did not remember its ridge."""
     old, former = "method.teacher.", "method.former."
     names = {name: name.replace(f"{old}vit.", f"{former}vit.").replace(old, f"{former}head.") for name in tensors}
     renamed = {names[name]: tensor for name, tensor in tensors.items()}
@@ -43,6 +43,8 @@ def upgrade_tensors(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor
         if f"{owner}head.bias" in renamed and f"{owner}unaligned" not in renamed:
             parts = renamed[f"{owner}head.weight"], renamed[f"{owner}head.bias"][:, None]
             renamed[f"{owner}unaligned"] = cat(parts, dim=1)
+    if method == "ranpac":
+        renamed.setdefault("method.chosen", tensor(-1))
     return renamed
 
 

@@ -25,6 +25,7 @@ class RanPACOptions(OnceAdaptedOptions):
 
 RIDGES = [10.0**e for e in range(-8, 9)]
 HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge; the others are fitted
+FEWEST = 20  # images that may choose; with fewer, a ridge that fits them by chance can spoil what is known of all classes
 
 
 class RanPAC(FirstTaskAdapters):
@@ -36,6 +37,7 @@ class RanPAC(FirstTaskAdapters):
     gram: Tensor  # [M, M], sum of hᵀh
     products: Tensor  # [M, C], sum of hᵀy
     weight: Tensor  # [C, M], the solution
+    chosen: Tensor  # [], which of the ridges was chosen last; −1: none yet
 
     def __init__(self, vit: ViT, options: RanPACOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
@@ -43,6 +45,7 @@ class RanPAC(FirstTaskAdapters):
         self.register_buffer("gram", torch.zeros(options.projection, options.projection))
         self.register_buffer("products", torch.zeros(options.projection, 0))
         self.register_buffer("weight", torch.zeros(0, options.projection))
+        self.register_buffer("chosen", torch.tensor(-1))
 
     def lift(self, features: Tensor) -> Tensor:
         """Features [B, D] to random features [B, M]."""
@@ -52,13 +55,15 @@ class RanPAC(FirstTaskAdapters):
     def finish_task(self, data: TaskData) -> None:
         features, targets = data.features, F.one_hot(data.labels, data.task.all_classes).float()
         self.products = F.pad(self.products, (0, data.task.new_classes))
-        ridge = self._choose_ridge(features, targets, data.seed)
+        count, known = int(HELD_OUT * len(features)), int(self.chosen) >= 0
+        if not known or count >= max(FEWEST, len(data.classes)):
+            self.chosen.fill_(self._choose_ridge(features, targets, data.seed))
         lifted = self.lift(features)
         self.gram, self.products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets
-        self.weight = solve_ridge(self.gram, self.products, ridge)
+        self.weight = solve_ridge(self.gram, self.products, RIDGES[int(self.chosen)])
 
-    def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> float:
-        """The ridge with the smallest squared error on a fifth of the task's images. As published, the other images
+    def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> int:
+        """Which ridge has the smallest squared error on a fifth of the task's images. As published, the other images
         of the task are fitted alone, without the sums of the tasks before."""
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
         count = max(1, int(HELD_OUT * len(order)))
@@ -66,7 +71,7 @@ class RanPAC(FirstTaskAdapters):
         lifted, unseen = self.lift(features[kept]), self.lift(features[held])
         gram, products = lifted.T @ lifted, lifted.T @ targets[kept]
         errors = [float(F.mse_loss(unseen @ solve_ridge(gram, products, r).T, targets[held])) for r in RIDGES]
-        return RIDGES[min(range(len(RIDGES)), key=lambda i: (errors[i] != errors[i], errors[i]))]  # NaN comes last
+        return min(range(len(RIDGES)), key=lambda i: (errors[i] != errors[i], errors[i]))  # NaN comes last
 
     def logits(self, view: View) -> Tensor:
         return self.with_missing(self.lift(self.features(view)[0]) @ self.weight.T)
