@@ -25,7 +25,7 @@ class RanPACOptions(OnceAdaptedOptions):
 
 RIDGES = [10.0**e for e in range(-8, 9)]
 HELD_OUT = 0.2  # fraction of the task's images that chooses the ridge; the others are fitted
-FEWEST = 20  # images that may choose; with fewer, a ridge that fits them by chance can spoil what is known of all classes
+FEWEST = 20  # images that may choose; a ridge that fits fewer by chance can spoil what is known of all classes
 
 
 class RanPAC(FirstTaskAdapters):
