@@ -18,7 +18,7 @@ from vqprompt.research.methods import sldc
 from vqprompt.research.methods.base import Method, symmetric_cross_entropy
 from vqprompt.research.methods.ease import EASE
 from vqprompt.research.methods.moving import MovingMemory
-from vqprompt.research.methods.ranpac import RIDGES, RanPAC, solve_ridge
+from vqprompt.research.methods.ranpac import RIDGES, RanPAC
 from vqprompt.research.methods.sldc import blended_map, fit_map
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.view import View
@@ -130,8 +130,9 @@ class TestRanPAC:
             targets.append(F.one_hot(task.train.labels + total, 6).float())
             total += 2
         h, y = torch.cat(lifted).double(), torch.cat(targets).double()
+        lowest = 2**-23 * float((h.T @ h).norm())
         candidates = [np.linalg.solve((h.T @ h).numpy() + r * np.eye(40), (h.T @ y).numpy()).T for r in
-                      (10.0**e for e in range(-8, 9))]  # fmt: skip
+                      (lowest, *(10.0**e for e in range(-8, 9)))]  # fmt: skip
         assert min(np.abs(method.weight.double().numpy() - c).max() for c in candidates) < 1e-2
         torch.testing.assert_close(method.gram.double(), h.T @ h, rtol=1e-4, atol=1e-3)
 
@@ -178,8 +179,16 @@ class TestRanPAC:
         view = view_of(learner)
         assert torch.equal(again.method.logits(view), learner.method.logits(view))
 
-    def test_a_singular_system_is_nan_and_never_chosen(self):
-        assert solve_ridge(torch.zeros(3, 3), torch.ones(3, 2), 0.0).isnan().all()
+    def test_a_ridge_below_the_rounding_of_the_sums_is_raised_above_it(self, monkeypatch):
+        """With fewer images than random features, 1e-8 would divide by what rounding left of zeros."""
+        monkeypatch.setattr(RanPAC, "_choose_ridge", lambda *_: RIDGES.index(1e-8))
+        learner, seen = learned("ranpac", projection=300, adapt=False)
+        h = torch.cat([features @ learner.method.projection for _, features in seen]).relu().double()
+        y = F.one_hot(torch.cat([task.train.labels + 2 * n for n, (task, _) in enumerate(seen)]), 6).double()
+        assert len(h) < 300
+        ridge = 2**-23 * (h.T @ h).norm()
+        exact = torch.linalg.solve(h.T @ h + ridge * torch.eye(300), h.T @ y).T
+        assert (h @ (learner.method.weight.double() - exact).T).norm() < 0.05 * y.norm()
 
 
 class TestEASE:

@@ -60,7 +60,9 @@ class RanPAC(FirstTaskAdapters):
             self.chosen.fill_(self._choose_ridge(features, targets, data.seed))
         lifted = self.lift(features)
         self.gram, self.products = self.gram + lifted.T @ lifted, self.products + lifted.T @ targets
-        self.weight = solve_ridge(self.gram, self.products, RIDGES[int(self.chosen)])
+        lowest = torch.finfo(torch.float32).eps * float(self.gram.norm())  # less is lost in the rounding of the sums
+        ridge = max(RIDGES[int(self.chosen)], lowest)
+        self.weight = solve_ridge(self.gram.double(), self.products.double(), ridge).float().T
 
     def _choose_ridge(self, features: Tensor, targets: Tensor, seed: int) -> int:
         """Which ridge has the smallest squared error on a fifth of the task's images. As published, the other images
@@ -68,17 +70,19 @@ class RanPAC(FirstTaskAdapters):
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed)).to(features.device)
         count = max(1, int(HELD_OUT * len(order)))
         held, kept = order[:count], order[count:]
-        lifted, unseen = self.lift(features[kept]), self.lift(features[held])
-        gram, products = lifted.T @ lifted, lifted.T @ targets[kept]
-        errors = [float(F.mse_loss(unseen @ solve_ridge(gram, products, r).T, targets[held])) for r in RIDGES]
-        return min(range(len(RIDGES)), key=lambda i: (errors[i] != errors[i], errors[i]))  # NaN comes last
+        lifted, unseen = self.lift(features[kept]).double(), self.lift(features[held]).double()
+        given, expected = targets[kept].double(), targets[held].double()
+        if len(kept) < lifted.shape[1]:  # (HᵀH + rI)⁻¹ Hᵀ = Hᵀ (HHᵀ + rI)⁻¹, and this matrix is smaller
+            gram, products, rows = lifted @ lifted.T, given, unseen @ lifted.T
+        else:
+            gram, products, rows = lifted.T @ lifted, lifted.T @ given, unseen
+        errors = [float(F.mse_loss(rows @ solve_ridge(gram, products, ridge), expected)) for ridge in RIDGES]
+        return errors.index(min(errors))
 
     def logits(self, view: View) -> Tensor:
         return self.with_missing(self.lift(self.features(view)[0]) @ self.weight.T)
 
 
 def solve_ridge(gram: Tensor, products: Tensor, ridge: float) -> Tensor:
-    """W = ((G + ridge · I)⁻¹ Q)ᵀ. NaN where the matrix is singular in this precision."""
-    regular = gram + ridge * torch.eye(len(gram), device=gram.device)
-    solution, failed = torch.linalg.solve_ex(regular, products)
-    return (solution if int(failed) == 0 else torch.full_like(products, torch.nan)).T
+    """(G + ridge · I)⁻¹ Q."""
+    return torch.linalg.solve(gram + ridge * torch.eye(len(gram)).to(gram), products)
