@@ -113,11 +113,11 @@ def spy_on_prompts(monkeypatch, vit: ViT) -> list:
     """What reaches vit.encode: (prompts, placement). Queries, which have no prompts, are left out."""
     seen, encode = [], vit.encode
 
-    def spy(tokens, prompts=None, placement="after", normalize=None):
+    def spy(tokens, prompts=None, placement="after", normalize=None, **others):
         if normalize is not None:
             return encode(tokens, normalize=normalize)
         seen.append((prompts, placement))
-        return encode(tokens, prompts, placement)
+        return encode(tokens, prompts, placement, **others)
 
     monkeypatch.setattr(vit, "encode", spy)
     return seen

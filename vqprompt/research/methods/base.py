@@ -9,14 +9,14 @@ parameters of `parameter_groups` → `finish_task` (statistics, merging) → `en
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
@@ -47,6 +47,17 @@ class Options(BaseModel, extra="forbid"):
         }
 
 
+def with_defaults(options: type[Options], defaults: dict[str, Any]) -> type[Options]:
+    """The same options with other defaults. Of a group such as `rebalancing`, those that are given change."""
+    fields: dict[str, Any] = {}
+    for name, default in defaults.items():
+        known = options.model_fields[name]
+        if isinstance(known.default, BaseModel):
+            default = type(known.default)(**known.default.model_dump() | default)
+        fields[name] = Annotated[known.annotation, *known.metadata, Field(description=known.description)], default
+    return create_model(options.__name__, __base__=options, __module__=options.__module__, **fields)
+
+
 TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
 
 
@@ -60,13 +71,10 @@ class ReadoutOptions(Options):
     symmetric: bool = Field(False, description="half cross-entropy, half reverse cross-entropy")
 
 
-STATISTICS = "rebalance the classifier from class statistics after each task"
-
-
 class StatisticsOptions(ReadoutOptions):
     """For methods that can keep class statistics."""
 
-    statistics: bool = Field(False, description=STATISTICS)
+    statistics: bool = Field(False, description="rebalance the classifier from class statistics after each task")
     rebalancing: Rebalancing = Rebalancing()
     moving: Moving = Moving()
     feature_distillation: float = Field(
@@ -104,6 +112,7 @@ class Method(nn.Module):
     year: ClassVar[int]
     summary: ClassVar[str]
     Options: ClassVar[type[Options]] = Options
+    option_defaults: ClassVar[dict[str, Any]] = {}  # options whose defaults differ from those that `Options` declares
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
     # Where a search looks: run settings or options with their (low, high). The scale is logarithmic if low > 0 and
@@ -128,6 +137,8 @@ class Method(nn.Module):
         if cls.__module__.startswith(f"{__package__}."):
             for key, value in FACTS.get(title, {}).items():
                 setattr(cls, key, value)
+        if "option_defaults" in cls.__dict__:
+            cls.Options = with_defaults(cls.Options, cls.option_defaults)
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
@@ -210,10 +221,20 @@ class Method(nn.Module):
         """Class tokens after these blocks, in this order [B, blocks · D], and the method's own loss terms."""
         if self.classifies_frozen and self.uses_query:
             return view.query, {}
-        adapters = (
-            self.adapters.by_block() if self.adapters is not None and getattr(self.options, "adapt", True) else None
-        )
-        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
+        adapts = self.adapters is not None and getattr(self.options, "adapt", True)
+        adapters = self.adapters.by_block() if adapts else None
+        placement = "tokens" if self.prompts_stay else getattr(self.options, "placement", "after")
+        prompts, own = self.prompts_of(view)
+        features = self.vit.encode(view.tokens, prompts, placement, adapters=adapters, class_tokens=class_tokens)
+        return features.float(), own
+
+    def prompts_of(self, view: View) -> tuple[Prompts | None, Losses]:
+        """The prompts of each block that has some, and the method's own loss terms."""
+        return None, {}
+
+    def by_block(self, prompt: Tensor) -> Prompts:
+        """The prompts [B, M, L_p, D] of the M blocks that get one, by block."""
+        return dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """What is classified and remembered [B, D], and the method's own loss terms (ignored outside training)."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods.base import Losses, Method, StatisticsOptions, TaskInfo, View
 from vqprompt.research.methods.prompts import check_blocks, train_only
@@ -66,15 +66,14 @@ class CodaPrompt(Method):
             fresh = orthogonal_rows(self._so_far(name).detach().flatten(2).cpu(), new.shape[1])
             new.data.copy_(fresh.view_as(new))
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         keys, attention, prompts = self._so_far("keys"), self._so_far("attention"), self._so_far("prompts")
         prompt = torch.einsum("bmn,mnld->bmld", attended_cosine(view.query, attention, keys), prompts)
         losses: Losses = {}
         if self.options.orthogonality_weight and view.labels is not None:
             penalty = sum(nonorthogonality(rows.flatten(2)) for rows in (keys, attention, prompts))
             losses["orthogonality"] = self.options.orthogonality_weight * penalty
-        by_block = dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
-        return self.vit.encode(view.tokens, by_block, class_tokens=class_tokens).float(), losses
+        return self.by_block(prompt), losses
 
     def _so_far(self, name: str) -> Tensor:
         """Keys, attention vectors [M, N, D] or prompts [M, N, L_p, D] of this task and those before."""

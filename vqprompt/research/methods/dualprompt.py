@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.research.methods.base import Losses, Method, Options, TaskInfo, View
 from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick, train_only
 
@@ -54,18 +54,16 @@ class DualPrompt(Method):
         self.choosable = len(self.experts)
         train_only(self.experts, task.number)
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
             away = (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
             losses["key"] = self.options.key_weight * away
-            experts = own.prompts.unbind(0)
+            experts = own.prompts.transpose(0, 1)
         else:
-            experts = pick(self._of_all("prompts"), self.choices(view.query)[..., None]).unbind(1)
-        prompts = dict(zip(self.options.general_blocks, self.general, strict=True))
-        prompts |= dict(zip(self.options.blocks, experts, strict=True))
-        return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
+            experts = pick(self._of_all("prompts"), self.choices(view.query)[..., None])
+        return dict(zip(self.options.general_blocks, self.general, strict=True)) | self.by_block(experts), losses
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:

@@ -110,8 +110,7 @@ class HidePrompt(Method):
             prompt = learned[self.infer_task(view.query)]  # [B, M, L_p, D]
         else:
             prompt = (self.blended_prompt() if self.training else self.prompts[view.task])[None]
-        prompts = dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
-        features = self.vit.encode(view.tokens, prompts).float()
+        features = self.vit.encode(view.tokens, self.by_block(prompt)).float()
         if not self.training:
             return features, {}
         if self._anchors is None:  # picked once per task, because picking makes the device wait

@@ -6,15 +6,15 @@ only from the key-pull loss, prompts only from the classification.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
+from vqprompt.core.backbones.vit import Prompts, ViT
+from vqprompt.research.methods.base import Losses, Method, StatisticsOptions, View
 from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick
 
 
@@ -39,7 +39,7 @@ class L2POptions(StatisticsOptions):
 
 class L2P(Method):
     title = "L2P++"
-    Options = L2POptions
+    Options: ClassVar[Any] = L2POptions
     uses_query = True
     classes_return = True
 
@@ -49,16 +49,14 @@ class L2P(Method):
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
         self.choosable = options.pool
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":
             pull = pull_to_batch(view.part.whole_batch(cosines), view.part.whole_batch(choice))
         else:
             pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
-        prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
-        features = self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float()
-        return features, {"key": self.options.key_weight * pull}
+        return self.by_block(pick(self.pool.prompts, choice)), {"key": self.options.key_weight * pull}
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:
@@ -69,15 +67,9 @@ class L2P(Method):
 class DeepL2P(L2P):
     title = "Deep L2P++"
 
-    class Options(L2POptions):
-        blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get prompts")
-
 
 class L2PV2(L2P):
     title = "L2P++ V2"
-
-    class Options(L2POptions):
-        statistics: bool = Field(True, description=STATISTICS)
 
 
 def pull_to_batch(cosines: Tensor, choice: Tensor) -> Tensor:

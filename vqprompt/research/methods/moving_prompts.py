@@ -13,18 +13,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.research.methods.base import Losses, TaskData, View
-from vqprompt.research.methods.moving import FROZEN_BESIDE, MOST_DOUBT, PLASTICITY, MovingMemory, MovingOptions
+from vqprompt.research.methods.moving import MovingMemory, MovingOptions
 from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
-from vqprompt.research.training.rebalancing import Rebalancing
 
 
 class MovingPromptsOptions(MovingOptions):
-    plasticity: float = Field(0.5, ge=0, description=PLASTICITY)
-    frozen_beside: bool = Field(True, description=FROZEN_BESIDE)
-    most_doubt: float = Field(0.5, ge=0, description=MOST_DOUBT)
-    rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.3)
     pool: int = Field(1, ge=1, description="prompts per block (N); with one, nothing is selected")
     length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
     blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")
@@ -55,18 +50,18 @@ class MovingPrompts(MovingMemory):
             self.pool.start_keys(data.queries, data.seed)
 
     def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+        # prompts start at random: without training they say nothing
+        return super().encode(view, class_tokens) if self.trained else (self.encode_frozen(view, class_tokens), {})
+
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         o = self.options
-        if not self.trained:  # prompts start at random: without training they say nothing
-            return self.encode_frozen(view, class_tokens), {}
         if o.pool == 1:
-            prompts = dict(zip(o.blocks, self.pool.prompts, strict=True))
-            return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), {}
+            return dict(zip(o.blocks, self.pool.prompts, strict=True)), {}
         alpha = self.pool.weights(view.query, o.tau)
         quantized = self.pool.quantize(self.pool.mix(alpha))
-        prompts = dict(zip(o.blocks, quantized.prompt.unbind(1), strict=True))
         losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
         losses |= self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
-        return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
+        return self.by_block(quantized.prompt), losses
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
