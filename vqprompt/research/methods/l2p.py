@@ -14,21 +14,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import Prompts, ViT
-from vqprompt.research.methods.base import Losses, Method, StatisticsOptions, View
-from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick
+from vqprompt.research.methods.base import Losses, Method, PromptOptions, StatisticsOptions, View
+from vqprompt.research.methods.prompts import PromptPool, cosine_similarity, pick
 
 
-class L2POptions(StatisticsOptions):
+class L2POptions(PromptOptions, StatisticsOptions):
     pool: int = Field(30, ge=1, description="prompts per block (N)")
-    length: int = Field(20, ge=2, multiple_of=2, description="length of a prompt; half joins the keys, half the values")
     top: int = Field(5, ge=1, description="prompts per image and block")
-    blocks: list[int] = Field([0], description="attention blocks that get prompts")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
     key_loss: Literal["own", "batch"] = Field(
         "own",
         description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)",
     )
-    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
 
     @model_validator(mode="after")
     def _enough(self) -> L2POptions:
@@ -45,7 +42,6 @@ class L2P(Method):
 
     def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
         self.choosable = options.pool
 

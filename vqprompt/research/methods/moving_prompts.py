@@ -14,19 +14,17 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import Prompts, ViT
-from vqprompt.research.methods.base import Losses, TaskData, View
+from vqprompt.research.methods.base import Losses, PromptOptions, TaskData, View
 from vqprompt.research.methods.moving import MovingMemory, MovingOptions
-from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
+from vqprompt.research.methods.prompts import PromptPool, Spread
 
 
-class MovingPromptsOptions(MovingOptions):
+class MovingPromptsOptions(PromptOptions, MovingOptions):
     pool: int = Field(1, ge=1, description="prompts per block (N); with one, nothing is selected")
-    length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
-    blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")
+    blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")  # type: ignore[assignment]
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection")
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
-    prompt_lr_scale: float = Field(5.0, gt=0, description="rate of prompts and keys, relative to the classifier's")
     spread: Spread = Spread()
 
 
@@ -37,7 +35,6 @@ class MovingPrompts(MovingMemory):
 
     def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
         blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
-        check_blocks(blocks, vit.config.depth)
         super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
         self.uses_query = options.pool > 1
         self.uses_frozen = options.frozen_beside and not self.uses_query  # one of the two is kept

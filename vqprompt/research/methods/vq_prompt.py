@@ -14,16 +14,14 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import Prompts, ViT
-from vqprompt.research.methods.base import Losses, Method, StatisticsOptions
-from vqprompt.research.methods.prompts import Gradient, PromptPool, Spread, check_blocks
+from vqprompt.research.methods.base import Losses, Method, PromptOptions, StatisticsOptions
+from vqprompt.research.methods.prompts import Gradient, PromptPool, Spread
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
 
-class VQOptions(StatisticsOptions):
+class VQOptions(PromptOptions, StatisticsOptions):
     pool: int = Field(10, ge=1, description="prompts per block (N)")
-    length: int = Field(8, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
-    blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
     normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
     normalize_query: bool = Field(False, description="unit-length query")
@@ -36,7 +34,6 @@ class VQOptions(StatisticsOptions):
     learn: Literal["always", "first-task"] = Field(
         "always", description="prompts learn in every task, or only in the first; then old statistics stay valid"
     )
-    prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
     spread: Spread = Spread()
 
 
@@ -48,7 +45,6 @@ class VQPrompt(Method):
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width, options.spread)
         self.choosable = options.pool if options.quantize else 0
 

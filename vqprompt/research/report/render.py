@@ -41,15 +41,10 @@ def _environment() -> Environment:
     )  # fmt: skip
     css = (files("vqprompt.research.report") / "templates" / "style.css").read_text(encoding="utf-8")
     environment.globals |= {"css": Markup(css), "figures": _figures}
-    filters = {
-        "percent": percent,
-        "fixed": fixed,
-        "duration": time_taken,
-        "short": short,
-        "counted": counted,
+    environment.filters |= {
+        "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
         "tex": escape_tex,
-    }
-    environment.filters |= {**filters, "tex": escape_tex}
+    }  # fmt: skip
     return environment
 
 
