@@ -12,7 +12,7 @@ from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.evoprompt import EvoOptions, EvoPrompt, PromptMemory, compose, match
-from vqprompt.research.methods.hide_prompt import HideOptions, HidePrompt, contrastive
+from vqprompt.research.methods.hide_prompt import HidePrompt, contrastive
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
@@ -102,7 +102,7 @@ def test_more_tasks_than_planned(name, tmp_path):
 
 
 def make_hide(tasks: int = 3, **options) -> HidePrompt:
-    method = HidePrompt(make_vit(), HideOptions(**{**SMALL["hide-prompt"], **options}), tasks)
+    method = HidePrompt(make_vit(), HidePrompt.Options(**{**SMALL["hide-prompt"], **options}), tasks)
     for number in range(tasks):
         method.start_task(TaskInfo(number, 2 * number, 2))
         method.prompts[number].data.add_(number)  # else all are alike: each starts from the one before
@@ -113,11 +113,11 @@ def spy_on_prompts(monkeypatch, vit: ViT) -> list:
     """What reaches vit.encode: (prompts, placement). Queries, which have no prompts, are left out."""
     seen, encode = [], vit.encode
 
-    def spy(tokens, prompts=None, placement="after", normalize=None):
+    def spy(tokens, prompts=None, placement="after", normalize=None, **others):
         if normalize is not None:
             return encode(tokens, normalize=normalize)
         seen.append((prompts, placement))
-        return encode(tokens, prompts, placement)
+        return encode(tokens, prompts, placement, **others)
 
     monkeypatch.setattr(vit, "encode", spy)
     return seen
@@ -127,8 +127,8 @@ def test_hide_has_the_papers_number_of_parameters():
     """Appendix, prompt configurations: N = 10, L_p = 40 (CIFAR-100: 10) in five blocks of ViT-B."""
     with torch.device("meta"):
         vit = ViT(ViTConfig(width=768, depth=12, heads=12, patch=16))
-        counts = HidePrompt(vit, HideOptions(), 10).parameter_counts()
-        short = HidePrompt(vit, HideOptions(length=10), 10).parameter_counts()
+        counts = HidePrompt(vit, HidePrompt.Options(), 10).parameter_counts()
+        short = HidePrompt(vit, HidePrompt.Options(length=10), 10).parameter_counts()
     assert counts["prompting"] == 10 * 5 * 40 * 768 == 1_536_000
     assert short["prompting"] == 10 * 5 * 10 * 768
     mapping = 768 * 1536 + 1536 + 1536 * 768 + 768 + 2 * 768

@@ -13,7 +13,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.prompts import PromptPool, Spread
 from vqprompt.research.methods.task import TaskInfo
-from vqprompt.research.methods.vq_prompt import SoftPrompt, VQOptions, VQPrompt, VQPromptS
+from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
 from vqprompt.research.results.config import resolve
 from vqprompt.research.training.view import View
 
@@ -208,7 +208,7 @@ def start_method(cls=VQPrompt, classes=4, **options):
 
 
 def test_defaults_are_the_paper_s():
-    options = VQOptions()
+    options = VQPrompt.Options()
     assert (options.pool, options.length, options.blocks) == (10, 8, [0, 1, 2, 3, 4])
     assert (options.vq_weight, options.commitment_weight) == (0.4, 0.1)
     assert (options.tau, options.normalize_keys, options.normalize_query) == (1, True, False)

@@ -17,16 +17,17 @@ from vqprompt.research.report.figures import standalone
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproducing.md"
-BLOCK = re.compile(r"(<!-- bench table (\S+) --results (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- bench table (\S+) --results (\S+)(?: --methods (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str) -> str:
     """The page, with every table made from the results again."""
 
     def table(block: re.Match[str]) -> str:
-        start, name, source, end = block.groups()
+        start, name, source, methods, end = block.groups()
         grid = find_grid(name)
-        _, text = make_table(grid, find_rows(grid, ROOT / source, from_bench=False)).markdown().split("\n\n", 1)
+        rows = find_rows(grid, ROOT / source, False, methods.split(",") if methods else ())
+        _, text = make_table(grid, rows).markdown().split("\n\n", 1)
         return f"{start}\n{text}\n{end}"
 
     return BLOCK.sub(table, page)
@@ -35,7 +36,7 @@ def fill(page: str) -> str:
 def draw(page: str) -> dict[str, str]:
     """The figures that the page shows, by file name."""
     drawn = {}
-    for _, name, source, _ in BLOCK.findall(page):
+    for _, name, source, _, _ in BLOCK.findall(page):
         grid = find_grid(name)
         for chart in make_charts(grid, find_rows(grid, ROOT / source, from_bench=False)):
             if f"figures/{chart.name}.svg" in page:

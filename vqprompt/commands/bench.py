@@ -212,6 +212,7 @@ def print_table(
         "Read the runs from here instead: a file that --save wrote, or any folder of runs. Give it once per table."
     ),
     save: Path | None = option("Save the table's runs in one small .json file, for a later --results."),
+    methods: str | None = option("Only these methods, such as vq-prompt,coda-p. Default: all that have runs."),
     small: bool = SMALL,
     figure: bool = FIGURE,
 ) -> None:
@@ -227,7 +228,7 @@ def print_table(
     from vqprompt.research.paper.table_rows import find_rows, save_runs
     from vqprompt.research.paper.tables import make_table, summarize
 
-    grids = [find_grid(name, small) for name in names]
+    grids, chosen = [find_grid(name, small) for name in names], chosen_methods(methods) if methods else []
     sources = results or ([] if out is None else [out] * len(grids))
     if len(sources) != len(grids):
         raise UserError("give --out, the folder that `bench run` wrote to; or --results for each table, in their order")
@@ -237,7 +238,7 @@ def print_table(
         if not source.exists():
             which = "--results" if results else "--out"
             raise UserError(f"{which} {source}: no such file or folder; give what `bench run` or --save wrote")
-    rows = [find_rows(grid, source, not results) for grid, source in zip(grids, sources, strict=True)]
+    rows = [find_rows(grid, source, not results, chosen) for grid, source in zip(grids, sources, strict=True)]
     several = len(grids) > 1
     table = summarize(dict(zip(names, rows, strict=True)), figure) if several else make_table(grids[0], rows[0], figure)
     print(table.markdown())

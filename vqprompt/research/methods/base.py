@@ -13,65 +13,27 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Placement, Prompts, ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
 from vqprompt.core.statistics.sums import ClassSums
+from vqprompt.research.methods.options import Options, PromptOptions, ReadoutOptions, StatisticsOptions, with_defaults
+from vqprompt.research.methods.prompts import check_blocks
 from vqprompt.research.methods.recipes import FACTS
 from vqprompt.research.methods.task import TaskData, TaskFeatures, TaskInfo
 from vqprompt.research.training.optim import Losses
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance, symmetric_cross_entropy
 from vqprompt.research.training.view import View
 
-__all__ = ["Classifier", "Head", "Losses", "Method", "Options", "StatisticsOptions", "TaskData", "TaskInfo", "View"]
-
-
-class Options(BaseModel, extra="forbid"):
-    """A method's own settings. Every field has a default and a description: `vqprompt methods NAME` shows them."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_defaults_of_groups(cls, given: Any) -> Any:
-        """If only some settings of a group such as `rebalancing` are given, the others keep this method's defaults."""
-        if not isinstance(given, dict):
-            return given
-        return given | {
-            name: field.default.model_dump() | given[name]
-            for name, field in cls.model_fields.items()
-            if isinstance(field.default, BaseModel) and isinstance(given.get(name), dict)
-        }
-
-
-TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
-
-
-class ReadoutOptions(Options):
-    """Which features the classifier gets, and its loss. The same for every method that has these options, so that
-    methods can be compared with equal means."""
-
-    class_tokens: int = Field(1, ge=1, description="number of last blocks whose class tokens make up the features")
-    scaled: bool = Field(False, description="scale each class token to one length")
-    mirror: bool = Field(False, description="average the features of an image and of its mirror image; not in training")
-    symmetric: bool = Field(False, description="half cross-entropy, half reverse cross-entropy")
-
-
-STATISTICS = "rebalance the classifier from class statistics after each task"
-
-
-class StatisticsOptions(ReadoutOptions):
-    """For methods that can keep class statistics."""
-
-    statistics: bool = Field(False, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing()
-    moving: Moving = Moving()
-    feature_distillation: float = Field(
-        0.0, ge=0, description="weight of the loss that keeps features where they were before the task"
-    )
+__all__ = [
+    "Classifier", "Head", "Losses", "Method", "Options", "PromptOptions", "ReadoutOptions", "StatisticsOptions",
+    "TaskData", "TaskInfo", "View",
+]  # fmt: skip
 
 
 class Classifier(nn.Linear):
@@ -104,6 +66,7 @@ class Method(nn.Module):
     year: ClassVar[int]
     summary: ClassVar[str]
     Options: ClassVar[type[Options]] = Options
+    option_defaults: ClassVar[dict[str, Any]] = {}  # options whose defaults differ from those that `Options` declares
     presets: ClassVar[dict[str, dict[str, Any]]] = {}  # named settings: run settings and options together
     training_defaults: ClassVar[dict[str, Any]] = {}  # run settings that differ from the common ones
     # Where a search looks: run settings or options with their (low, high). The scale is logarithmic if low > 0 and
@@ -128,6 +91,8 @@ class Method(nn.Module):
         if cls.__module__.startswith(f"{__package__}."):
             for key, value in FACTS.get(title, {}).items():
                 setattr(cls, key, value)
+        if "option_defaults" in cls.__dict__:
+            cls.Options = with_defaults(cls.Options, cls.option_defaults)
 
     def __init__(self, vit: ViT, options: BaseModel, tasks: int) -> None:
         """tasks: how many are planned; a method that divides a pool among tasks needs to know."""
@@ -142,6 +107,8 @@ class Method(nn.Module):
                 f"class_tokens={self.class_tokens}: the backbone has {vit.config.depth} blocks with one class token "
                 f"each; give 1 to {vit.config.depth}"
             )
+        if (blocks := getattr(options, "blocks", None)) is not None:
+            check_blocks(blocks, vit.config.depth)
         vit.raw_queries = False  # whatever the method wanted that had this network before
         self.adapters: Any = None  # beside the backbone's blocks, if a method has some
         if self.classifies_frozen:
@@ -210,10 +177,20 @@ class Method(nn.Module):
         """Class tokens after these blocks, in this order [B, blocks · D], and the method's own loss terms."""
         if self.classifies_frozen and self.uses_query:
             return view.query, {}
-        adapters = (
-            self.adapters.by_block() if self.adapters is not None and getattr(self.options, "adapt", True) else None
-        )
-        return self.vit.encode(view.tokens, adapters=adapters, class_tokens=class_tokens).float(), {}
+        adapts = self.adapters is not None and getattr(self.options, "adapt", True)
+        adapters = self.adapters.by_block() if adapts else None
+        placement: Placement = "tokens" if self.prompts_stay else getattr(self.options, "placement", "after")
+        prompts, own = self.prompts_of(view)
+        features = self.vit.encode(view.tokens, prompts, placement, adapters=adapters, class_tokens=class_tokens)
+        return features.float(), own
+
+    def prompts_of(self, view: View) -> tuple[Prompts | None, Losses]:
+        """The prompts of each block that has some, and the method's own loss terms."""
+        return None, {}
+
+    def by_block(self, prompt: Tensor) -> dict[int, Tensor]:
+        """The prompts [B, M, L_p, D] of the M blocks that get one, by block."""
+        return dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
 
     def features(self, view: View) -> tuple[Tensor, Losses]:
         """What is classified and remembered [B, D], and the method's own loss terms (ignored outside training)."""
@@ -380,6 +357,9 @@ class Method(nn.Module):
         vit = self.vit.frozen_copy().requires_grad_(True) if self.tunes_backbone else self.vit
         left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
         return copy.deepcopy(self, {id(self.vit): vit, id(self.frozen): self.frozen} | left_out).eval()
+
+
+TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
 
 
 def scaled(tokens: Tensor, count: int) -> Tensor:

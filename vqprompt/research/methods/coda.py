@@ -11,20 +11,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.core.errors import UserError
-from vqprompt.research.methods.base import Losses, Method, StatisticsOptions, TaskInfo, View
-from vqprompt.research.methods.prompts import check_blocks, train_only
+from vqprompt.research.methods.base import Losses, Method, PromptOptions, StatisticsOptions, TaskInfo, View
+from vqprompt.research.methods.prompts import train_only
 
 
-class CodaOptions(StatisticsOptions):
+class CodaOptions(PromptOptions, StatisticsOptions):
     pool: int = Field(100, ge=1, description="components per block (N), divided among the planned tasks")
-    length: int = Field(8, ge=2, multiple_of=2, description="length of a component: half for keys, half for values")
-    blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     orthogonality_weight: float = Field(
         0.0, ge=0, description="weight of the orthogonality penalty; 0 in the released code, 0.1 in the paper"
     )
-    prompt_lr_scale: float = Field(1.0, gt=0, description="the components' learning rate, relative to the classifier's")
 
 
 class Components(nn.Module):
@@ -45,7 +42,6 @@ class CodaPrompt(Method):
 
     def __init__(self, vit: ViT, options: CodaOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        check_blocks(options.blocks, vit.config.depth)
         if options.pool < tasks:
             raise UserError(f"pool={options.pool} components are too few for {tasks} tasks; give at least {tasks}")
         self.components = nn.ModuleList(self._components() for _ in range(tasks))
@@ -66,15 +62,14 @@ class CodaPrompt(Method):
             fresh = orthogonal_rows(self._so_far(name).detach().flatten(2).cpu(), new.shape[1])
             new.data.copy_(fresh.view_as(new))
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         keys, attention, prompts = self._so_far("keys"), self._so_far("attention"), self._so_far("prompts")
         prompt = torch.einsum("bmn,mnld->bmld", attended_cosine(view.query, attention, keys), prompts)
         losses: Losses = {}
         if self.options.orthogonality_weight and view.labels is not None:
             penalty = sum(nonorthogonality(rows.flatten(2)) for rows in (keys, attention, prompts))
             losses["orthogonality"] = self.options.orthogonality_weight * penalty
-        by_block = dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
-        return self.vit.encode(view.tokens, by_block, class_tokens=class_tokens).float(), losses
+        return self.by_block(prompt), losses
 
     def _so_far(self, name: str) -> Tensor:
         """Keys, attention vectors [M, N, D] or prompts [M, N, L_p, D] of this task and those before."""

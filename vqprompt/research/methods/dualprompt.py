@@ -6,33 +6,30 @@ expert whose key is nearest. Experts of earlier tasks do not change.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, Method, Options, TaskInfo, View
+from vqprompt.core.backbones.vit import Prompts, ViT
+from vqprompt.research.methods.base import Losses, Method, PromptOptions, TaskInfo, View
 from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick, train_only
 
 
-class DualPromptOptions(Options):
+class DualPromptOptions(PromptOptions):
     general_length: int = Field(6, ge=2, multiple_of=2, description="length of the general prompt")
     general_blocks: list[int] = Field([0, 1], description="attention blocks that get the general prompt")
     pool: int | None = Field(None, ge=1, description="experts at the start; null: one per planned task")
-    length: int = Field(20, ge=2, multiple_of=2, description="length of an expert: half for keys, half for values")
-    blocks: list[int] = Field([2, 3, 4], description="attention blocks that get an expert")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls the task's key to the queries")
     unlearned_experts: bool = Field(
         False, description="at test time, match the keys of future tasks as well, as the released code does"
     )
-    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
 
 
 class DualPrompt(Method):
     title = "DualPrompt"
-    Options = DualPromptOptions
+    Options: ClassVar[Any] = DualPromptOptions
     uses_query = True
     classes_return = True
 
@@ -54,18 +51,16 @@ class DualPrompt(Method):
         self.choosable = len(self.experts)
         train_only(self.experts, task.number)
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         losses: Losses = {}
         if view.task is not None:
             own: Any = self.experts[view.task]
             away = (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
             losses["key"] = self.options.key_weight * away
-            experts = own.prompts.unbind(0)
+            experts = own.prompts.transpose(0, 1)
         else:
-            experts = pick(self._of_all("prompts"), self.choices(view.query)[..., None]).unbind(1)
-        prompts = dict(zip(self.options.general_blocks, self.general, strict=True))
-        prompts |= dict(zip(self.options.blocks, experts, strict=True))
-        return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
+            experts = pick(self._of_all("prompts"), self.choices(view.query)[..., None])
+        return dict(zip(self.options.general_blocks, self.general, strict=True)) | self.by_block(experts), losses
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vqprompt.core.backbones.vit import ViT
+from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods.base import Losses, Method, Options, TaskData, TaskInfo, View
 
@@ -133,9 +133,8 @@ class EvoPrompt(Method):
         """Features without prompts [n, D]: queries after the final norm."""
         return self.vit.norm(query.to(self.vit.dtype)).float() if self.options.query == "raw" else query
 
-    def features(self, view: View) -> tuple[Tensor, Losses]:
-        prompts = dict(enumerate(self.memory(view.query).unbind(1)))
-        return self.vit.encode(view.tokens, prompts, "tokens").float(), {}
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
+        return dict(enumerate(self.memory(view.query).unbind(1))), {}
 
     @torch.no_grad()
     def finish_task(self, data: TaskData) -> None:

@@ -7,7 +7,7 @@ Three parts, each optimized separately: within-task prediction (the task's promp
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,30 +15,19 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Head, Losses, Method, Options, TaskData, TaskInfo, View
-from vqprompt.research.methods.prompts import check_blocks, train_only
+from vqprompt.research.methods.base import Head, Losses, Method, PromptOptions, TaskData, TaskInfo, View
+from vqprompt.research.methods.prompts import train_only
 from vqprompt.research.training.rebalancing import Rebalancing
 
-# the authors' settings: ten Gaussians per class that count equally, thirty epochs, SGD
-REPLAY = Rebalancing(
-    centroids=10, centroid_weights="equal", variance="population", epochs=30, lr=0.005, optimizer="sgd",
-    weight_decay=0.0,
-)  # fmt: skip
 
-
-class HideOptions(Options):
-    length: int = Field(
-        40, ge=2, multiple_of=2, description="length of a task's prompt; half joins the keys, half the values"
-    )
-    blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
+class HideOptions(PromptOptions):
     momentum: float = Field(0.01, ge=0, lt=1, description="share of the earlier tasks' mean prompt in a new one")
     contrastive_weight: float = Field(0.01, ge=0, description="weight of the term that keeps features apart")
     temperature: float = Field(0.8, gt=0, description="temperature of the contrastive term")
     identity_mlp: bool = Field(True, description="a residual layer in front of the task-identity classifier")
     identity_lr_scale: float = Field(0.33, gt=0, description="the identity classifier's rate, relative to the head's")
-    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompt's learning rate, relative to the classifier's")
-    rebalancing: Rebalancing = REPLAY
-    identity_rebalancing: Rebalancing = REPLAY.model_copy(update={"lr": 0.00047})
+    rebalancing: Rebalancing = Rebalancing()
+    identity_rebalancing: Rebalancing = Rebalancing()
 
     @model_validator(mode="after")
     def _solvable(self) -> HideOptions:
@@ -64,13 +53,12 @@ class IdentityHead(Head):
 
 class HidePrompt(Method):
     title = "HiDe-Prompt"
-    Options = HideOptions
+    Options: ClassVar[Any] = HideOptions
     uses_query = True
     only_for_learning = (*Method.only_for_learning, "identity_statistics")
 
     def __init__(self, vit: ViT, options: HideOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        check_blocks(options.blocks, vit.config.depth)
         width = vit.config.width
         self.prompts = nn.ParameterList(
             torch.empty(len(options.blocks), options.length, width).uniform_(-1, 1) for _ in range(tasks)
@@ -110,8 +98,7 @@ class HidePrompt(Method):
             prompt = learned[self.infer_task(view.query)]  # [B, M, L_p, D]
         else:
             prompt = (self.blended_prompt() if self.training else self.prompts[view.task])[None]
-        prompts = dict(zip(self.options.blocks, prompt.unbind(1), strict=True))
-        features = self.vit.encode(view.tokens, prompts).float()
+        features = self.vit.encode(view.tokens, self.by_block(prompt)).float()
         if not self.training:
             return features, {}
         if self._anchors is None:  # picked once per task, because picking makes the device wait

@@ -6,29 +6,26 @@ only from the key-pull loss, prompts only from the classification.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions, View
-from vqprompt.research.methods.prompts import PromptPool, check_blocks, cosine_similarity, pick
+from vqprompt.core.backbones.vit import Prompts, ViT
+from vqprompt.research.methods.base import Losses, Method, PromptOptions, StatisticsOptions, View
+from vqprompt.research.methods.prompts import PromptPool, cosine_similarity, pick
 
 
-class L2POptions(StatisticsOptions):
+class L2POptions(PromptOptions, StatisticsOptions):
     pool: int = Field(30, ge=1, description="prompts per block (N)")
-    length: int = Field(20, ge=2, multiple_of=2, description="length of a prompt; half joins the keys, half the values")
     top: int = Field(5, ge=1, description="prompts per image and block")
-    blocks: list[int] = Field([0], description="attention blocks that get prompts")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
     key_loss: Literal["own", "batch"] = Field(
         "own",
         description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)",
     )
-    prompt_lr_scale: float = Field(1.0, gt=0, description="the prompts' learning rate, relative to the classifier's")
 
     @model_validator(mode="after")
     def _enough(self) -> L2POptions:
@@ -39,26 +36,23 @@ class L2POptions(StatisticsOptions):
 
 class L2P(Method):
     title = "L2P++"
-    Options = L2POptions
+    Options: ClassVar[Any] = L2POptions
     uses_query = True
     classes_return = True
 
     def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width)
         self.choosable = options.pool
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         cosines = cosine_similarity(view.query, self.pool.keys)
         nearness, choice = cosines.topk(self.options.top, dim=-1)
         if self.options.key_loss == "batch":
             pull = pull_to_batch(view.part.whole_batch(cosines), view.part.whole_batch(choice))
         else:
             pull = (1 - nearness).sum(dim=(1, 2)).mean()  # summed over blocks and chosen keys, mean over images
-        prompts = dict(zip(self.options.blocks, pick(self.pool.prompts, choice).unbind(1), strict=True))
-        features = self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float()
-        return features, {"key": self.options.key_weight * pull}
+        return self.by_block(pick(self.pool.prompts, choice)), {"key": self.options.key_weight * pull}
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor:
@@ -69,15 +63,9 @@ class L2P(Method):
 class DeepL2P(L2P):
     title = "Deep L2P++"
 
-    class Options(L2POptions):
-        blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get prompts")
-
 
 class L2PV2(L2P):
     title = "L2P++ V2"
-
-    class Options(L2POptions):
-        statistics: bool = Field(True, description=STATISTICS)
 
 
 def pull_to_batch(cosines: Tensor, choice: Tensor) -> Tensor:

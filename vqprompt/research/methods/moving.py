@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
-from vqprompt.core.statistics.drift import Drift, Moving
+from vqprompt.core.statistics.drift import Drift
 from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
 from vqprompt.research.methods.base import (
-    STATISTICS,
     Classifier,
     Losses,
     Method,
@@ -39,35 +38,35 @@ from vqprompt.research.methods.base import (
     View,
     scaled,
 )
-from vqprompt.research.training.rebalancing import Rebalancing, precision_of, solve, symmetric_cross_entropy
+from vqprompt.research.training.rebalancing import precision_of, solve, symmetric_cross_entropy
 
-PLASTICITY = "rates are multiplied by the share of all classes that is new to this task, to this power"
-FEWEST_CLASSES = "plasticity counts at least this many classes in all, so that small first tasks are slow, too"
-DISTILLATION = "weight of the loss that keeps features where they were before the task"
-FROZEN_BESIDE = "join the features of the frozen network to the moved ones"
-FALL_BACK = "with frozen_beside: of all, the moved and the frozen features, use those that recognize new images best"
-MOST_DOUBT = (
-    "how much doubt moves may bring to old means, relative to that of having few images of a class; training that "
-    "would bring more is undone, in part or as a whole; 0: no limit"
-)
 ALONE = 0.1  # shrinkage of the moved or the frozen features, if they are used alone
 LEAST = 0.1  # a smaller share of a task's training is not worth keeping
 
 
 class MovingOptions(StatisticsOptions):
-    class_tokens: int = Field(2, ge=1, description="number of last blocks whose class tokens make up the features")
-    scaled: bool = Field(True, description="scale each class token to one length")
-    mirror: bool = Field(True, description="average the features of an image and of its mirror image; not in training")
-    symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
-    plasticity: float = Field(1.0, ge=0, description=PLASTICITY)
-    fewest_classes: int = Field(1, ge=1, description=FEWEST_CLASSES)
-    frozen_beside: bool = Field(False, description=FROZEN_BESIDE)
-    fall_back: bool = Field(True, description=FALL_BACK)
-    most_doubt: float = Field(1.0, ge=0, description=MOST_DOUBT)
-    statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.1)
-    moving: Moving = Moving(how="validated")
-    feature_distillation: float = Field(1.0, ge=0, description=DISTILLATION)
+    plasticity: float = Field(
+        1.0,
+        ge=0,
+        description="rates are multiplied by the share of all classes that is new to this task, to this power",
+    )
+    fewest_classes: int = Field(
+        1,
+        ge=1,
+        description="plasticity counts at least this many classes in all, so that small first tasks are slow, too",
+    )
+    frozen_beside: bool = Field(False, description="join the features of the frozen network to the moved ones")
+    fall_back: bool = Field(
+        True,
+        description="with frozen_beside: of all, the moved and the frozen features, use those that recognize new "
+        "images best",
+    )
+    most_doubt: float = Field(
+        1.0,
+        ge=0,
+        description="how much doubt moves may bring to old means, relative to that of having few images of a class; "
+        "training that would bring more is undone, in part or as a whole; 0: no limit",
+    )
 
 
 class MovingMemory(Method):

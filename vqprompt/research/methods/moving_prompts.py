@@ -13,25 +13,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import Losses, TaskData, View
-from vqprompt.research.methods.moving import FROZEN_BESIDE, MOST_DOUBT, PLASTICITY, MovingMemory, MovingOptions
-from vqprompt.research.methods.prompts import PromptPool, Spread, check_blocks
-from vqprompt.research.training.rebalancing import Rebalancing
+from vqprompt.core.backbones.vit import Prompts, ViT
+from vqprompt.research.methods.base import Losses, PromptOptions, TaskData, View
+from vqprompt.research.methods.moving import MovingMemory, MovingOptions
+from vqprompt.research.methods.prompts import PromptPool, Spread
 
 
-class MovingPromptsOptions(MovingOptions):
-    plasticity: float = Field(0.5, ge=0, description=PLASTICITY)
-    frozen_beside: bool = Field(True, description=FROZEN_BESIDE)
-    most_doubt: float = Field(0.5, ge=0, description=MOST_DOUBT)
-    rebalancing: Rebalancing = Rebalancing(how="closed-form", covariance="shared", shrinkage=0.3)
+class MovingPromptsOptions(PromptOptions, MovingOptions):
     pool: int = Field(1, ge=1, description="prompts per block (N); with one, nothing is selected")
-    length: int = Field(32, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
-    blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")
+    blocks: list[int] | None = Field(None, description="attention blocks that get a prompt; null: all")  # type: ignore[assignment]
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection")
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
-    prompt_lr_scale: float = Field(5.0, gt=0, description="rate of prompts and keys, relative to the classifier's")
     spread: Spread = Spread()
 
 
@@ -42,7 +35,6 @@ class MovingPrompts(MovingMemory):
 
     def __init__(self, vit: ViT, options: MovingPromptsOptions, tasks: int) -> None:
         blocks = list(range(vit.config.depth)) if options.blocks is None else options.blocks
-        check_blocks(blocks, vit.config.depth)
         super().__init__(vit, options.model_copy(update={"blocks": blocks}), tasks)
         self.uses_query = options.pool > 1
         self.uses_frozen = options.frozen_beside and not self.uses_query  # one of the two is kept
@@ -55,18 +47,18 @@ class MovingPrompts(MovingMemory):
             self.pool.start_keys(data.queries, data.seed)
 
     def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+        # prompts start at random: without training they say nothing
+        return super().encode(view, class_tokens) if self.trained else (self.encode_frozen(view, class_tokens), {})
+
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         o = self.options
-        if not self.trained:  # prompts start at random: without training they say nothing
-            return self.encode_frozen(view, class_tokens), {}
         if o.pool == 1:
-            prompts = dict(zip(o.blocks, self.pool.prompts, strict=True))
-            return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), {}
+            return dict(zip(o.blocks, self.pool.prompts, strict=True)), {}
         alpha = self.pool.weights(view.query, o.tau)
         quantized = self.pool.quantize(self.pool.mix(alpha))
-        prompts = dict(zip(o.blocks, quantized.prompt.unbind(1), strict=True))
         losses = {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
         losses |= self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
-        return self.vit.encode(view.tokens, prompts, class_tokens=class_tokens).float(), losses
+        return self.by_block(quantized.prompt), losses
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:

@@ -17,16 +17,12 @@ from vqprompt.core.backbones.low_rank import linear_layers
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.research.methods.base import TaskData, View
 from vqprompt.research.methods.finetuning import TuningOptions
-from vqprompt.research.methods.moving import DISTILLATION, MovingMemory, MovingOptions
+from vqprompt.research.methods.moving import MovingMemory, MovingOptions
 
 NOT_KEPT = re.compile(r"vit\.(cls_token|pos_embed|patch_embed\..*|blocks\..*\.(qkv|proj|fc1|fc2)\.weight)$")
 
 
 class MovingWeightsOptions(TuningOptions, MovingOptions):
-    backbone_lr_scale: float = Field(0.006, gt=0, description="the backbone's rate, relative to the classifier's")
-    layer_decay: float = Field(0.75, gt=0, le=1, description="a block's rate, relative to the next one's")
-    symmetric: bool = Field(False, description="half cross-entropy, half reverse cross-entropy")
-    feature_distillation: float = Field(0.0, ge=0, description=DISTILLATION)
     rank: int = Field(0, ge=0, description="keep a change of this rank per weight matrix; 0: keep all weights")
     rank_every: int = Field(5, ge=1, description="epochs between two reductions to that rank")
 

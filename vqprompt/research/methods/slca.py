@@ -10,27 +10,16 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import STATISTICS, Method, StatisticsOptions, TaskData, TaskInfo
-from vqprompt.research.methods.finetuning import TuningOptions
-from vqprompt.research.training.rebalancing import Rebalancing
-
-
-class SLCAOptions(TuningOptions, StatisticsOptions):
-    backbone_lr_scale: float = Field(0.01, gt=0, description="the backbone's rate, relative to the classifier's")
-    statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing(
-        covariance="full", epochs=5, lr=0.01, optimizer="sgd", ratio=2, logit_norm=0.1, norm_by_task=True,
-        steps_for="seen", mean_decay=0.1,
-    )  # fmt: skip
+from vqprompt.research.methods.base import Method, StatisticsOptions, TaskData, TaskInfo
+from vqprompt.research.methods.finetuning import FineTuningOptions
 
 
 class SLCA(Method):
     title = "SLCA"
-    Options: ClassVar[Any] = SLCAOptions
+    Options: ClassVar[Any] = FineTuningOptions
     tunes_backbone = True
     classes_return = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from vqprompt.core.backbones.low_rank import add_low_rank
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
-from vqprompt.core.statistics.drift import Drift, Moving
+from vqprompt.core.statistics.drift import Drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, FullGaussians
-from vqprompt.research.methods.base import STATISTICS, Losses, StatisticsOptions, TaskData
+from vqprompt.research.methods.base import Losses, StatisticsOptions, TaskData
 from vqprompt.research.methods.slca import SLCA
-from vqprompt.research.training.rebalancing import Rebalancing
 
 RIDGE = 1e-4
 ADDED_LINEAR, ADDED_CURVED = 1e-2, 1e-3  # to variances, after a move
@@ -37,18 +36,9 @@ class SLDCOptions(StatisticsOptions):
     principal: bool = Field(True, description="changes start from singular vectors of the weights, not at random")
     low_rank_scale: float = Field(0.8, gt=0, description="factor of the low-rank changes")
     backbone_lr_scale: float = Field(0.1, gt=0, description="the low-rank changes' rate, relative to the classifier's")
-    symmetric: bool = Field(True, description="half cross-entropy, half reverse cross-entropy")
     norm_distillation: float = Field(0.1, ge=0, description="weight of the loss that keeps the features' lengths")
-    statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing(
-        covariance="full", epochs=6, lr=5e-4, min_lr=5e-5, weight_decay=1e-4, samples=1024, symmetric=True
-    )
-    moving: Moving = Moving(how="linear")
     weakly_nonlinear: bool = Field(True, description="Gaussians are moved by a weakly nonlinear map, not a linear one")
     map_steps: int = Field(5000, ge=1, description="training steps of the weakly nonlinear map")
-    feature_distillation: float = Field(
-        1.0, ge=0, description="weight of the loss that keeps features where they were before the task"
-    )
 
 
 class SLDC(SLCA):

@@ -14,19 +14,12 @@ from pydantic import Field
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics.drift import Moving
-from vqprompt.research.methods.base import STATISTICS, Head, Method, StatisticsOptions
+from vqprompt.research.methods.base import Head, Method, StatisticsOptions
 from vqprompt.research.methods.prototypes import AdapterOptions, Adapters
-from vqprompt.research.training.rebalancing import Rebalancing
 
 
 class SSIATOptions(AdapterOptions, StatisticsOptions):
     sharpness: float = Field(20.0, gt=0, description="factor of the cosines")
-    statistics: bool = Field(True, description=STATISTICS)
-    rebalancing: Rebalancing = Rebalancing(
-        covariance="full", epochs=5, lr=0.01, optimizer="sgd", ratio=5, steps_for="seen", mean_decay=0.1
-    )
-    moving: Moving = Moving(how="kernel")
 
 
 class CosineHead(Head):

@@ -7,30 +7,26 @@ statistics, Soft-Prompt the quantization too.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from vqprompt.core.backbones.vit import ViT
-from vqprompt.research.methods.base import STATISTICS, Losses, Method, StatisticsOptions
-from vqprompt.research.methods.prompts import Gradient, PromptPool, Spread, check_blocks
+from vqprompt.core.backbones.vit import Prompts, ViT
+from vqprompt.research.methods.base import Losses, Method, PromptOptions, StatisticsOptions
+from vqprompt.research.methods.prompts import Gradient, PromptPool, Spread
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
-QUANTIZE = "replace the soft prompt by its nearest pool element"
 
-
-class VQOptions(StatisticsOptions):
+class VQOptions(PromptOptions, StatisticsOptions):
     pool: int = Field(10, ge=1, description="prompts per block (N)")
-    length: int = Field(8, ge=2, multiple_of=2, description="length of a prompt (L_p): half for keys, half for values")
-    blocks: list[int] = Field([0, 1, 2, 3, 4], description="attention blocks that get a prompt")
     tau: float = Field(1.0, gt=0, description="temperature of the soft selection; 5 with the in21k backbone")
     normalize_keys: bool = Field(True, description="unit-length keys, as in the released code")
     normalize_query: bool = Field(False, description="unit-length query")
     placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
-    quantize: bool = Field(True, description=QUANTIZE)
+    quantize: bool = Field(True, description="replace the soft prompt by its nearest pool element")
     gradient: Gradient = Field("straight-through", description="gradient estimator")
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
@@ -38,20 +34,17 @@ class VQOptions(StatisticsOptions):
     learn: Literal["always", "first-task"] = Field(
         "always", description="prompts learn in every task, or only in the first; then old statistics stay valid"
     )
-    prompt_lr_scale: float = Field(5.0, gt=0, description="prompts and keys learn this much faster than the classifier")
     spread: Spread = Spread()
-    statistics: bool = Field(True, description=STATISTICS)
 
 
 class VQPrompt(Method):
     title = "VQ-Prompt"
-    Options = VQOptions
+    Options: ClassVar[Any] = VQOptions
     classes_return = True
     uses_query = True
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)
-        check_blocks(options.blocks, vit.config.depth)
         self.pool = PromptPool(len(options.blocks), options.pool, options.length, vit.config.width, options.spread)
         self.choosable = options.pool if options.quantize else 0
 
@@ -63,7 +56,7 @@ class VQPrompt(Method):
         super().grow(task)
         self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
-    def encode(self, view: View, class_tokens: tuple[int, ...] = (-1,)) -> tuple[Tensor, Losses]:
+    def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)
         prompt = self.pool.mix(alpha)
@@ -72,8 +65,7 @@ class VQPrompt(Method):
             quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
             prompt = quantized.prompt
             losses |= {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
-        prompts = dict(zip(o.blocks, prompt.unbind(1), strict=True))
-        return self.vit.encode(view.tokens, prompts, o.placement, class_tokens=class_tokens).float(), losses
+        return self.by_block(prompt), losses
 
     def prompt_weights(self, query: Tensor) -> Tensor:
         return self.pool.weights(query, self.options.tau, self.options.normalize_keys, self.options.normalize_query)
@@ -86,13 +78,6 @@ class VQPrompt(Method):
 class VQPromptS(VQPrompt):
     title = "VQ-Prompt-S"
 
-    class Options(VQOptions):
-        statistics: bool = Field(False, description=STATISTICS)
-
 
 class SoftPrompt(VQPrompt):
     title = "Soft-Prompt"
-
-    class Options(VQOptions):
-        quantize: bool = Field(False, description=QUANTIZE)
-        statistics: bool = Field(False, description=STATISTICS)

@@ -8,7 +8,7 @@ What is notable about this implementation:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, pstdev
@@ -16,7 +16,7 @@ from typing import Any
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import read_json, write_atomically
-from vqprompt.research.methods import METHODS
+from vqprompt.research.methods import METHODS, find_method
 from vqprompt.research.methods.recipes import in_use
 from vqprompt.research.paper.grids import NUMBERS, Grid, Quoted, backbone_name, combine, data_name, described
 from vqprompt.research.results import config as run_config
@@ -170,9 +170,13 @@ def setting_of(config: dict[str, Any], key: str) -> Any:
     return setting_of(config[group], inner) if inner else config[group]
 
 
-def find_rows(grid: Grid, source: Path, from_bench: bool = True) -> list[Row]:
-    """The rows from a folder that `bench run` wrote; or, with from_bench=False, from any folder or file of runs."""
+def find_rows(grid: Grid, source: Path, from_bench: bool = True, methods: Collection[str] = ()) -> list[Row]:
+    """The rows from a folder that `bench run` wrote; or, with from_bench=False, from any folder or file of runs.
+    methods: only those of these, if some are given."""
+    for name in methods:
+        find_method(name)  # raises UserError if there is no such method
     rows = make_rows(grid, read_runs(source), source if from_bench else None)
+    rows = [row for row in rows if not methods or row.method in methods]
     if not any(row.runs for row in rows):
         small = "; it holds runs of --small" if (source / f"{grid.name}-small").is_dir() else ""
         raise UserError(f"{source}: holds no finished run of {grid.name}; do some with `vqprompt bench run`{small}")

@@ -31,11 +31,6 @@ MORE = (
     "backward_transfer", "plasticity", "new_accuracy", "old_accuracy", "within_task", "area_under_curve",
     "peak_memory", "kept_bytes", "training_flops", "test_flops",
 )  # fmt: skip
-TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "×": r"$\times$",
-    "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$", "Δ": r"$\Delta$", "τ": r"$\tau$", "λ": r"$\lambda$",
-}  # fmt: skip
 
 
 class Chart(NamedTuple):
@@ -72,9 +67,7 @@ class TextTable:
         return list(zip(*self.columns.values(), strict=True))
 
     def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        return f"### {self.title}\n\n{table}\n\n" + "\n".join(f"- {note}" for note in self.notes) + "\n"
+        return render("table.md", table=self)
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -84,15 +77,7 @@ class TextTable:
         return text.getvalue()
 
     def latex(self) -> str:
-        lines = [" & ".join(map(escape_tex, line)) + r" \\" for line in (self.columns, *self.rows)]
-        body = "\n".join([lines[0], r"\midrule", *lines[1:]])
-        alignment = "".join("l" if heading in self.text else "r" for heading in self.columns)
-        below = r" \\ ".join(map(escape_tex, self.notes))
-        return (
-            "% needs \\usepackage{booktabs}\n\\begin{table}\n\\centering\n"
-            f"\\caption{{{escape_tex(self.title)}}}\n\\begin{{tabular}}{{{alignment}}}\n\\toprule\n{body}\n"
-            f"\\bottomrule\n\\end{{tabular}}\n\n\\footnotesize {below}\n\\end{{table}}\n"
-        )
+        return render("table.tex", table=self)
 
     def html(self, folder: Path) -> str:
         """folder: where the page will be written; links to the runs' own pages are relative to it."""
@@ -110,10 +95,6 @@ class TextTable:
         for name, text in texts.items():
             write_atomically(folder / name, text)
         return [folder / name for name in texts]
-
-
-def escape_tex(text: str) -> str:
-    return "".join(TEX.get(character, character) for character in text)
 
 
 def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTable:

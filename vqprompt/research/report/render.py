@@ -1,6 +1,6 @@
 """What pages are made of: templates, numbers as people read them, small pictures.
 
-Every value in a template is escaped, except figures, which come in as `Markup`.
+Every value in a template of a page is escaped, except figures, which come in as `Markup`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.resources import files
 from types import ModuleType
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 from vqprompt.core.data import decode as decoding
@@ -21,6 +21,11 @@ from vqprompt.core.words import counted, duration
 
 UNKNOWN = "–"
 THUMBNAIL = 112  # px
+TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "×": r"$\times$",
+    "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$", "Δ": r"$\Delta$", "τ": r"$\tau$", "λ": r"$\lambda$",
+}  # fmt: skip
 
 
 def render(template: str, **content: Any) -> str:
@@ -31,13 +36,15 @@ def render(template: str, **content: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("vqprompt.research.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("vqprompt.research.report"), autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     css = (files("vqprompt.research.report") / "templates" / "style.css").read_text(encoding="utf-8")
     environment.globals |= {"css": Markup(css), "figures": _figures}
-    filters = {"percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted}
-    environment.filters |= filters
+    environment.filters |= {
+        "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
+        "tex": escape_tex,
+    }  # fmt: skip
     return environment
 
 
@@ -45,6 +52,10 @@ def _figures() -> ModuleType:
     from vqprompt.research.report import figures  # imports matplotlib, which most pages do not need
 
     return figures
+
+
+def escape_tex(text: str) -> str:
+    return "".join(TEX.get(character, character) for character in text)
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
