@@ -78,10 +78,7 @@ def load(picture: Picture, side: int) -> tuple[Array, float]:
     """uint8 pixels [3, side, side], squashed, and the true width / height."""
     if picture.decoded is not None:
         return picture.decoded()
-    content = picture.open()
-    if isinstance(content, bytes):
-        return decoding.decode_pixels(content, picture.where, side)
-    return decoding.load_pixels(content, side)
+    return decoding.decode_pixels(picture.open(), picture.where, side)
 
 
 def try_load(picture: Picture, side: int) -> tuple[Array, float] | Exception:
