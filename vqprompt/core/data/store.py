@@ -14,7 +14,6 @@ import shutil
 import threading
 import uuid
 import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -138,24 +137,18 @@ def _in_memory(rows: Rows, side: int, progress: Report) -> tuple[np.ndarray, np.
     return pixels, _decode_all(rows, side, pixels, progress)
 
 
-def _decode_all(rows: Rows, side: int, pixels: np.ndarray, progress: Report) -> np.ndarray:
-    """Fill `pixels`; returns the aspect ratios."""
-
-    def decode(row: int, content: bytes, where: str) -> float:
-        pixels[row], aspect = decode_pixels(content, where, side)
-        return aspect
-
-    return _for_each(rows, decode, progress)
-
-
-def _for_each(rows: Rows, aspect_of: Callable[[int, bytes, str], float], progress: Report) -> np.ndarray:
-    """Aspect ratios of all images [n], found in threads. All images that cannot be used are named in one error.
-    aspect_of: of a row, its file's content and its name."""
+def _decode_all(rows: Rows, side: int, pixels: np.ndarray | None, progress: Report) -> np.ndarray:
+    """Fill `pixels`, if there are any, in threads; returns the aspect ratios of all images [n]. Those that cannot be
+    used are named in one error."""
     problems, count, aspects = list[str](), len(rows), np.empty(len(rows), np.float32)
 
     def guarded(row: int) -> None:
         try:
-            aspects[row] = aspect_of(row, _content(rows, row), rows.where(row))
+            content, where = _content(rows, row), rows.where(row)
+            if pixels is None:
+                aspects[row] = aspect_of(content, where)
+            else:
+                pixels[row], aspects[row] = decode_pixels(content, where, side)
         except ImageError as error:
             problems.append(str(error))
 
@@ -232,7 +225,7 @@ class StreamedStore(Store):
         known = load_array(file)
         if known is not None and known.shape == (self.count,):
             return known
-        aspect = _for_each(self.rows, lambda row, content, where: aspect_of(content, where), progress)
+        aspect = _decode_all(self.rows, self.side, None, progress)
         keep_array(file, aspect)
         return aspect
 
