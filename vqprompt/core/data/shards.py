@@ -3,7 +3,7 @@ files with one image and its label per row, as the Hugging Face hub keeps data s
 
 - The index is a few arrays: 24 bytes per image, so memory hardly grows with the number of images.
 - A plain tar can be read at any place. Compressed ones cannot, and are refused.
-- Every shard goes through the checks of tars.py once, when it is indexed.
+- Every shard goes through the checks of archives.py once, when it is indexed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from vqprompt.core.data.archives import hidden
+from vqprompt.core.data.archives import OPENERS, TarFiles, hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.limits import ENTRIES, check_file_size
 from vqprompt.core.data.source import Rows
-from vqprompt.core.data.tars import OPENERS, TarFiles
 from vqprompt.core.errors import ImageError
 from vqprompt.core.files import exists, is_file, open_regular, read_at, read_text
 
