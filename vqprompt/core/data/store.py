@@ -14,8 +14,7 @@ import shutil
 import threading
 import uuid
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from vqprompt.core.data.source import Rows
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import delete_abandoned, read_at, write_at
 from vqprompt.core.progress import Progress, Report, Stage, ignore
+from vqprompt.core.runtime.cores import cpu_cores, parallel
 
 AT_ONCE = 4096  # images that are read together
 
@@ -152,15 +152,9 @@ def _decode_all(rows: Rows, side: int, pixels: np.ndarray | None, progress: Repo
         except ImageError as error:
             problems.append(str(error))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow releases the GIL while it decodes
-        try:
-            for start in range(0, count, AT_ONCE):
-                batch = range(start, min(start + AT_ONCE, count))
-                for done, _ in enumerate(pool.map(guarded, batch, chunksize=16), start + 1):
-                    progress(Progress(Stage.DECODING, done, count))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with closing(parallel(guarded, range(count), cpu_cores())) as work:  # Pillow releases the GIL while it decodes
+        for done, _ in enumerate(work, start=1):
+            progress(Progress(Stage.DECODING, done, count))
     if problems:
         shown = "\n  ".join(sorted(problems)[:10])
         more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
@@ -202,9 +196,8 @@ class StreamedStore(Store):
     def read(self, rows: np.ndarray) -> Tensor:
         pixels = np.empty((len(rows), 3, self.side, self.side), np.uint8)
         order = np.argsort(rows, kind="stable")
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
-            for _ in pool.map(lambda place: self._fill(pixels[place], int(rows[place])), order):
-                pass
+        for _ in parallel(lambda place: self._fill(pixels[place], int(rows[place])), order):
+            pass
         return torch.from_numpy(pixels)
 
     def on_device(self, device: torch.device) -> None:
