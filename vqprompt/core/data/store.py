@@ -185,8 +185,13 @@ class StreamedStore(Store):
     def __init__(self, rows: Rows, side: int, progress: Report, groups: np.ndarray | None = None) -> None:
         self.rows, self.side, self.count = rows, side, len(rows)
         name = hashlib.sha256(f"{side}:{rows.key}".encode()).hexdigest()[:24]
+        file = cache_folder() / "images" / f"{name}.aspect.npy"
+        aspect = load_array(file)
+        if aspect is None or aspect.shape != (self.count,):
+            aspect = _decode_all(rows, side, None, progress)
+            keep_array(file, aspect)
         # without a fingerprint: what is computed from so many images would fill the disk too
-        super().__init__(np.zeros((0, 3, side, side), np.uint8), self._aspects(name, progress), "")
+        super().__init__(np.zeros((0, 3, side, side), np.uint8), aspect, "")
         self.groups = groups
         self._cache = DecodedCache(self.count, 3 * side * side)
 
@@ -211,16 +216,6 @@ class StreamedStore(Store):
         if not self._cache.load(row, pixels):
             pixels[:] = decode_pixels(_content(self.rows, row), self.rows.where(row), self.side)[0]
             self._cache.keep(row, pixels)
-
-    def _aspects(self, name: str, progress: Report) -> np.ndarray:
-        """Width / height of every image, from the headers, or from the cache."""
-        file = cache_folder() / "images" / f"{name}.aspect.npy"
-        known = load_array(file)
-        if known is not None and known.shape == (self.count,):
-            return known
-        aspect = _decode_all(self.rows, self.side, None, progress)
-        keep_array(file, aspect)
-        return aspect
 
 
 class DecodedCache:
