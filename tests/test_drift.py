@@ -6,7 +6,7 @@ import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
-from vqprompt.core.statistics.gaussians import JITTER, make_statistics
+from vqprompt.core.statistics.gaussians import JITTER, KINDS
 from vqprompt.research.learner.checkpoint import read_checkpoint
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
@@ -15,7 +15,6 @@ from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
 WIDTH = 6
-KINDS = ["diagonal", "full", "shared"]
 
 
 def draw(count=80, seed=0, classes=1):
@@ -45,10 +44,10 @@ class TestKnownMaps:
         old, labels = draw(120, seed=1, classes=3)
         new, _ = draw(100, seed=2)
         moves, matrix = linear_map(new)
-        statistics = make_statistics(WIDTH, kind, centroids)
+        statistics = KINDS[kind](WIDTH, centroids)
         statistics.add(old, labels)
         before = statistics.spread.clone()
-        expected = make_statistics(WIDTH, kind, centroids)
+        expected = KINDS[kind](WIDTH, centroids)
         expected.add(moves(old), labels)
         statistics.move(fit_drift(new, moves(new), Moving(how="linear", ridge=1e-10)))
         torch.testing.assert_close(statistics.class_means(), expected.class_means(), rtol=1e-4, atol=1e-4)
@@ -68,7 +67,7 @@ class TestKnownMaps:
         old, labels = draw(120, seed=1, classes=3)
         new, _ = draw(100, seed=2)
         moves, matrix = linear_map(new, diagonal=True)
-        statistics = make_statistics(WIDTH, "diagonal")
+        statistics = KINDS["diagonal"](WIDTH)
         statistics.add(old, labels)
         statistics.move(fit_drift(new, moves(new), Moving(how="linear", ridge=1e-10)))
         variance = torch.stack([moves(old)[labels == c].var(0) for c in range(3)])
@@ -97,7 +96,7 @@ class TestKnownMaps:
         points = torch.randn(4, 2, WIDTH)
         torch.testing.assert_close(drift.points(points), points + (after - before).mean(0))
         for kind in KINDS:
-            statistics = make_statistics(WIDTH, kind)
+            statistics = KINDS[kind](WIDTH)
             statistics.add(before, torch.arange(len(before)) % 2)
             spread = statistics.spread.clone()
             statistics.move(drift)
@@ -117,7 +116,7 @@ class TestKnownMaps:
 class TestNothingToMove:
     @pytest.mark.parametrize("kind", KINDS)
     def test_no_old_class(self, kind):
-        statistics = make_statistics(WIDTH, kind)
+        statistics = KINDS[kind](WIDTH)
         before = {name: t.clone() for name, t in statistics.state_dict().items()}
         statistics.move(Drift(torch.zeros(WIDTH), torch.ones(WIDTH), torch.eye(WIDTH)))
         assert same_tensors(before, statistics.state_dict())
@@ -125,7 +124,7 @@ class TestNothingToMove:
     @pytest.mark.parametrize("how", ["mean", "kernel", "linear"])
     def test_features_that_stayed(self, how):
         before, labels = draw(classes=2)
-        statistics = make_statistics(WIDTH, "full")
+        statistics = KINDS["full"](WIDTH)
         statistics.add(before, labels)
         kept = {name: t.clone() for name, t in statistics.state_dict().items()}
         statistics.move(fit_drift(before, before, Moving(how=how)))
@@ -143,7 +142,7 @@ class TestNothingToMove:
     @pytest.mark.parametrize("how", ["mean", "kernel", "linear"])
     def test_memory_per_class_is_unchanged(self, kind, how):
         old, labels = draw(classes=4)
-        statistics = make_statistics(WIDTH, kind, 2)
+        statistics = KINDS[kind](WIDTH, 2)
         statistics.add(old, labels)
         shapes = {n: (t.shape, t.dtype) for n, t in statistics.state_dict().items()}
         statistics.move(fit_drift(old, old + torch.randn_like(old), Moving(how=how)))

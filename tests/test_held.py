@@ -13,7 +13,7 @@ from vqprompt.core.data.stream import Stream
 from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Stage
 from vqprompt.core.runtime.distributed import Ranks, ShardedRows
-from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.core.statistics.gaussians import KINDS
 from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.learner import queries as queries_module
 from vqprompt.research.learner.learner import Learner
@@ -139,7 +139,7 @@ def test_sums_give_the_statistics_of_all_features_also_of_classes_that_come_back
     features, labels = torch.randn(90, 12) * 2 + 30, torch.arange(90) % 3  # far from zero: squares lose digits
     labels[labels == 2] = torch.where(torch.rand(30) < 0.1, 2, 1)
     labels[-1] = 3  # a class with one image
-    at_once, summed = (make_statistics(12, kind, variance=variance) for _ in range(2))
+    at_once, summed = (KINDS[kind](12, variance=variance) for _ in range(2))
     at_once.add(features.double(), labels)
     first = (labels < 2) & (torch.arange(90) < 40)
     summed.add(features[first], labels[first])
@@ -171,9 +171,9 @@ def test_sums_refuse_a_class_without_features_and_several_centroids():
     sums = ClassSums("diagonal", torch.arange(3), 4)
     sums.add(torch.randn(4, 4), torch.tensor([0, 0, 2, 2]))
     with pytest.raises(ValueError, match="class 1 has no features"):
-        make_statistics(4).add_sums(sums)
+        KINDS["diagonal"](4).add_sums(sums)
     with pytest.raises(ValueError, match="several centroids"):
-        make_statistics(4, centroids=2).add_sums(sums)
+        KINDS["diagonal"](4, centroids=2).add_sums(sums)
 
 
 def test_a_method_learns_from_sums_what_it_learns_from_features(monkeypatch):

@@ -21,8 +21,6 @@ from vqprompt.core.data.decode import (
     aspect_of,
     decode,
     decode_pixels,
-    load_pixels,
-    open_image,
     stored_side,
     to_pixels,
     to_rgb,
@@ -128,9 +126,9 @@ class TestShrinking:
         Image.new("RGB", (12000, 9000), (90, 120, 30)).save(tmp_path / "phone.jpg", quality=80)
         code = f"""
 import resource
-from vqprompt.core.data.decode import load_pixels
+from vqprompt.core.data.decode import decode_pixels
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-pixels, aspect = load_pixels({str(tmp_path / "phone.jpg")!r}, 256)
+pixels, aspect = decode_pixels({str(tmp_path / "phone.jpg")!r}, "x", 256)
 assert pixels.shape == (3, 256, 256) and aspect == 4 / 3
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
@@ -142,16 +140,16 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
         image = noise(90, 60)
         image.save(tmp_path / "a.png")
         found = [
-            load_pixels(given, SIDE)
+            decode_pixels(given, "x", SIDE)
             for given in (tmp_path / "a.png", str(tmp_path / "a.png"), image, np.asarray(image))
         ]
         assert all(np.array_equal(pixels, found[0][0]) and aspect == 1.5 for pixels, aspect in found)
-        assert open_image(image).size == (90, 60)
+        assert decode(image).size == (90, 60)
 
     @pytest.mark.parametrize("given", [3, None, np.zeros((0, 4, 3), np.uint8), np.zeros((2, 2), np.float32)])
     def test_what_is_no_image_is_refused(self, given):
         with pytest.raises(UserError, match=r"image"):
-            load_pixels(given, SIDE)
+            decode_pixels(given, "x", SIDE)
 
 
 class TestBombs:
@@ -160,9 +158,9 @@ class TestBombs:
         assert (tmp_path / "deep.png").stat().st_size < 2_000_000
         code = f"""
 import resource
-from vqprompt.core.data.decode import load_pixels
+from vqprompt.core.data.decode import decode_pixels
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-load_pixels({str(tmp_path / "deep.png")!r}, 256)
+decode_pixels({str(tmp_path / "deep.png")!r}, "x", 256)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
         done = subprocess.run([sys.executable, "-c", code], env=command_environment(tmp_path), capture_output=True)
@@ -192,7 +190,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     def test_an_array_or_pillow_image_with_too_long_a_side(self):
         for given in (np.zeros((1, 70_000), np.uint8), Image.new("L", (1, 70_000))):
             with pytest.raises(ImageError, match=r"×.* pixels is more than the 65535 pixels per side"):
-                load_pixels(given, 16)
+                decode_pixels(given, "x", 16)
 
     @pytest.mark.parametrize("size", [(65_535, 1), (1, 65_535), (65_535, 370), (370, 65_535)])
     def test_many_thin_pictures_at_once_take_little_memory(self, tmp_path, size):
@@ -200,10 +198,10 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
         code = f"""
 import resource, sys
 from concurrent.futures import ThreadPoolExecutor
-from vqprompt.core.data.decode import load_pixels
+from vqprompt.core.data.decode import decode_pixels
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with ThreadPoolExecutor(16) as pool:
-    for pixels, aspect in pool.map(lambda _: load_pixels({str(tmp_path / "thin.png")!r}, 256), range(16)):
+    for pixels, aspect in pool.map(lambda _: decode_pixels({str(tmp_path / "thin.png")!r}, "x", 256), range(16)):
         assert pixels.shape == (3, 256, 256) and aspect == {size[0] / size[1]}
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
@@ -230,7 +228,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
         with pytest.raises(
             ImageError, match=r"huge.jpg: its size of 21,475 MB is more than the 512 MB.*VQPROMPT_MAX_FILE_MB=21475"
         ):
-            load_pixels(tmp_path / "cat" / "huge.jpg", SIDE)
+            decode_pixels(tmp_path / "cat" / "huge.jpg", "x", SIDE)
 
     def test_the_claim_of_a_sparse_file_in_a_folder(self, tmp_path, monkeypatch):
         monkeypatch.setenv("VQPROMPT_MAX_FILE_MB", "1")
@@ -261,7 +259,7 @@ class TestNotFiles:
     def test_as_an_image(self, tmp_path, kind):
         self.put(tmp_path / "x.jpg", kind)
         with pytest.raises(UserError, match=r"x\.jpg: no image file that can be read .*not a regular file"):
-            load_pixels(tmp_path / "x.jpg", SIDE)
+            decode_pixels(tmp_path / "x.jpg", "x", SIDE)
 
     @pytest.mark.parametrize("kind", ["fifo", "socket"])
     def test_in_a_class_folder(self, tmp_path, kind):
@@ -301,13 +299,13 @@ class TestNotFiles:
             open_dataset("/proc/self/", SIDE)
         for name in ("/proc/kmsg", "/proc/self/mem", "/proc/self/environ"):
             with pytest.raises(UserError, match=name):
-                load_pixels(name, SIDE)
+                decode_pixels(name, "x", SIDE)
 
 
 class TestNames:
     def test_too_long(self, tmp_path):
         with pytest.raises(UserError, match=r"no image file that can be read"):
-            load_pixels(tmp_path / ("x" * 300 + ".jpg"), SIDE)
+            decode_pixels(tmp_path / ("x" * 300 + ".jpg"), "x", SIDE)
         with pytest.raises(UserError, match=r"neither a data set"):
             open_dataset(str(tmp_path / ("x" * 300)), SIDE)
         with pytest.raises(UserError, match=r"neither a data set"):

@@ -14,7 +14,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import PastImagesError, UserError
-from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.core.statistics.gaussians import KINDS, ClassStatistics
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.bic import Exemplars, fit_correction, herd, split
 from vqprompt.research.methods.lwf import distillation
@@ -408,7 +408,7 @@ def test_logits_are_normalized_by_the_mean_of_the_tasks_norms():
 
 
 def test_older_means_are_drawn_closer_to_zero(monkeypatch):
-    statistics = make_statistics(4, "full")
+    statistics = KINDS["full"](4)
     statistics.add(torch.randn(40, 4) + 5, torch.arange(4).repeat(10))
     taken = {}
     real = ClassStatistics.sample

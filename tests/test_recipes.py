@@ -11,7 +11,7 @@ from PIL import Image
 
 from vqprompt import Learner
 from vqprompt.core.data.views import change_colors, random_boxes, random_colors, render, window_boxes
-from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.core.statistics.gaussians import KINDS
 from vqprompt.research.datasets import open_dataset
 from vqprompt.research.learner.checkpoint import checksum
 from vqprompt.research.learner.predictor import Predictor
@@ -394,19 +394,19 @@ class TestStatistics:
         """Features 0, 2, 10, 12 with two centroids: variance 1 each."""
         options = METHODS["hide-prompt"].Options().rebalancing
         assert (options.variance, options.centroid_weights) == ("population", "equal")
-        statistics = make_statistics(1, "diagonal", 2, options.variance, options.centroid_weights)
+        statistics = KINDS["diagonal"](1, 2, options.variance, options.centroid_weights)
         statistics.add(torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.zeros(4, dtype=torch.long))
         assert statistics.spread.flatten().tolist() == pytest.approx([1.0, 1.0], abs=2e-4)
 
     def test_equal_centroids_and_single_images(self):
         """Two centroids that hold 6 and 2 images count the same; one with a single image is not drawn from."""
         features = torch.tensor([[0.0], [0.1], [0.2], [0.3], [0.4], [0.5], [50.0], [50.1], [900.0]])
-        statistics = make_statistics(1, "diagonal", 3, "population", "equal")
+        statistics = KINDS["diagonal"](1, 3, "population", "equal")
         statistics.add(features, torch.zeros(9, dtype=torch.long))
         assert sorted(statistics.shares[0].tolist()) == [0.0, 0.5, 0.5]
         drawn, _ = statistics.sample(2000, torch.Generator().manual_seed(0))
         assert (drawn > 500).sum() == 0 and (drawn > 20).float().mean() == pytest.approx(0.5, abs=0.05)
-        alone = make_statistics(1, "diagonal", 3, "population", "equal")
+        alone = KINDS["diagonal"](1, 3, "population", "equal")
         alone.add(torch.tensor([[1.0], [2.0]]), torch.zeros(2, dtype=torch.long))
         assert alone.shares.sum() == 1, "a class of single images is not lost"
 
@@ -415,7 +415,7 @@ class TestStatistics:
         steps = []
         monkeypatch.setattr(rebalancing_module, "GraphedStep", lambda step, device: steps.append)
         for settings in (METHODS["slca"].Options().rebalancing, Rebalancing()):
-            statistics = make_statistics(4)
+            statistics = KINDS["diagonal"](4)
             statistics.add(torch.randn(80, 4), torch.arange(40).repeat_interleave(2))
             steps.clear()
             head = torch.nn.Linear(4, 40)

@@ -11,14 +11,13 @@ from scipy.special import stdtrit
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from vqprompt.core.statistics import discriminant
-from vqprompt.core.statistics.gaussians import JITTER, ClassStatistics, make_statistics
+from vqprompt.core.statistics.gaussians import JITTER, KINDS, ClassStatistics
 from vqprompt.product.model.calibration import student_quantile
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.base import Head
 from vqprompt.research.training.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
 
 WIDTH = 6
-KINDS = ["diagonal", "full", "shared"]
 
 
 def draw_classes(classes=3, count=40, width=WIDTH, seed=0):
@@ -35,7 +34,7 @@ def draw_classes(classes=3, count=40, width=WIDTH, seed=0):
 
 def filled(covariance="diagonal", centroids=1, **data) -> tuple[ClassStatistics, torch.Tensor, torch.Tensor]:
     features, labels = draw_classes(**data)
-    statistics = make_statistics(features.shape[1], covariance, centroids)
+    statistics = KINDS[covariance](features.shape[1], centroids)
     statistics.add(features, labels)
     return statistics, features, labels
 
@@ -62,7 +61,7 @@ class TestMoments:
 
     def test_shared_against_numpy_however_the_classes_come(self):
         at_once, features, labels = filled("shared")
-        bit_by_bit = make_statistics(WIDTH, "shared")
+        bit_by_bit = KINDS["shared"](WIDTH)
         for c in range(3):
             bit_by_bit.add(features[labels == c], labels[labels == c])
         rest = np.concatenate([(own := features[labels == c].numpy()) - own.mean(0) for c in range(3)])
@@ -82,12 +81,12 @@ class TestMoments:
 
     def test_a_class_without_features_is_an_error(self):
         with pytest.raises(ValueError, match="class 1 has no features"):
-            make_statistics(WIDTH).add(torch.randn(4, WIDTH), torch.tensor([0, 0, 2, 2]))
+            KINDS["diagonal"](WIDTH).add(torch.randn(4, WIDTH), torch.tensor([0, 0, 2, 2]))
 
     def test_several_centroids_find_the_modes(self):
         modes = torch.tensor([[-10.0] * WIDTH, [10.0] * WIDTH])
         features = torch.cat([modes[0] + torch.randn(30, WIDTH), modes[1] + 2 * torch.randn(10, WIDTH)])
-        statistics = make_statistics(WIDTH, centroids=2)
+        statistics = KINDS["diagonal"](WIDTH, centroids=2)
         statistics.add(features, torch.zeros(40, dtype=torch.long))
         first = int(statistics.means[0, 0].sum() > 0)  # which of the two is the upper one
         for member, part in [(first, features[:30]), (1 - first, features[30:])]:
@@ -130,7 +129,7 @@ class TestFewImages:
     @pytest.mark.parametrize("centroids", [1, 3])
     def test_one_image_per_class(self, kind, centroids):
         features = torch.randn(4, WIDTH) * 10
-        statistics = make_statistics(WIDTH, kind, centroids)
+        statistics = KINDS[kind](WIDTH, centroids)
         statistics.add(features, torch.arange(4))
         drawn, labels = statistics.sample(200, generator())
         assert drawn.isfinite().all()
@@ -146,7 +145,7 @@ class TestFewImages:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_two_images_with_three_centroids(self, kind):
-        statistics = make_statistics(WIDTH, kind, 3)
+        statistics = KINDS[kind](WIDTH, 3)
         features = torch.tensor([[-5.0] * WIDTH, [5.0] * WIDTH])
         statistics.add(features, torch.zeros(2, dtype=torch.long))
         drawn, _ = statistics.sample(100, generator())
@@ -296,7 +295,7 @@ class TestClosedForm:
     def test_several_centroids_are_one_class_all_the_same(self, kind):
         """Its mean and its covariance are what they were; only how they are kept differs."""
         one, features, labels = filled(kind, count=60)
-        several = make_statistics(WIDTH, kind, 4)
+        several = KINDS[kind](WIDTH, 4)
         several.add(features, labels)
         torch.testing.assert_close(several.class_means(), one.class_means(), rtol=1e-4, atol=1e-4)
         whole, parts = one.class_covariance(), several.class_covariance()
@@ -362,7 +361,7 @@ def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
     torch.testing.assert_close(learner.method.statistics.means[:, 0], means)
     expected = Head(features.shape[1])
     expected.grow(6)
-    statistics = make_statistics(features.shape[1], "shared")
+    statistics = KINDS["shared"](features.shape[1])
     statistics.add(features, labels)
     rebalance(expected, statistics, 0, 8, Rebalancing(**solved), seed=0)
     torch.testing.assert_close(learner.method.head.weight, expected.weight, rtol=1e-3, atol=1e-3)

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image, features
 
 from faults.damage import damaged
-from vqprompt.core.data.decode import load_pixels
+from vqprompt.core.data.decode import decode_pixels
 from vqprompt.core.errors import ImageError
 
 SIDE = 16
@@ -121,7 +121,7 @@ def _load(path: Path) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Pillow, about metadata
         try:
-            pixels, aspect = load_pixels(path, SIDE)
+            pixels, aspect = decode_pixels(path, "x", SIDE)
         except ImageError as error:
             return "handled" if str(error).startswith(f"{path}: ") else f"bad: does not name the file: {error}"
     if pixels.shape != (3, SIDE, SIDE) or pixels.dtype != np.uint8:

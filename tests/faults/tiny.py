@@ -195,14 +195,11 @@ class Steps:
         """In a process of its own: nothing is taken back."""
         import builtins
 
-        import safetensors.torch
-
         for name in ("replace", "rename", "unlink", "mkdir", "rmdir", "fsync", "posix_fallocate"):
             self.plain(os, name)
         self.opening(builtins)
         self.opening(io)
         write_bytes, write_array = Path.write_bytes, np.lib.format.write_array
-        save_file = safetensors.torch.save_file
 
         def torn_bytes(path: Path, data: bytes) -> int:
             if self.now("write"):
@@ -217,16 +214,8 @@ class Steps:
                 self.strike()
             write_array(file, array, *given, **named)
 
-        def torn_tensors(tensors: Any, path: Any, *given: Any, **named: Any) -> None:
-            if self.now("write"):
-                save_file(tensors, path, *given, **named)
-                os.truncate(path, Path(path).stat().st_size // 2)
-                self.strike()
-            save_file(tensors, path, *given, **named)
-
         Path.write_bytes = torn_bytes  # type: ignore[method-assign,assignment]
         np.lib.format.write_array = torn_array
-        safetensors.torch.save_file = torn_tensors
 
 
 def die() -> None:

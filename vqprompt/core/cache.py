@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -172,16 +171,10 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray | None:
 
     mapped: map the file into memory copy-on-write instead of reading it. It is still read once, to be checked.
     """
-    length = sealed_length(path)
-    if length is None:
+    if sealed_length(path) is None:
         return None
     try:
-        array: np.ndarray
-        if mapped:
-            array = np.load(path, mmap_mode="c", allow_pickle=False)
-        else:
-            with open_regular(path) as file:
-                array = np.load(io.BytesIO(file.read(length)), allow_pickle=False)
+        array: np.ndarray = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
         return array
     except (OSError, ValueError, EOFError) as error:
         warnings.warn(f"{path}: the cached file cannot be read ({error}) and is made again", stacklevel=2)

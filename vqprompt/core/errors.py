@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,19 @@ def missing(path: object, wanted: str, advice: str = "check the path") -> ImageE
     if re.match(r"\w{2,}:/", str(path)):
         return ImageError(f"{path}: this is a URL; download it first, and give the files or folders on this machine")
     return ImageError(f"{path}: no such {wanted}; {advice}")
+
+
+def number_from_environment(variable: str, default: float, zero: bool = False) -> float:
+    """What an environment variable says; the default where it is not set. zero: whether it may be 0."""
+    text = os.environ.get(variable, "").strip()
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = math.nan
+    if value > 0 or (zero and value == 0):
+        return value
+    example = default if math.isfinite(default) else 50
+    raise UserError(f"{variable}={text!r}: give a number {'from 0 on' if zero else 'above 0'}, such as {example:g}")
 
 
 class WriteError(UserError, OSError):

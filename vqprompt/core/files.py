@@ -210,29 +210,9 @@ def delete_abandoned(folder: Path, name: str | None = None) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file, whole or not at all."""
+    """Write a file, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
-
-
-def save_tensors(path: Path, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file, whole or not at all."""
-    from safetensors import SafetensorError  # here, because importing torch takes seconds
-    from safetensors.torch import save_file
-
-    with replacing(path) as partial:
-        room = partial_path(path)  # safetensors makes a temporary file beside its target, and a kill leaves it
-        room.mkdir()
-        try:
-            save_file(tensors, room / "tensors", metadata=metadata)
-            os.replace(room / "tensors", partial)
-        except SafetensorError as error:  # its errors of the system carry the number in their text
-            for number in CANNOT_WRITE:
-                if f"os error {number})" in str(error):
-                    raise OSError(number, os.strerror(number)) from error
-            raise
-        finally:
-            shutil.rmtree(room, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------- locks

@@ -8,26 +8,32 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import lzma
 import os
-import stat
-import struct
+import tarfile
 import threading
 import zipfile
 from collections import deque
-from collections.abc import Iterator, KeysView, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, KeysView, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from vqprompt.core.cache import cache_folder, replacing_cached, sealed_length, temporary_file, warn_no_cache
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.limits import ENTRIES, UNPACKED_GB, check_file_size, check_ratio
-from vqprompt.core.errors import ImageError
-from vqprompt.core.files import open_regular
+from vqprompt.core.errors import ImageError, WriteError
+from vqprompt.core.files import delete_abandoned, open_regular, read_at
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 FOLLOW_LINKS = "VQPROMPT_FOLLOW_LINKS"
+BLOCK = tarfile.BLOCKSIZE
+# by the first bytes
+OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 
 
 class Files:
@@ -57,7 +63,14 @@ class Files:
         with self._lock:
             return ContentHashes(self.path).of_open(self._archive)
 
-    def stamps(self, names: Sequence[str]) -> dict[str, str]:
+    def key_of(self, names: Sequence[str]) -> str:
+        """Identifies some of the files: their content and their paths."""
+        whole = hashlib.sha256(self.key.encode())
+        for path, stamp in self._stamp(names).items():
+            whole.update(f"{path}\0{stamp}\0".encode("utf-8", "surrogateescape"))
+        return whole.hexdigest()
+
+    def _stamp(self, names: Sequence[str]) -> dict[str, str]:
         """For each file a text that changes when its content does (together with `key`)."""
         return {name: str(self.sizes[name]) for name in names}
 
@@ -98,8 +111,6 @@ def _reading_order(path: str) -> list[tuple[int, str]]:
 
 def open_files(path: Path, keep: bool = True) -> Files:
     """The files of a folder, a zip or a tar. keep: whether an unpacked tar may stay in the cache."""
-    from vqprompt.core.data.tars import TarFiles, is_tar
-
     if path.is_dir():
         return FolderFiles(path)
     try:
@@ -136,14 +147,14 @@ class FolderFiles(Files):
         self.sizes = dict(sorted(self.sizes.items(), key=lambda item: _reading_order(item[0])))
         self.folders.sort()
 
-    def stamps(self, names: Sequence[str]) -> dict[str, str]:
+    def _stamp(self, names: Sequence[str]) -> dict[str, str]:
         self._hashes = ContentHashes(self.path)
         self._stamps = self._hashes.of(names)
         return self._stamps
 
     def _read(self, name: str) -> bytes:
         with open_regular(self.path / name) as file:
-            size = os.fstat(file.fileno()).st_size
+            size = _size(file)
             check_file_size(name, size)
             data = file.read(size)  # a file of /proc says that its size is 0, and may never end
             stamp = self._stamps.get(name)
@@ -175,16 +186,9 @@ class FolderFiles(Files):
                     # real folders first, so that a link never takes the place of one
                     (pending.append if entry.is_symlink() else pending.appendleft)(name)
                 else:
-                    self.sizes[name] = self._size(name)
+                    # 0 for what is missing or not a regular file (if it is ever read, the error says so)
+                    self.sizes[name] = entry.stat().st_size if os.path.isfile(entry) else 0  # noqa: PTH113 (as above)
         ENTRIES.check(str(self.path), f"a folder of over {len(self.sizes) - 1:,} files", len(self.sizes), so_far=True)
-
-    def _size(self, name: str) -> int:
-        """Bytes; 0 for what is missing or is not a regular file. (If it is ever read, the error says so.)"""
-        try:
-            status = (self.path / name).stat()
-        except OSError:
-            return 0
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def _refuse_leading_out(self, name: str) -> None:
         """Refuse a link that leads out of the folder."""
@@ -214,7 +218,7 @@ class ZipFiles(Files):
             self._zip = zipfile.ZipFile(self._file)
             self._list(listed)
 
-    def stamps(self, names: Sequence[str]) -> dict[str, str]:
+    def _stamp(self, names: Sequence[str]) -> dict[str, str]:
         return {name: f"{self._infos[name].file_size}:{self._infos[name].CRC}" for name in names}
 
     def _list(self, listed: int) -> None:
@@ -227,27 +231,16 @@ class ZipFiles(Files):
             )
         total = sum(info.file_size for info in infos)
         UNPACKED_GB.check(str(self.path), f"{total / 1e9:,.0f} GB unpacked", total / 1e9)
-        check_ratio(str(self.path), total, os.fstat(self._file.fileno()).st_size)
+        check_ratio(str(self.path), total, _size(self._file))
         for info in infos:
-            self._check_header(info)
+            with suppress(RuntimeError):  # encrypted, or packed in an unknown way: reading it says so
+                self._zip.open(info).close()  # the name before the data must be the one that the directory gives
+            if info.is_dir() and info.file_size:
+                raise zipfile.BadZipFile(f"the folder {info.filename!r} has content")
             if info.is_dir():
                 self.folders.append(info.filename.rstrip("/"))
             else:
                 self.sizes[info.filename] = info.file_size
-
-    def _check_header(self, info: zipfile.ZipInfo) -> None:
-        """The name before a file's data must be the one that the directory gives."""
-        self._file.seek(info.header_offset)
-        head = self._file.read(30)
-        if len(head) < 30 or head[:4] != b"PK\x03\x04":
-            raise zipfile.BadZipFile(f"no {info.filename!r} where it should be")
-        flags, length = struct.unpack_from("<H", head, 6)[0], struct.unpack_from("<H", head, 26)[0]
-        name = self._file.read(length)
-        unicode = 0x800
-        listed = info.orig_filename.encode("utf-8" if info.flag_bits & unicode else "cp437", "replace")
-        same_coding = name.isascii() or (flags & unicode) == (info.flag_bits & unicode)
-        if name != listed or not same_coding or (info.is_dir() and info.file_size):
-            raise zipfile.BadZipFile(f"{info.filename!r} has two names")
 
     def _read(self, name: str) -> bytes:
         info = self._infos[name]
@@ -271,3 +264,117 @@ def count_listed(file: BinaryIO) -> int:
     if size < 46 * count or size > count * (46 + 3 * 65535):
         raise zipfile.BadZipFile(f"its directory of {size} bytes cannot list {count} files")
     return int(count)
+
+
+# ---------------------------------------------------------------------------------------------- tars
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file starts like a tar, compressed or not."""
+    try:
+        with open_regular(path) as file, _plain(file) as plain:
+            tarfile.TarInfo.frombuf(plain.read(BLOCK), "utf-8", "surrogateescape")
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+        return True  # an empty one
+    except Exception:  # a decompressor may raise any error
+        return False
+    return True
+
+
+def _plain(file: BinaryIO) -> Any:
+    opener = OPENERS.get(file.read(2))
+    file.seek(0)
+    return opener(file, "rb") if opener else file
+
+
+class TarFiles(Files):
+    """A tar file. Its members are read from the plain tar by position. keep: leave that in the cache if it had to be
+    made."""
+
+    def __init__(self, path: Path, keep: bool = True) -> None:
+        super().__init__(path)
+        with refusing_damage(path):
+            self._packed = self._archive = open_regular(path)
+            self._file, self._length = self._packed, _size(self._packed)
+            if self._packed.read(2) in OPENERS:
+                self._file, self._length = self._kept() if keep else self._unpacked()
+            self._list()
+
+    def _kept(self) -> tuple[BinaryIO, int]:
+        """The plain tar and its length: from the cache, or made now and left there, if there is a cache."""
+        target = cache_folder() / "unpacked" / f"{self.key}.tar"
+        length = sealed_length(target)
+        if length is None:
+            delete_abandoned(target.parent)
+            try:
+                with replacing_cached(target) as partial, open(partial, "wb") as plain:
+                    _copy(self.path, self._packed, plain)
+                length = sealed_length(target)
+            except WriteError as error:
+                warn_no_cache(error)
+        return self._unpacked() if length is None else (open_regular(target), length)
+
+    def _unpacked(self) -> tuple[BinaryIO, int]:
+        """The plain tar in a temporary file, and its length."""
+        plain = temporary_file(anywhere=True)
+        _copy(self.path, self._packed, plain)
+        return plain, plain.tell()
+
+    def _list(self) -> None:
+        members: dict[str, tarfile.TarInfo] = {}
+        self._file.seek(0)
+        with tarfile.open(fileobj=self._file, mode="r:", errorlevel=2) as archive:
+            for member in archive:
+                members[member.name.removeprefix("./")] = member
+                if member.isreg() and not 0 <= member.size <= self._length - member.offset_data:
+                    raise tarfile.ReadError(f"{member.name!r} claims {member.size:,} bytes, more than there are")
+                ENTRIES.check(
+                    str(self.path), f"a tar file of over {len(members) - 1:,} files", len(members), so_far=True
+                )
+            end = archive.offset
+        self._check_end(end)
+        self._members = {name: m for name, m in sorted(members.items()) if m.isreg()}  # no links, no devices
+        self.sizes = {name: m.size for name, m in self._members.items()}
+        self.folders = sorted(name for name, m in members.items() if m.isdir())
+
+    def _check_end(self, end: int) -> None:
+        """A tar ends with blocks of zeros. `tarfile` also stops, silently, at a damaged header."""
+        if self._length - end < BLOCK:
+            raise tarfile.ReadError("it has no end mark, so a part of it is missing")
+        self._file.seek(end)
+        for position in range(end, self._length, 1 << 20):
+            if self._file.read(min(1 << 20, self._length - position)).strip(b"\0"):
+                raise tarfile.ReadError(f"no file can be read from byte {end:,} on, but there is more")
+
+    def offset(self, name: str) -> int:
+        """Where a member's content begins in the plain tar."""
+        if self._members[name].issparse():
+            raise ImageError(f"{self.path}: {name!r} is a sparse member, not read here; pack it again without --sparse")
+        return self._members[name].offset_data
+
+    def close(self) -> None:
+        self._file.close()
+        self._packed.close()
+
+    def _read(self, name: str) -> bytes:
+        data = read_at(self._file, self.offset(name), self.sizes[name])
+        if len(data) < self.sizes[name]:
+            raise OSError("the archive ends too early")
+        return data
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _copy(path: Path, packed: BinaryIO, plain: Any) -> None:
+    """Decompress; refuse before the limits are passed."""
+    packed.seek(0)
+    whole, written = _size(packed), 0
+    with _plain(packed) as stream:
+        while piece := stream.read(1 << 20):
+            written += len(piece)
+            check_ratio(str(path), written, whole)
+            UNPACKED_GB.check(str(path), f"over {written / 1e9:,.0f} GB unpacked", written / 1e9, so_far=True)
+            plain.write(piece)
+    plain.flush()

@@ -9,16 +9,16 @@ cache keeps no names.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from vqprompt.core.cache import TICK, cache_folder, replacing_cached, sealed_length, warn_no_cache
+import numpy as np
+
+from vqprompt.core.cache import TICK, cache_folder, keep_array, load_array
 from vqprompt.core.files import open_regular, sha256_of
 
 
@@ -28,8 +28,10 @@ class ContentHashes:
     def __init__(self, root: Path) -> None:
         self.root = root
         name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:24]
-        self.index = cache_folder() / "hashes" / f"{name}.json"
-        self.known = self._load()  # by the file's inode: its size and times, and its hash
+        self.index = cache_folder() / "hashes" / f"{name}.npy"
+        kept = load_array(self.index)  # [n, 3]: the file's inode; its size and times; its hash
+        self.known = {} if kept is None else {inode: (state, digest) for inode, state, digest in kept.tolist()}
+        self._new = False
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
         """SHA-256 of each file, by path relative to the root; "" for one that cannot be read (reading it later says
@@ -49,7 +51,7 @@ class ContentHashes:
     def remembers(self, file: BinaryIO, digest: str) -> bool:
         """Whether an open file is known to have this hash, without reading it."""
         inode, state = _state(file)
-        return self.known.get(inode) == [*state, digest]
+        return self.known.get(inode) == (state, digest.encode())
 
     def _one(self, name: str) -> str:
         try:
@@ -61,35 +63,22 @@ class ContentHashes:
     def _hash(self, file: BinaryIO) -> str:
         inode, state = _state(file)
         known = self.known.get(inode)
-        if known is not None and known[:-1] == state:
-            return str(known[-1])
+        if known is not None and known[0] == state:
+            return known[1].decode()
         digest, now = sha256_of(file), time.time()
         if now - os.fstat(file.fileno()).st_ctime > TICK and _state(file) == (inode, state):
-            self.known[inode] = [*state, digest]
+            self.known[inode] = state, digest.encode()
             self._new = True
         return digest
 
-    def _load(self) -> dict[str, list[object]]:
-        self._new = False
-        with suppress(OSError, ValueError, RecursionError, TypeError):
-            length = sealed_length(self.index)
-            if length is not None:
-                with open_regular(self.index) as file:
-                    return {str(k): list(v) for k, v in json.loads(file.read(length)).items()}
-        return {}
-
     def _save(self) -> None:
-        if not self._new:
-            return
-        try:
-            with replacing_cached(self.index) as partial:
-                partial.write_text(json.dumps(self.known), encoding="utf-8")
-        except OSError as error:
-            warn_no_cache(error)
-        self._new = False
+        if self._new:
+            keep_array(self.index, np.array([(inode, *rest) for inode, rest in self.known.items()], "S"))
+            self._new = False
 
 
-def _state(file: BinaryIO) -> tuple[str, list[object]]:
+def _state(file: BinaryIO) -> tuple[bytes, bytes]:
     """Which file it is, and what changes when its content does."""
     status = os.fstat(file.fileno())
-    return f"{status.st_dev}:{status.st_ino}", [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    state = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+    return f"{status.st_dev}:{status.st_ino}".encode(), state.encode()

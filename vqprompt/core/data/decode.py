@@ -39,7 +39,7 @@ AT_A_TIME = 100_000_000  # pixels that all threads together decode at a time
 STRIP = 2_000_000  # pixels per strip
 STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this factor, to leave room for crops
 
-ImageLike = str | Path | Image.Image | np.ndarray
+ImageLike = str | Path | bytes | Image.Image | np.ndarray  # a path, the content of a file, or what is in memory
 
 
 class PixelBudget:
@@ -75,14 +75,13 @@ def accepted_formats() -> tuple[str, ...]:
     return tuple(name for name in (*FORMATS, "AVIF", "HEIF") if name in Image.OPEN)
 
 
-def decode(data: bytes, name: str, side: int | None = None) -> Image.Image:
-    """An image file to an upright RGB image.
+def decode(image: ImageLike, name: str = "an image", side: int | None = None) -> Image.Image:
+    """An upright RGB image. name: for messages; a path is its own.
 
     side: the image will be squashed to a square of this side. Then it may come back smaller than it is in the file,
     but never with a side below twice this.
     """
-    with _refusing(data, name):
-        return _shrunk(_identify(data), name, side)[0]
+    return _decoded(image, name, side)[0]
 
 
 def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
@@ -90,11 +89,20 @@ def stored_side(size: int, margin: float = STORED_MARGIN) -> int:
     return round(size * margin)
 
 
-def decode_pixels(data: bytes, name: str, side: int) -> tuple[np.ndarray, float]:
-    """An image file to uint8 pixels [3, side, side], squashed, and its true width / height."""
-    with _refusing(data, name):
-        image, aspect = _shrunk(_identify(data), name, side)
-        return to_pixels(image, side), aspect
+def decode_pixels(image: ImageLike, name: str, side: int) -> tuple[np.ndarray, float]:
+    """uint8 pixels [3, side, side], squashed, and the true width / height."""
+    rgb, aspect = _decoded(image, name, side)
+    return to_pixels(rgb, side), aspect
+
+
+def _decoded(image: ImageLike, name: str, side: int | None) -> tuple[Image.Image, float]:
+    if isinstance(image, str | Path):
+        image, name = read_image(image), str(image)
+    if not isinstance(image, bytes):
+        rgb = _from_memory(image)
+        return rgb, rgb.width / rgb.height
+    with _refusing(image, name):
+        return _shrunk(_identify(image), name, side)
 
 
 def aspect_of(data: bytes, name: str) -> float:
@@ -242,19 +250,6 @@ def _flatten(image: Image.Image, top: float) -> Image.Image:
 def to_pixels(image: Image.Image, side: int) -> np.ndarray:
     """RGB image to uint8 [3, side, side], squashed."""
     return np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
-
-
-def open_image(image: ImageLike) -> Image.Image:
-    """A path, Pillow image or uint8 array to an upright RGB image."""
-    return decode(read_image(image), str(image)) if isinstance(image, str | Path) else _from_memory(image)
-
-
-def load_pixels(image: ImageLike, side: int) -> tuple[np.ndarray, float]:
-    """A path, Pillow image or uint8 array to uint8 pixels [3, side, side], squashed, and its true width / height."""
-    if isinstance(image, str | Path):
-        return decode_pixels(read_image(image), str(image), side)
-    opened = _from_memory(image)
-    return to_pixels(opened, side), opened.width / opened.height
 
 
 def _from_memory(image: Image.Image | np.ndarray) -> Image.Image:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vqprompt.core.data.store import Store
+from vqprompt.core.runtime.cores import parallel
 
 Guard = Callable[[], None]
 """Called before every read; raises if these images may not be read now (see stream.py)."""
@@ -103,20 +103,10 @@ class Images:
         return pixels[torch.from_numpy(np.concatenate([here for _, here, _ in parts])).argsort().to(device)]
 
     def batches(self, order: Sequence[Tensor], device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-        """Yield (index, pixels) per batch of indices, reading the next one while the caller works on this one."""
-        if device.type != "cuda" or all(store.on_device(device) is not None for store in self._stores):
-            for index in order:
-                yield index, self.read(index, device)
-            return
-        with ThreadPoolExecutor(1) as reader:
-            pending: list[Any] = []
-            for index in order:
-                pending.append((index, reader.submit(self.read, index, device)))
-                if len(pending) > 2:
-                    ready, future = pending.pop(0)
-                    yield ready, future.result()
-            for ready, future in pending:
-                yield ready, future.result()
+        """(index, pixels) per batch of indices, reading the next one while the caller works on this one."""
+        read = partial(self.read, device=device)
+        wait = device.type == "cuda" and any(store.on_device(device) is None for store in self._stores)
+        return zip(order, parallel(read, order, 1, ahead=3) if wait else map(read, order), strict=True)
 
 
 def _read(store: Store, rows: np.ndarray, device: torch.device) -> Tensor:

@@ -7,10 +7,9 @@ once decoded ("bombs") before anything large is allocated.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
-from vqprompt.core.errors import ImageError, UserError
+from vqprompt.core.errors import ImageError, number_from_environment
 
 
 @dataclass(frozen=True)
@@ -23,18 +22,7 @@ class Limit:
 
     @property
     def value(self) -> float:
-        """The default, or what the environment says."""
-        text = os.environ.get(self.variable, "").strip()
-        if not text:
-            return self.default
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not value > 0:
-            example = self.default if math.isfinite(self.default) else 50
-            raise UserError(f"{self.variable}={text!r}: give a number above 0, such as {example:g}")
-        return value
+        return number_from_environment(self.variable, self.default)
 
     def check(self, name: str, what: str, given: float, factor: float = 1.0, so_far: bool = False) -> None:
         """Refuse what is above the limit; the error names the file, the limit and the setting that raises it.

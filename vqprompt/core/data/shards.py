@@ -3,7 +3,7 @@ files with one image and its label per row, as the Hugging Face hub keeps data s
 
 - The index is a few arrays: 24 bytes per image, so memory hardly grows with the number of images.
 - A plain tar can be read at any place. Compressed ones cannot, and are refused.
-- Every shard goes through the checks of tars.py once, when it is indexed.
+- Every shard goes through the checks of archives.py once, when it is indexed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import json
 import re
 import tarfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vqprompt.core.data.archives import hidden
+from vqprompt.core.data.archives import OPENERS, TarFiles, hidden
 from vqprompt.core.data.content import ContentHashes
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.data.limits import ENTRIES, check_file_size
 from vqprompt.core.data.source import Rows
-from vqprompt.core.data.tars import OPENERS, TarFiles
 from vqprompt.core.errors import ImageError
 from vqprompt.core.files import exists, is_file, open_regular, read_at, read_text
 
@@ -38,7 +37,7 @@ LAYOUT = "expected NAME.jpg with NAME.cls beside it (WebDataset's layout)"
 class Shards(Rows):
     """Images by row, in the order of their files.
 
-    numbers: of the classes, by name. labels: [n], the numbers. sizes: of the groups, which are read together. kinds: of
+    names: of the classes. labels: [n], positions among these. sizes: of the groups, which are read together. kinds: of
     the groups, "train" or another word; None where it is not known. scattered: whether any image can be read as fast as
     its neighbour; if not, read group by group.
     """
@@ -46,13 +45,13 @@ class Shards(Rows):
     scattered: bool
 
     def __init__(
-        self, numbers: dict[str, int], labels: np.ndarray, sizes: Sequence[int], kinds: Sequence[str | None]
+        self, names: Sequence[str], labels: np.ndarray, sizes: Sequence[int], kinds: Sequence[str | None]
     ) -> None:
         # by number if all are numbers, else by name; the order does not depend on which image came first
-        by_number = all(map(str.isdecimal, numbers))
-        self.classes = sorted(numbers, key=(lambda name: (int(name), name)) if by_number else None)
+        by_number = all(map(str.isdecimal, names))
+        self.classes = sorted(names, key=(lambda name: (int(name), name)) if by_number else None)
         places = {name: place for place, name in enumerate(self.classes)}
-        self.labels = np.array([places[name] for name in numbers], np.int32)[labels]  # [n], positions in `classes`
+        self.labels = np.array([places[name] for name in names], np.int32)[labels]  # [n], positions in `classes`
         self.groups = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)  # [n]
         self.first = np.cumsum([0, *sizes])  # the first row of each group
         tests = np.array([kind != "train" for kind in kinds])
@@ -121,7 +120,7 @@ class TarShards(Shards):
         if not len(images):
             raise ImageError(f"{self.path}: no image in these shards; {LAYOUT}")
         kinds = [match[1] if (match := re.match(r"(train|test|val)", path.name)) else None for path in self.paths]
-        super().__init__(numbers, images[:, 0].astype(np.int32), list(map(len, shards)), kinds)
+        super().__init__(list(numbers), images[:, 0].astype(np.int32), list(map(len, shards)), kinds)
         self._offsets, self._sizes = images[:, 1].copy(), images[:, 2].copy()
 
     @cached_property
@@ -187,28 +186,53 @@ def parquet_files(path: Path) -> list[Path]:
     return sorted(p for p in path.rglob("*.parquet") if not hidden(p.relative_to(path).as_posix()))
 
 
-class _File:
-    """One parquet file: the columns of its images and labels, and its groups of rows."""
+class ParquetShards(Shards):
+    """Parquet files.
 
-    def __init__(self, path: Path, root: Path, label_columns: Sequence[str]) -> None:
+    label_columns: the first of these columns that exists holds the labels.
+    names: the class names for labels that are numbers; without them, those stated in the first file are used.
+    """
+
+    scattered = False  # to read one row, its whole group is read
+    key = ""
+
+    def __init__(self, path: Path, label_columns: Sequence[str] = LABEL_COLUMNS, names: Sequence[str] = ()) -> None:
         try:
             import pyarrow as pa
-            import pyarrow.parquet as pq
+            import pyarrow.dataset as arrow
         except ImportError:
             raise ImageError(f"{path}: reading parquet needs pyarrow; pip install 'vqprompt[parquet]'") from None
-        self.path, self.name = path, path.relative_to(root).as_posix()
+        self.path, self.root = path, path if path.is_dir() else path.parent
         try:
-            with pq.ParquetFile(path) as file:
-                schema, metadata = file.schema_arrow, file.metadata
-                self.image = self._column(schema.names, IMAGE_COLUMNS)
-                self.has_names = pa.types.is_struct(schema.field(self.image).type)
-                label = self._column(schema.names, label_columns)
-                self.labels: list[Any] = file.read([label])[label].to_pylist()
-        except (pa.ArrowException, OSError) as error:
+            opened = arrow.dataset(parquet_files(path), format="parquet")
+            self.image, label = (self._column(opened.schema.names, wanted) for wanted in (IMAGE_COLUMNS, label_columns))
+            self.files = list(opened.get_fragments())
+            values = [value for file in self.files for value in file.to_table(columns=[label])[label].to_pylist()]
+            self.parts = [part for file in self.files for part in file.split_by_row_group()]
+        except (pa.ArrowException, OSError) as error:  # it names the file
             raise ImageError(f"{path}: damaged parquet ({error}); get it again") from None
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-        self.label_names: list[str] = features.get(label, {}).get("names") or []
-        self.group_sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        if not values:
+            raise ImageError(f"{path}: its parquet files have no rows; get them again")
+        stated = json.loads((opened.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
+        known = names or stated.get("features", {}).get(label, {}).get("names") or []
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        named = {value for value in numbers if isinstance(value, int) and known}
+        wrong = {value for value in named if not 0 <= value < len(known)}
+        texts = [known[value] if value in named - wrong else str(value) for value in numbers]
+        self.values = dict(zip(texts, numbers, strict=True))  # by class, its label in the files
+        hashes = ContentHashes(self.root).of(list(map(self.name, self.files)))
+        self.key = ":".join(hashes.values())
+        super().__init__(
+            texts,
+            np.array([numbers[value] for value in values], np.int32),
+            [part.row_groups[0].num_rows for part in self.parts],
+            [_split(self.name(part)) for part in self.parts],
+        )
+        if wrong:
+            row = next(row for row, value in enumerate(values) if value in wrong)
+            raise ImageError(f"{self.where(row)} has the label {values[row]}, but there are {len(known)} classes")
+        self._lock = threading.Lock()
+        self._column_of = lru_cache(KEPT_GROUPS)(self._read_group)
 
     def _column(self, there: Sequence[str], wanted: Sequence[str]) -> str:
         for name in wanted:
@@ -216,74 +240,33 @@ class _File:
                 return name
         raise ImageError(f"{self.path}: no column {' or '.join(wanted)}; it has {', '.join(there)}")
 
-    def image_names(self) -> list[str]:
-        """The name of each row's image, where the file has them."""
-        import pyarrow.parquet as pq
+    def name(self, file: Any) -> str:
+        """The path inside the folder."""
+        return Path(file.path).relative_to(self.root).as_posix()
 
-        if not self.has_names:
-            return ["image"] * len(self.labels)
-        with pq.ParquetFile(self.path) as file:
-            column = file.read([f"{self.image}.path"])[self.image].to_pylist()
-        return [Path((value or {}).get("path") or "image").name for value in column]
+    def image_paths(self) -> Iterator[str]:
+        """FILE/ROW/CLASS/IMAGE of each row; where the files do not name the image, it is called `image`."""
+        import pyarrow.dataset as arrow
 
-    @property
-    def split(self) -> str | None:
-        """`train-00000-of-00002.parquet`, or `default/train/0000.parquet`."""
-        matches = (re.match(r"(train|test)(?![a-z])", part) for part in reversed(self.name.split("/")))
-        return next((match[1] for match in matches if match), None)
-
-
-class ParquetShards(Shards):
-    """Parquet files.
-
-    label_columns: the first of these columns that exists holds the labels.
-    names: the class names for labels that are numbers; without them, those stated in the files are used.
-    """
-
-    scattered = False  # to read one row, its whole group is read
-    key = ""
-
-    def __init__(self, path: Path, label_columns: Sequence[str] = LABEL_COLUMNS, names: Sequence[str] = ()) -> None:
-        self.path, root = path, path if path.is_dir() else path.parent
-        self.files = [_File(file, root, label_columns) for file in parquet_files(path)]
-        self.values: dict[str, Any] = {}  # by class, its label in the files
-        numbers: dict[str, int] = {}
-        labels = []
+        rows = iter(self.labels)
         for file in self.files:
-            known = names or file.label_names
-            texts = {}
-            for value in dict.fromkeys(file.labels):
-                if isinstance(value, int) and known and not 0 <= value < len(known):
-                    where = f"{file.path}: row {file.labels.index(value)}"
-                    raise ImageError(f"{where} has the label {value}, but there are {len(known)} classes")
-                texts[value] = known[value] if isinstance(value, int) and known else str(value)
-                self.values[texts[value]] = value
-            labels += [numbers.setdefault(texts[value], len(numbers)) for value in file.labels]
-        if not labels:
-            raise ImageError(f"{path}: its parquet files have no rows; get them again")
-        self._groups = [(file, group) for file in self.files for group in range(len(file.group_sizes))]
-        sizes = [file.group_sizes[group] for file, group in self._groups]
-        super().__init__(numbers, np.array(labels, np.int32), sizes, [file.split for file, _ in self._groups])
-        hashes = ContentHashes(root).of([file.name for file in self.files])
-        self.key = ":".join(hashes[file.name] for file in self.files)
-        self._lock = threading.Lock()
-        self._column = lru_cache(KEPT_GROUPS)(self._read_group)
+            paths: list[str | None] = [None] * file.count_rows()
+            if file.physical_schema.field(self.image).type.num_fields:  # a struct of bytes and path
+                paths = file.to_table(columns={"path": arrow.field(self.image, "path")})["path"].to_pylist()
+            for row, path in enumerate(paths):
+                yield f"{self.name(file)}/{row}/{self.classes[next(rows)]}/{Path(path or 'image').name}"
 
     def _read_group(self, group: int) -> Any:
         """The images of a group, as an Arrow column."""
-        import pyarrow.parquet as pq
-
-        file, inside = self._groups[group]
         try:
-            with pq.ParquetFile(file.path) as opened:
-                return opened.read_row_group(inside, [file.image])[file.image]
+            return self.parts[group].to_table(columns=[self.image])[self.image]
         except Exception as error:  # pyarrow has its own kinds; the caller adds the name of the image
             raise OSError(str(error)) from None
 
     def read(self, row: int) -> bytes:
         group = int(self.groups[row])
         with self._lock:
-            column = self._column(group)
+            column = self._column_of(group)
         value = column[row - int(self.first[group])].as_py()
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
@@ -292,8 +275,14 @@ class ParquetShards(Shards):
 
     def where(self, row: int) -> str:
         group = int(self.groups[row])
-        file, inside = self._groups[group]
-        return f"{file.path}: row {row - int(self.first[group]) + 1} of group {inside + 1}"
+        part = self.parts[group]
+        return f"{part.path}: row {row - int(self.first[group]) + 1} of group {part.row_groups[0].id + 1}"
+
+
+def _split(name: str) -> str | None:
+    """`train-00000-of-00002.parquet`, or `default/train/0000.parquet`."""
+    matches = (re.match(r"(train|test)(?![a-z])", part) for part in reversed(name.split("/")))
+    return next((match[1] for match in matches if match), None)
 
 
 def open_shards(path: str | Path) -> Shards | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,7 +81,7 @@ class Source(RowsOfEntries):
 
     @cached_property
     def key(self) -> str:  # not in the constructor, because hashing takes long and teaching does not need it
-        return key_of(self.files.key, self.files.stamps([entry.path for entry in self.entries]))
+        return self.files.key_of([entry.path for entry in self.entries])
 
     def _list(self) -> list[Entry]:
         files = [p for p in self.files.names if not hidden(p)]
@@ -127,14 +126,6 @@ class Source(RowsOfEntries):
                 if within in (None, "train", "test") and (within, parts[-1]) not in filled:
                     raise ImageError(f"{self.path}: the class folder {folder!r} has no image; fill it or take it out")
         return entries
-
-
-def key_of(key: str, stamps: Mapping[str, str]) -> str:
-    """Identifies files by the key of their archive, and their paths and stamps."""
-    whole = hashlib.sha256(key.encode())
-    for path, stamp in stamps.items():
-        whole.update(f"{path}\0{stamp}\0".encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()
 
 
 def _common_folder(images: Sequence[str], folders: Sequence[str]) -> str:

@@ -14,9 +14,7 @@ import shutil
 import threading
 import uuid
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +36,7 @@ from vqprompt.core.data.source import Rows
 from vqprompt.core.errors import ImageError, WriteError
 from vqprompt.core.files import delete_abandoned, read_at, write_at
 from vqprompt.core.progress import Progress, Report, Stage, ignore
+from vqprompt.core.runtime.cores import cpu_cores, parallel
 
 AT_ONCE = 4096  # images that are read together
 
@@ -138,36 +137,24 @@ def _in_memory(rows: Rows, side: int, progress: Report) -> tuple[np.ndarray, np.
     return pixels, _decode_all(rows, side, pixels, progress)
 
 
-def _decode_all(rows: Rows, side: int, pixels: np.ndarray, progress: Report) -> np.ndarray:
-    """Fill `pixels`; returns the aspect ratios."""
-
-    def decode(row: int, content: bytes, where: str) -> float:
-        pixels[row], aspect = decode_pixels(content, where, side)
-        return aspect
-
-    return _for_each(rows, decode, progress)
-
-
-def _for_each(rows: Rows, aspect_of: Callable[[int, bytes, str], float], progress: Report) -> np.ndarray:
-    """Aspect ratios of all images [n], found in threads. All images that cannot be used are named in one error.
-    aspect_of: of a row, its file's content and its name."""
+def _decode_all(rows: Rows, side: int, pixels: np.ndarray | None, progress: Report) -> np.ndarray:
+    """Fill `pixels`, if there are any, in threads; returns the aspect ratios of all images [n]. Those that cannot be
+    used are named in one error."""
     problems, count, aspects = list[str](), len(rows), np.empty(len(rows), np.float32)
 
     def guarded(row: int) -> None:
         try:
-            aspects[row] = aspect_of(row, _content(rows, row), rows.where(row))
+            content, where = _content(rows, row), rows.where(row)
+            if pixels is None:
+                aspects[row] = aspect_of(content, where)
+            else:
+                pixels[row], aspects[row] = decode_pixels(content, where, side)
         except ImageError as error:
             problems.append(str(error))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:  # Pillow releases the GIL while it decodes
-        try:
-            for start in range(0, count, AT_ONCE):
-                batch = range(start, min(start + AT_ONCE, count))
-                for done, _ in enumerate(pool.map(guarded, batch, chunksize=16), start + 1):
-                    progress(Progress(Stage.DECODING, done, count))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with closing(parallel(guarded, range(count), cpu_cores())) as work:  # Pillow releases the GIL while it decodes
+        for done, _ in enumerate(work, start=1):
+            progress(Progress(Stage.DECODING, done, count))
     if problems:
         shown = "\n  ".join(sorted(problems)[:10])
         more = f"\n  … and {len(problems) - 10} more" if len(problems) > 10 else ""
@@ -198,8 +185,13 @@ class StreamedStore(Store):
     def __init__(self, rows: Rows, side: int, progress: Report, groups: np.ndarray | None = None) -> None:
         self.rows, self.side, self.count = rows, side, len(rows)
         name = hashlib.sha256(f"{side}:{rows.key}".encode()).hexdigest()[:24]
+        file = cache_folder() / "images" / f"{name}.aspect.npy"
+        aspect = load_array(file)
+        if aspect is None or aspect.shape != (self.count,):
+            aspect = _decode_all(rows, side, None, progress)
+            keep_array(file, aspect)
         # without a fingerprint: what is computed from so many images would fill the disk too
-        super().__init__(np.zeros((0, 3, side, side), np.uint8), self._aspects(name, progress), "")
+        super().__init__(np.zeros((0, 3, side, side), np.uint8), aspect, "")
         self.groups = groups
         self._cache = DecodedCache(self.count, 3 * side * side)
 
@@ -209,9 +201,8 @@ class StreamedStore(Store):
     def read(self, rows: np.ndarray) -> Tensor:
         pixels = np.empty((len(rows), 3, self.side, self.side), np.uint8)
         order = np.argsort(rows, kind="stable")
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
-            for _ in pool.map(lambda place: self._fill(pixels[place], int(rows[place])), order):
-                pass
+        for _ in parallel(lambda place: self._fill(pixels[place], int(rows[place])), order):
+            pass
         return torch.from_numpy(pixels)
 
     def on_device(self, device: torch.device) -> None:
@@ -225,16 +216,6 @@ class StreamedStore(Store):
         if not self._cache.load(row, pixels):
             pixels[:] = decode_pixels(_content(self.rows, row), self.rows.where(row), self.side)[0]
             self._cache.keep(row, pixels)
-
-    def _aspects(self, name: str, progress: Report) -> np.ndarray:
-        """Width / height of every image, from the headers, or from the cache."""
-        file = cache_folder() / "images" / f"{name}.aspect.npy"
-        known = load_array(file)
-        if known is not None and known.shape == (self.count,):
-            return known
-        aspect = _for_each(self.rows, lambda row, content, where: aspect_of(content, where), progress)
-        keep_array(file, aspect)
-        return aspect
 
 
 class DecodedCache:

@@ -47,7 +47,11 @@ class Part:
 
     def whole_batch(self, own: Tensor) -> Tensor:
         """Values of the whole batch [B, …] from those of these rows. Gradients flow back to every process."""
-        return own if self.whole else _WholeBatch.apply(own, self)  # type: ignore[no-untyped-call]
+        if self.whole:
+            return own
+        whole = own.new_zeros(self.size, *own.shape[1:])
+        whole[self.start : self.stop] = own[: self.own]
+        return _Sum.apply(whole)  # type: ignore[no-untyped-call]
 
 
 WHOLE = Part(1)  # of a batch of any size
@@ -107,11 +111,16 @@ class Ranks:
 
     # ------------------------------------------------------------------ exchange
 
-    def add_up(self, values: Tensor) -> Tensor:
-        """The sum of all processes' values."""
+    def _exchange(self, exchange: Callable[..., object], *values: object) -> None:
         if self.count > 1:
-            with _exchanging():
-                dist.all_reduce(values)
+            try:
+                exchange(*values)
+            except RuntimeError as error:  # another process closed the connection
+                raise ProcessLost("another process of this run ended") from error
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum of all processes' values, which takes their place."""
+        self._exchange(dist.all_reduce, values)
         return values
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -135,28 +144,21 @@ class Ranks:
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
         """Copy the values of the first process to all others."""
-        if self.count > 1:
-            with _exchanging(), torch.no_grad():
-                for tensor in tensors:
-                    values = tensor.detach().contiguous()
-                    dist.broadcast(values, 0)
-                    if not self.first:
-                        tensor.copy_(values)
+        for tensor in tensors if self.count > 1 else ():
+            values = tensor.detach().contiguous()
+            self._exchange(dist.broadcast, values, 0)
+            tensor.detach().copy_(values)
 
     def from_first(self, make: Callable[[], T]) -> T:
         """The result of `make`, which only the first process calls."""
         made: list[Any] = [make() if self.first else None]
-        if self.count > 1:
-            with _exchanging():
-                dist.broadcast_object_list(made, 0)
+        self._exchange(dist.broadcast_object_list, made, 0)
         return cast(T, made[0])
 
     def gather(self, own: T) -> list[T]:
         """The values of all processes, in order."""
         values: list[Any] = [own] * self.count
-        if self.count > 1:
-            with _exchanging():
-                dist.all_gather_object(values, own)
+        self._exchange(dist.all_gather_object, values, own)
         return values
 
     def all(self, yes: bool) -> bool:
@@ -235,31 +237,17 @@ class ShardedRows:
         return whole
 
 
-class _WholeBatch(torch.autograd.Function):
-    """Joins the rows of all processes into one batch. Every process computes the same loss of the whole batch, weighted
-    by its share. So the gradients of all processes are added up, and each process takes those of its own rows."""
+class _Sum(torch.autograd.Function):
+    """The sum over all processes. Each of them computes the same loss of it, weighted by its share, so that gradients
+    are added up too."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, share: Part) -> Tensor:
-        ctx.share, ctx.rows = share, len(own)
-        whole = own.new_zeros(share.size, *own.shape[1:])
-        whole[share.start : share.stop] = own[: share.own]
-        return _joined.add_up(whole)
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return _joined.add_up(values.clone())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        share, whole = ctx.share, _joined.add_up(gradient.clone(memory_format=torch.contiguous_format))
-        own = whole.new_zeros(ctx.rows, *whole.shape[1:])
-        own[: share.own] = whole[share.start : share.stop]
-        return own, None
-
-
-@contextmanager
-def _exchanging() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # another process closed the connection
-        raise ProcessLost("another process of this run ended") from error
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _joined.add_up(gradient.clone(memory_format=torch.contiguous_format))
 
 
 # ---------------------------------------------------------------------------------------------- join

@@ -18,10 +18,9 @@ from datetime import timedelta
 from functools import partial
 from typing import NoReturn
 
-from vqprompt.core.errors import UserError
+from vqprompt.core.errors import number_from_environment
 
 BETWEEN_SIGNS = 2.0  # seconds
-PATIENCE = "VQPROMPT_PATIENCE"  # seconds without a sign of life, after which a process counts as lost
 LAUNCHED = "VQPROMPT_LAUNCHED"  # set by `vqprompt run --processes`, which reports itself what happened
 LOST_STATUS = 75  # exit status of a process that ended because another one had ended
 REPORTERS = "vqprompt/reporters"  # in the store: how many processes want to report the end of the run
@@ -39,14 +38,6 @@ class ProcessLost(Exception):
     """Another process of this run ended, or no longer answers."""
 
 
-def patience() -> float:
-    given = os.environ.get(PATIENCE, "20")
-    try:
-        return float(given)
-    except ValueError:
-        raise UserError(f"{PATIENCE}={given!r}: expected a number of seconds, such as 20") from None
-
-
 class Lifeline:
     """Gives signs of life of this process, and watches those of other processes.
 
@@ -54,7 +45,8 @@ class Lifeline:
     """
 
     def __init__(self, rank: int, count: int, joining: timedelta, report: Callable[[str], None]) -> None:
-        self.rank, self.count, self.report, self.patience = rank, count, report, patience()
+        self.rank, self.count, self.report = rank, count, report
+        self.patience = number_from_environment("VQPROMPT_PATIENCE", 20)  # seconds of silence until one counts as lost
         self.watched = [other for other in range(count) if other != 0] if rank == 0 else [0]
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here: importing torch takes seconds
 

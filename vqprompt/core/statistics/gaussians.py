@@ -314,18 +314,6 @@ KINDS: dict[Covariance, type[ClassStatistics]] = {
 }
 
 
-def make_statistics(
-    width: int,
-    covariance: Covariance = "diagonal",
-    centroids: int = 1,
-    variance: Variance = "sample",
-    weights: CentroidWeights = "size",
-    doubts: bool = False,
-) -> ClassStatistics:
-    """Empty statistics of features with `width` dimensions. doubts: keep what moves may have left means off by."""
-    return KINDS[covariance](width, centroids, variance, weights, doubts)
-
-
 def _moved(covariance: Tensor, matrix: Tensor) -> Tensor:
     """Covariances [..., D, D] of points that were multiplied by a matrix."""
     matrix = matrix.to(covariance)

@@ -123,11 +123,8 @@ def _look(pictures: list[Picture], training: int, model: Model, progress: Report
     def remembering(number: int, picture: Picture) -> Picture:
         def read() -> Image.Image:
             content = picture.open()
-            if isinstance(content, bytes):
-                image, size = decoding.decode(content, picture.where), Image.open(io.BytesIO(content)).size
-            else:
-                image = decoding.open_image(content)
-                size = image.size
+            image = decoding.decode(content, picture.where)
+            size = Image.open(io.BytesIO(content)).size if isinstance(content, bytes) else image.size
             seen[number] = _Image(
                 picture, number >= training, content_id(content), copies.small_grey(image), pixels.look_at(image),
                 min(size),

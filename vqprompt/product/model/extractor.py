@@ -7,25 +7,18 @@ one alone, on photographs of birds and on drawings, and costs no time.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from vqprompt.core.backbones.config import ViTConfig
 from vqprompt.core.data import decode as decoding
-from vqprompt.core.runtime.cores import cpu_cores
 from vqprompt.product.model.pictures import Picture
 
-T = TypeVar("T")
 R = TypeVar("R")
 Array = np.ndarray[Any, np.dtype[Any]]
 BLOCKS = 2  # whose class tokens make a feature
-AHEAD = 4  # images per worker that may wait
-MOST_CORES = 16  # that work on images at a time
 
 
 class Extractor(Protocol):
@@ -78,10 +71,7 @@ def load(picture: Picture, side: int) -> tuple[Array, float]:
     """uint8 pixels [3, side, side], squashed, and the true width / height."""
     if picture.decoded is not None:
         return picture.decoded()
-    content = picture.open()
-    if isinstance(content, bytes):
-        return decoding.decode_pixels(content, picture.where, side)
-    return decoding.load_pixels(content, side)
+    return decoding.decode_pixels(picture.open(), picture.where, side)
 
 
 def try_load(picture: Picture, side: int) -> tuple[Array, float] | Exception:
@@ -90,21 +80,3 @@ def try_load(picture: Picture, side: int) -> tuple[Array, float] | Exception:
         return load(picture, side)
     except Exception as error:
         return error
-
-
-def parallel(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """`map` over threads, in order, with few items in work at a time."""
-    todo, workers = iter(items), cores()
-    pool = ThreadPoolExecutor(workers)
-    try:
-        waiting = deque(pool.submit(work, item) for item in islice(todo, workers * AHEAD))
-        while waiting:
-            yield waiting.popleft().result()
-            waiting.extend(pool.submit(work, item) for item in islice(todo, 1))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def cores() -> int:
-    """How many of the cores that this process may use work on images."""
-    return min(cpu_cores(), MOST_CORES)

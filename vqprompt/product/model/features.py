@@ -24,8 +24,9 @@ from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.data.views import central_boxes, render
 from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.cores import parallel
 from vqprompt.core.runtime.device import pick_device
-from vqprompt.product.model.extractor import Array, joined_blocks, load, parallel, try_load, unless_error
+from vqprompt.product.model.extractor import Array, joined_blocks, load, try_load, unless_error
 from vqprompt.product.model.pictures import Picture
 
 BATCH = 64  # images at a time on GPUs

@@ -30,9 +30,10 @@ from vqprompt.core.data.limits import CACHE_GB
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import writing
 from vqprompt.core.progress import Progress, Report, Stage
+from vqprompt.core.runtime.cores import parallel
 from vqprompt.core.statistics.world import World, save_worlds, world_file
 from vqprompt.core.words import counted
-from vqprompt.product.model.extractor import Extractor, load, parallel, unless_error
+from vqprompt.product.model.extractor import Extractor, load, unless_error
 from vqprompt.product.model.pictures import Picture, PictureSet, content_id, open_pictures
 from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
 

@@ -18,9 +18,9 @@ from vqprompt.core.backbones.weights import Weights
 from vqprompt.core.data.decode import stored_side
 from vqprompt.core.onnx.graph import COLUMNS, Graph, Session
 from vqprompt.core.onnx.vit import class_tokens_graph
-from vqprompt.core.runtime.cores import has_vnni
+from vqprompt.core.runtime.cores import cores, has_vnni, parallel
 from vqprompt.product.model.efforts import Trained, check_trained, linear_weight
-from vqprompt.product.model.extractor import Array, cores, joined_blocks, parallel, try_load
+from vqprompt.product.model.extractor import Array, joined_blocks, try_load
 from vqprompt.product.model.pictures import Picture
 
 TOKEN_LENGTH = 20.0  # of a class token of a trained network (research/methods/base.py)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vqprompt.core.data.decode import IMAGE_SUFFIXES, read_image
+from vqprompt.core.data.decode import IMAGE_SUFFIXES, ImageLike, read_image
 from vqprompt.core.data.source import Entry, Source, images_in
 from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import read_text
@@ -37,7 +37,6 @@ UNKNOWN = "unknown"
 FROM_TRAINING = "learned only from train/"  # the beginning of that note
 LONGEST_NAME = 200
 
-ImageLike = str | Path | bytes | Image.Image | np.ndarray  # bytes: the content of an image file
 Given = bytes | Image.Image | np.ndarray
 
 

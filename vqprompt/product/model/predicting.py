@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vqprompt.core.data.decode import ImageLike
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
 from vqprompt.product.model.knowledge import Knowledge
-from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
+from vqprompt.product.model.pictures import UNKNOWN, find_pictures
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,14 +239,10 @@ def natural(text: str) -> list[tuple[int, str]]:
 def list_parquet(path: Path, label_columns: Sequence[str], names: Sequence[str] = ()) -> Listing:
     """All rows as images with classes. Parameters as for `ParquetShards`."""
     shards = ParquetShards(path, label_columns, names)
-    entries, rows = list[Entry](), dict[str, int]()
-    for file in shards.files:
-        for row, image in enumerate(file.image_names()):
-            number = len(entries)
-            label = shards.classes[shards.labels[number]]
-            split = None if shards.splits is None else "test" if shards.splits[number] else "train"
-            entries.append(Entry(f"{file.name}/{row}/{label}/{image}", label, split))
-            rows[entries[-1].path] = number
+    rows = {path: row for row, path in enumerate(shards.image_paths())}
+    splits = repeat(None) if shards.splits is None else np.where(shards.splits, "test", "train").tolist()
+    described = zip(rows, shards.labels, splits, strict=False)
+    entries = [Entry(path, shards.classes[label], split) for path, label, split in described]
     by_number = all(isinstance(label, int) for label in shards.values.values())
     order = sorted(shards.classes, key=shards.values.__getitem__ if by_number else natural)
     return Listing(path, entries, order, lambda inside: shards.read(rows[inside]), shards.key)

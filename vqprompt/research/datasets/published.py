@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 
 from vqprompt.core.data.archives import Files, hidden
 from vqprompt.core.data.shards import parquet_files
-from vqprompt.core.data.source import Entry, key_of
+from vqprompt.core.data.source import Entry
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
@@ -118,8 +118,7 @@ def _official(files: Files, folder: str) -> Listing:
     entries = [Entry(paths[n], classes[labels[n]], "train" if splits[n] == "1" else "test") for n in images]
     used = set(labels.values())
     order = [name for number, name in classes.items() if number in used]
-    key = key_of(files.key, files.stamps(list(paths.values())))
-    return Listing(files.path, entries, order, files.read, key)
+    return Listing(files.path, entries, order, files.read, files.key_of(list(paths.values())))
 
 
 def _table(files: Files, name: str) -> dict[str, str]:

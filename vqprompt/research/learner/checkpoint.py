@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from vqprompt.core.errors import CheckpointError
-from vqprompt.core.files import (
-    delete_abandoned,
-    lock_file,
-    open_regular,
-    save_tensors,
-    sha256_of,
-    write_atomically,
-    writing,
-)
+from vqprompt.core.files import delete_abandoned, lock_file, open_regular, write_atomically, writing
 from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint, upgrade_tensors
 
 FORMAT = "vqprompt-checkpoint"
@@ -44,9 +36,9 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
         folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / SAVING):
         target = folder / f"state-{_last_number(folder) + 1}.safetensors"
-        save_tensors(target, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
-        with open_regular(target) as file:
-            content = {"bytes": target.stat().st_size, "sha256": sha256_of(file)}
+        data = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+        write_atomically(target, data)
+        content = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         fields = {"format": FORMAT, "version": VERSION, "tensors": target.name, **content, **info}
         text = json.dumps({**fields, CHECKSUM: checksum(fields)})  # on one line, which is written five times as fast
         try:

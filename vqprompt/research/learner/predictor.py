@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.data.decode import STORED_MARGIN, load_pixels, stored_side
+from vqprompt.core.data.decode import STORED_MARGIN, decode_pixels, stored_side
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.errors import UserError
@@ -90,6 +90,6 @@ class Predictor:
 def _open(picture: Picture, side: int) -> tuple[np.ndarray, float] | UserError:
     """Pixels, already shrunk to what the network needs, and aspect ratio."""
     try:
-        return load_pixels(picture, side)
+        return decode_pixels(picture, "an image", side)
     except UserError as error:
         return error

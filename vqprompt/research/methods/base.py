@@ -20,7 +20,7 @@ from vqprompt.core.backbones.vit import Placement, Prompts, ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.drift import Drift, Moving, fit_drift
-from vqprompt.core.statistics.gaussians import ClassStatistics, make_statistics
+from vqprompt.core.statistics.gaussians import KINDS, ClassStatistics
 from vqprompt.core.statistics.sums import ClassSums
 from vqprompt.research.methods.options import Options, PromptOptions, ReadoutOptions, StatisticsOptions, with_defaults
 from vqprompt.research.methods.prompts import check_blocks
@@ -320,10 +320,9 @@ class Method(nn.Module):
             return None
         # a classifier that is solved for needs the means of whole classes
         weights = "size" if settings.how == "closed-form" else settings.centroid_weights
-        return make_statistics(
-            self.feature_width, settings.covariance, settings.centroids, settings.variance, weights,
-            doubts=getattr(self.options, "moving", Moving()).how == "validated",
-        )  # fmt: skip
+        doubts = getattr(self.options, "moving", Moving()).how == "validated"
+        kind = KINDS[settings.covariance]
+        return kind(self.feature_width, settings.centroids, settings.variance, weights, doubts)
 
     def remember(
         self, statistics: ClassStatistics, classifier: nn.Linear, settings: Rebalancing, features: TaskFeatures,

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vqprompt.core.backbones.vit import ViT
-from vqprompt.core.statistics.gaussians import make_statistics
+from vqprompt.core.statistics.gaussians import FullGaussians
 from vqprompt.research.methods.base import Losses, TaskData, View
 from vqprompt.research.methods.prototypes import FirstTaskAdapters, OnceAdaptedOptions
 
@@ -47,7 +47,7 @@ class FeCAM(FirstTaskAdapters):
 
     @torch.no_grad()
     def finish_task(self, data: TaskData) -> None:
-        statistics = make_statistics(self.feature_width, "full").to(data.labels.device)
+        statistics = FullGaussians(self.feature_width).to(data.labels.device)
         statistics.add(data.features, data.labels - data.task.old_classes)
         o = self.options
         correlations = shrunk_correlations(statistics.spread.double(), o.variance_shrinkage, o.covariance_shrinkage)

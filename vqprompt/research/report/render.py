@@ -81,8 +81,7 @@ def short(count: int) -> str:
 def thumbnail(opened: Callable[[], Any], where: str = "image") -> str | None:
     """A data: address of a small JPEG; None for what cannot be read."""
     try:
-        content = opened()
-        image = decoding.decode(content, where) if isinstance(content, bytes) else decoding.open_image(content)
+        image = decoding.decode(opened(), where)
     except (ValueError, OSError):
         return None
     image.thumbnail((THUMBNAIL, THUMBNAIL))

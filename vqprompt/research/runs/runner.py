@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from vqprompt.core import metrics as m
 from vqprompt.core.data.stream import Stream, Task
-from vqprompt.core.errors import CheckpointError, UserError, explain
+from vqprompt.core.errors import CheckpointError, UserError, explain, number_from_environment
 from vqprompt.core.files import lock_folder, write_atomically
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime, hardware, rounding
@@ -31,17 +30,8 @@ from vqprompt.research.runs.costs import count_flops, forget_peak, memory_used
 from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 
-
-def _checkpoint_seconds() -> float:
-    """How long to wait at least between two saves in the middle of a task."""
-    given = os.environ.get("VQPROMPT_CHECKPOINT_SECONDS", "60")
-    try:
-        return float(given)
-    except ValueError:
-        raise UserError(f"VQPROMPT_CHECKPOINT_SECONDS={given!r}: expected a number of seconds, such as 60") from None
-
-
-CHECKPOINT_SECONDS = _checkpoint_seconds()
+# at least between two saves in the middle of a task
+CHECKPOINT_SECONDS = number_from_environment("VQPROMPT_CHECKPOINT_SECONDS", 60, zero=True)
 TRAINING_PASSES = 2.0  # work of one training image, in test images; for the remaining time
 
 
