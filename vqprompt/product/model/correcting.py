@@ -22,7 +22,7 @@ from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
-from vqprompt.product.model.records import KEPT, ClassRecord, added, to_fixed_point
+from vqprompt.product.model.records import KEPT, ClassRecord, added, ids_of, to_fixed_point
 from vqprompt.product.model.versions import Stored
 
 MOST_PAIRS = 100_000  # of names that are compared: about a second
@@ -174,8 +174,7 @@ class Correcting(Predicting):
         known = self.knowledge
         pictures = _by_content(images)
         ids = np.array(sorted(pictures), np.uint64)
-        learned = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.records.values())])
-        for image in ids[~np.isin(ids, learned)][:1].tolist():
+        for image in ids[~np.isin(ids, ids_of(known.records.values()))][:1].tolist():
             picture = pictures[image]
             raise UserError(
                 f"{f'image {image:016x}' if picture is None else picture.where}: the model has not learned this image. "

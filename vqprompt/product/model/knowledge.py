@@ -6,6 +6,7 @@ cost nothing but what differs, and a change that fails leaves everything as it w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -97,11 +98,10 @@ class Event:
         """The same event after classes were renamed or merged. Only what was learned is told with today's names."""
         if self.what != "learned":
             return self
-        classes = dict[str, int]()
+        classes = Counter[str]()
         for name, count in self.classes.items():
-            name = new if name in old else name
-            classes[name] = classes.get(name, 0) + count
-        return replace(self, classes=classes)
+            classes[new if name in old else name] += count
+        return replace(self, classes=dict(classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,13 +231,13 @@ class Knowledge:
 
 def _gram(classes: Mapping[str, ClassRecord], former: Knowledge) -> np.ndarray:
     """Sums of whole numbers, so adding and subtracting is exact."""
-    new = {id(record): record for record in classes.values()}
-    width = next(iter(new.values())).total.shape[0]
-    gram, old = np.zeros((width, width)), dict[int, ClassRecord]()
-    if former.solution is not None:
-        gram, old = former.solution.gram.copy(), {id(record): record for record in former.classes.values()}
-    for key in old.keys() - new.keys():
-        gram -= gram_of(old[key])
-    for key in new.keys() - old.keys():
-        gram += gram_of(new[key])
+    new, old = set(classes.values()), set[ClassRecord]()
+    if former.solution is None:
+        gram = np.zeros(2 * next(iter(new)).total.shape)
+    else:
+        gram, old = former.solution.gram.copy(), set(former.classes.values())
+    for record in old - new:
+        gram -= gram_of(record)
+    for record in new - old:
+        gram += gram_of(record)
     return gram

@@ -29,11 +29,11 @@ from vqprompt.product.model import file as files
 from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import Trained, check_effort, held_out, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
+from vqprompt.product.model.file import ModelError, parse
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
-from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
 from vqprompt.product.model.records import ClassRecord, added
 from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
@@ -277,7 +277,7 @@ class Model(Correcting, OnTheHub):
             event = Event.now("learned", effort=effort, classes={name: n for name, n in grown.items() if n})
             now = before.changed(event, records=records, trained=trained, moved=moved, measured=hold_out > 0)
             if not preview:
-                self._add_version(now)
+                self._stored = self._opened().with_version(now)
             return summary(before, now, new, notes, started, effort, Changes.between(before, now) if preview else None)
 
     def learn_records(self, records: Mapping[str, ClassRecord], *, measured: bool = True) -> None:
@@ -287,7 +287,8 @@ class Model(Correcting, OnTheHub):
             before = self._opened().knowledge
             check_spelling(before.classes, records)
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
-            self._add_version(before.changed(event, records=added(before.records, records), measured=measured))
+            now = before.changed(event, records=added(before.records, records), measured=measured)
+            self._stored = self._opened().with_version(now)
 
     def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:
         seconds = SECONDS_TO_SOLVE + seconds_per_image(extractor, next(iter(new))) * len(new)
@@ -313,9 +314,6 @@ class Model(Correcting, OnTheHub):
         """Make the model what it was in another version. That is a change like others: it can be undone."""
         with self._changing:
             self._stored = self._opened().returned(number)
-
-    def _add_version(self, known: Knowledge) -> None:
-        self._stored = self._opened().with_version(known)
 
     # ------------------------------------------------------------------ network and file
 

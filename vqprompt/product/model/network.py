@@ -18,9 +18,9 @@ from vqprompt.core.backbones.weights import Weights, backbone_path, read_weights
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.extractor import Extractor, Opener
+from vqprompt.product.model.file import ModelError
 from vqprompt.product.model.knowledge import LARGEST_SIZE, Backbone
 from vqprompt.product.model.onnx_features import OnnxFeatures
-from vqprompt.product.model.parsing import ModelError
 
 if TYPE_CHECKING:
     from vqprompt.product.model.features import Features

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
 from vqprompt.product.model.knowledge import Knowledge
-from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures
+from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures, is_one
 
 
 @dataclass(frozen=True)
@@ -49,30 +47,29 @@ class Predicting:
         unknown: False always names a class. strictness: moves the threshold; above 0, more images are called unknown.
         """
         answers = self.answers(pictures, unknown=unknown, strictness=strictness)
-        return answers[0].name if _is_one(pictures) else [a.name for a in answers]
+        return answers[0].name if is_one(pictures) else [a.name for a in answers]
 
     def predict_proba(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
         """Probabilities [n, classes] of several images, or [classes] of one, in the order of `classes`."""
         known, extractor = self._taught()
         shares = _solution(known).judge(_embed(extractor, pictures))[0]
-        return shares[0] if _is_one(pictures) else shares
+        return shares[0] if is_one(pictures) else shares
 
     def answers(
         self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer]:
         """One answer per image, with the `top` best classes."""
-        given: Any = [pictures] if _is_one(pictures) else pictures
-        answers = self.try_answers(given, top=top, unknown=unknown, strictness=strictness)
+        answers = self.try_answers(pictures, top=top, unknown=unknown, strictness=strictness)
         return [unless_error(answer) for answer in answers]
 
     def try_answers(
-        self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
+        self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer | Exception]:
         """Like `answers`, but an image that cannot be read gives its error instead of an answer."""
         known, extractor = self._taught()
         features = _try_embed(extractor, pictures)
         good = [f for f in features if not isinstance(f, Exception)]
-        answers = iter(_answers(known, np.stack(good), top, unknown, strictness) if good else ())
+        answers = iter(answers_to(known, np.stack(good), top, unknown, strictness) if good else ())
         return [f if isinstance(f, Exception) else next(answers) for f in features]
 
     def embed(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
@@ -98,7 +95,8 @@ def _solution(known: Knowledge) -> Solution:
     return known.solution
 
 
-def _answers(known: Knowledge, features: np.ndarray, top: int, unknown: bool, strictness: float) -> list[Answer]:
+def answers_to(known: Knowledge, features: np.ndarray, top: int, unknown: bool, strictness: float) -> list[Answer]:
+    """Features [n, D] to what is in the images."""
     classes, answers = list(known.classes), []
     shares, margins = _solution(known).judge(features)
     for row, margin in zip(shares, margins.tolist(), strict=True):
@@ -119,16 +117,10 @@ def _note(known: Knowledge, name: str) -> str:
 
 
 def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
-    given: Any = [pictures] if _is_one(pictures) else pictures
-    rows = [unless_error(feature) for feature in _try_embed(extractor, given)]
+    rows = [unless_error(feature) for feature in _try_embed(extractor, pictures)]
     return np.stack(rows) if rows else np.zeros((0, extractor.width), np.float32)
 
 
-def _try_embed(extractor: Extractor, pictures: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
-    wrapped, _ = find_pictures(list(pictures), "picture")
-    return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
-
-
-def _is_one(pictures: Any) -> bool:
-    array = isinstance(pictures, np.ndarray) and pictures.ndim < 4
-    return array or isinstance(pictures, str | Path | bytes | Image.Image)
+def _try_embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> list[np.ndarray | Exception]:
+    found, _ = find_pictures(pictures, "picture")
+    return [extractor.of_one(found[0])] if len(found) == 1 else list(extractor.of(found))

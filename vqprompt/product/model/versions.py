@@ -11,6 +11,7 @@ import numpy as np
 from vqprompt.core.errors import UserError
 from vqprompt.core.statistics.world import find_world
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
+from vqprompt.product.model.records import ids_of
 
 VERSIONS_KEPT = 10  # besides the model as it is
 EMPTY = Knowledge()
@@ -101,7 +102,7 @@ class Stored:
     def has_traces(self, name: str) -> bool:
         """Of a class that the model no longer knows, under any name."""
         known = self.knowledge
-        current = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.records.values())])
+        current = ids_of(known.records.values())
         former = [k.records[name] for k in self.others if name in k.records]
         events = [event for k in (*self.others, known) for event in k.history]
         forgotten = any(event.what == "forgot" and event.name == name for event in events)
@@ -113,8 +114,7 @@ class Stored:
         versions, names, more = (*self.others, self.knowledge), frozenset[str](), frozenset({name})
         while not more <= names:
             names = names.union(*(known.aliases(n) for known in versions for n in more))
-            records = [known.records[n] for known in versions for n in names & known.records.keys()]
-            own = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in records)])
+            own = ids_of(known.records[n] for known in versions for n in names & known.records.keys())
             same = {n for k in self.others for n, record in k.classes.items() if np.isin(record.ids, own).any()}
             more = frozenset(same - self.knowledge.classes.keys())
         return names, own
