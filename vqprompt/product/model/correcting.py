@@ -7,10 +7,8 @@ remembered are sums of whole numbers, from which the part of an image can be tak
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import KEPT, ClassRecord, added, ids_of, to_fixed_point
-from vqprompt.product.model.versions import Stored
 
 MOST_PAIRS = 100_000  # of names that are compared: about a second
 TRAINED = (
@@ -54,13 +51,6 @@ class Correction:
 
 class Correcting(Predicting):
     """The part of `Model` that corrects what was learned. Every correction can be undone."""
-
-    _changing: threading.RLock
-    _stored: Stored | None
-    path: Path | None
-
-    def _opened(self) -> Stored:
-        raise NotImplementedError
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name. Naming it like a class that exists is refused."""

@@ -41,10 +41,9 @@ from vqprompt.product.model.description import (
     parse_description,
 )
 from vqprompt.product.model.efforts import Trained
-from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
+from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored
 from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord, ids_of
-from vqprompt.product.model.versions import Stored
 
 FORMAT, VERSION = "vqprompt-model", 4
 BYTES_KEPT = 64 << 20  # of what only other versions have

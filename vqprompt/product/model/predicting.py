@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
-from vqprompt.product.model.knowledge import Knowledge
+from vqprompt.product.model.file import ModelError
+from vqprompt.product.model.knowledge import Backbone, Knowledge, Stored
+from vqprompt.product.model.network import Network
 from vqprompt.product.model.pictures import UNKNOWN, ImageLike, find_pictures, is_one
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.efforts import Trained
+    from vqprompt.product.model.features import Features
 
 
 @dataclass(frozen=True)
@@ -31,13 +40,61 @@ class Predicting:
     """The part of `Model` that answers questions about images. Each answer is that of one version, also while another
     thread changes the model."""
 
+    path: Path | None
+    _network: Network
+    _stored: Stored | None
+    _changing: threading.RLock
+
     @property
     def knowledge(self) -> Knowledge:
-        raise NotImplementedError
+        """Everything that the model knows now; a value that never changes."""
+        return Knowledge() if self._stored is None else self._stored.knowledge
+
+    @property
+    def backbone(self) -> Backbone:
+        """The network that it was taught with. A new model opens it to know."""
+        return self._opened().backbone
+
+    @property
+    def weights(self) -> str:
+        """The name of its backbone, or the path of its weights file."""
+        return self._network.weights
+
+    @property
+    def extractor(self) -> Extractor:
+        """What computes features under the model's network: its backbone, and what was trained."""
+        return self.extractor_of(self.knowledge)
+
+    @property
+    def network(self) -> Features:
+        """The extractor in PyTorch, with the network inside."""
+        return self._in_torch(self.knowledge.trained)
 
     def extractor_of(self, known: Knowledge) -> Extractor:
-        """What computes the features that a version of the model knows its classes by."""
-        raise NotImplementedError
+        with self._naming_the_file():
+            return self._network.open(self._opened().backbone, known.trained)
+
+    def _in_torch(self, trained: Trained | None) -> Features:
+        with self._naming_the_file():
+            return self._network.in_torch(self._opened().backbone, trained)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError:
+            raise
+        except UserError as error:
+            raise ModelError(f"{self.path or 'the model'}: {error}") from None
+
+    def _opened(self) -> Stored:
+        """What it holds; a new model opens its network for that."""
+        if self._stored is None:
+            backbone = self._network.backbone
+            with self._changing:
+                if self._stored is None:
+                    self._stored = Stored.empty(backbone)
+        return self._stored
 
     def predict(
         self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0
