@@ -63,7 +63,8 @@ class Correcting(Predicting):
             check_spelling([name for name in known.classes if name != old], [new])
             if new in known.classes:
                 raise UserError(f"there is already a class {new!r}; to make one class of both, merge them")
-            self._stored = self._opened().with_version(known.renamed(old, new))
+            renamed = known.as_one([old], new, Event.now("renamed", name=old, new_name=new))
+            self._stored = self._opened().with_version(renamed)
 
     def forget(self, name: str, *, for_good: bool = False) -> list[str]:
         """Remove a class: the model becomes what it would be if it had never learned it. name: "unknown" for all
@@ -101,8 +102,8 @@ class Correcting(Predicting):
             check_spelling(others, [into])
             if into in others:
                 raise UserError(f"there is already a class {into!r}; name it among those to merge, or choose another")
-            now = known.merged(names, into)
-            return self._correct(now, preview, renamed=dict.fromkeys(names, into))
+            event = Event.now("merged", classes={name: known.counts[name] for name in names}, new_name=into)
+            return self._correct(known.as_one(names, into, event), preview, renamed=dict.fromkeys(names, into))
 
     def relabel(self, images: Any, name: str, *, preview: bool = False) -> Correction:
         """Move images that were learned to another class, known or new; "unknown": to the counterexamples.

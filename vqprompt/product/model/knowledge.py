@@ -197,16 +197,8 @@ class Knowledge:
         solution = solve(self.classes, _gram(self.classes, former), self.against, world)
         return replace(self, solution=solution if self.measured else replace(solution, measurements=None))
 
-    def renamed(self, old: str, new: str) -> Knowledge:
-        """With a class under another name, as if it had been taught with that name."""
-        return self._as_one((old,), new, Event.now("renamed", name=old, new_name=new))
-
-    def merged(self, names: Collection[str], new: str) -> Knowledge:
-        """With several classes as one."""
-        counts = {name: self.classes[name].count for name in names}
-        return self._as_one(names, new, Event.now("merged", classes=counts, new_name=new))
-
-    def _as_one(self, names: Collection[str], new: str, event: Event) -> Knowledge:
+    def as_one(self, names: Collection[str], new: str, event: Event) -> Knowledge:
+        """With one class of these, under a new name, as if it had been taught with that name."""
         record = reduce(ClassRecord.merged, [self.classes[name] for name in names])
         records = {name: other for name, other in self.records.items() if name not in names}
         history = tuple(earlier.about(names, new) for earlier in self.history)

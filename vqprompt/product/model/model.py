@@ -29,7 +29,6 @@ from vqprompt.product.model import file as files
 from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import check_effort, held_out, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
-from vqprompt.product.model.file import ModelError, parse
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored, Version
 from vqprompt.product.model.left_out import Changes
@@ -81,7 +80,7 @@ class Model(Correcting, OnTheHub):
     @classmethod
     def from_bytes(cls, data: bytes, *, device: str = "auto", backbone: str | Path | None = None) -> Model:
         """The content of a model's file."""
-        return cls._of(parse(data, Path("the model")), device, backbone)
+        return cls._of(files.parse(data, Path("the model")), device, backbone)
 
     @classmethod
     def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
@@ -115,7 +114,7 @@ class Model(Correcting, OnTheHub):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state["_stored"]
-        stored = None if packed is None else parse(packed, Path("the model"))
+        stored = None if packed is None else files.parse(packed, Path("the model"))
         vars(self).update(state, _stored=stored, _changing=threading.RLock())
 
     def __copy__(self) -> Model:
@@ -313,7 +312,7 @@ class Model(Correcting, OnTheHub):
             with nullcontext() if locked else files.locked(target):
                 known = self._checksum if target == self.path and target.is_file() else None
                 if known is not None and files.checksum_inside(target) != known:
-                    raise ModelError(
+                    raise files.ModelError(
                         f"{target}: another process has taught this model since it was loaded; load it again and "
                         "repeat, or save under another name"
                     )
