@@ -17,7 +17,7 @@ from serving import drawn, serving
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import records as record_module
-from vqprompt.product.model.parsing import checksum, parse_metadata
+from vqprompt.product.model.file import checksum, parse_metadata
 from vqprompt.product.model.pictures import content_id
 
 WIDTH, CLASSES = 12, ("ant", "bee", "cat", "dog")

@@ -215,17 +215,17 @@ def test_renaming_changes_the_name_alone(folders, taught):
 
 
 def test_versions_are_kept_within_limits(taught, monkeypatch, tmp_path):
-    from vqprompt.product.model import file, knowledge, versions
+    from vqprompt.product.model import file, knowledge
 
     model = Model.load(taught)
     monkeypatch.setattr(knowledge, "HISTORY_KEPT", 12)
     for i in range(14):
         model.rename(model.classes[0], f"a{i}")
     again = Model.load(model.save(tmp_path / "m.vqp"))
-    assert again.can_undo == versions.VERSIONS_KEPT and len(again.history) == 12
+    assert again.can_undo == knowledge.VERSIONS_KEPT and len(again.history) == 12
     again.undo(again.can_undo)
     again.rename(again.classes[0], "b")
-    assert again.can_undo == 1 and len(again.versions) == versions.VERSIONS_KEPT + 1  # undone ones go first
+    assert again.can_undo == 1 and len(again.versions) == knowledge.VERSIONS_KEPT + 1  # undone ones go first
     monkeypatch.setattr(file, "BYTES_KEPT", 1000)
     model.forget(model.classes[1])
     assert Model.load(model.save(tmp_path / "small.vqp")).can_undo == 0

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import file as files
-from vqprompt.product.model.parsing import checksum
+from vqprompt.product.model.file import checksum
 
 TINY = {"size": 28, "device": "cpu"}
 
@@ -188,7 +188,7 @@ KILLED = """
 import sys, os, signal
 from pathlib import Path
 from vqprompt.product.model import file as files
-from vqprompt.product.model.parsing import checksum
+from vqprompt.product.model.file import checksum
 moment, path = sys.argv[1], Path(sys.argv[2])
 stored, _ = files.read(path)
 import dataclasses

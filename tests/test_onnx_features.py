@@ -26,8 +26,8 @@ from vqprompt.product.model import network
 from vqprompt.product.model.efforts import TRAINING, Trained
 from vqprompt.product.model.extractor import load
 from vqprompt.product.model.features import Features
+from vqprompt.product.model.file import ModelError
 from vqprompt.product.model.onnx_features import OnnxFeatures, features_graph
-from vqprompt.product.model.parsing import ModelError
 from vqprompt.product.model.pictures import Picture, find_pictures
 from vqprompt.product.model.records import STEP
 from vqprompt.product.model.trained import with_trained

@@ -19,8 +19,8 @@ from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
+from vqprompt.product.model.file import checksum, parse_metadata
 from vqprompt.product.model.left_out import left_out_answers
-from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.jobs import Jobs
 from vqprompt.product.serve.limits import Limits

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import file as files
-from vqprompt.product.model.parsing import ModelError, checksum
+from vqprompt.product.model.file import ModelError, checksum
 from vqprompt.product.model.records import ClassRecord
 
 DATA = Path(__file__).parents[1] / "data" / "older-models"

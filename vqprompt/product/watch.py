@@ -173,11 +173,8 @@ class Watch:
     def _target(self, path: Path, name: str) -> Path:
         """A free place among the sorted images; nothing is ever replaced."""
         folder = self.folder / SORTED / name.replace("/", "_").replace("\\", "_").lstrip(".")
-        target, number = folder / path.name, 1
-        while target.exists():
-            number += 1
-            target = folder / f"{path.stem}-{number}{path.suffix}"
-        return target
+        others = (f"{path.stem}-{number}{path.suffix}" for number in itertools.count(2))
+        return next(folder / name for name in itertools.chain([path.name], others) if not (folder / name).exists())
 
     def _open(self) -> Model:
         """The model as its file is now; other programs may teach it as well."""

@@ -1,1 +1,1 @@
-"""How good a model is on images with known classes: measure.py counts, page.py and tables.py tell."""
+"""How good a model is on images with known classes: measure.py counts, page.py tells."""

@@ -26,6 +26,7 @@ from vqprompt.core.words import counted
 from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
+from vqprompt.product.model.predicting import answers_to
 
 BINS = 10
 
@@ -200,12 +201,10 @@ def evaluate(
     counting images of classes that the model does not know.
     """
     model.check_taught()
-    own = []
     if isinstance(source, str | Path) and labels is None:
         path = Path(source).expanduser()
-        source = path / "test" if (path / "test").is_dir() else path
-        own = own_test_pictures(source)
-    pictures, notes = (own, []) if own else find_pictures(source, labels)
+        source = path / "test" if (path / "test").is_dir() else own_test_pictures(path) or path
+    pictures, notes = find_pictures(source, labels)
     spelled = {spelling(c): c for c in model.classes}  # the model's spelling of its classes
     names = [spelled.get(spelling(name), name) for name in (clean_name(p.label) for p in pictures)]
     if strange := sorted({n for n in names if n not in model.classes}):
@@ -247,12 +246,8 @@ def _answers(
     model: Model, features: np.ndarray, told: list[tuple[str, str]], unknown: bool, strictness: float
 ) -> list[ImageAnswer]:
     """told: where each image is, and its class."""
-    answers, (shares, margins) = [], model.judge(features)
-    for (where, label), row, margin in zip(told, shares, margins.tolist(), strict=True):
-        best = model.classes[row.argmax()]
-        answer = UNKNOWN if unknown and margin < strictness else best
-        answers.append(ImageAnswer(where, label, answer, best, float(row.max()), margin))
-    return answers
+    answers = answers_to(model.knowledge, features, 1, unknown, strictness)
+    return [ImageAnswer(*place, a.name, *a.classes[0], a.familiarity) for place, a in zip(told, answers, strict=True)]
 
 
 def _balanced(recalls: Iterable[Share]) -> float | None:

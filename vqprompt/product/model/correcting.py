@@ -7,10 +7,8 @@ remembered are sums of whole numbers, from which the part of an image can be tak
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,7 @@ from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
-from vqprompt.product.model.records import KEPT, ClassRecord, added, to_fixed_point
-from vqprompt.product.model.versions import Stored
+from vqprompt.product.model.records import KEPT, ClassRecord, added, ids_of, to_fixed_point
 
 MOST_PAIRS = 100_000  # of names that are compared: about a second
 TRAINED = (
@@ -55,13 +52,6 @@ class Correction:
 class Correcting(Predicting):
     """The part of `Model` that corrects what was learned. Every correction can be undone."""
 
-    _changing: threading.RLock
-    _stored: Stored | None
-    path: Path | None
-
-    def _opened(self) -> Stored:
-        raise NotImplementedError
-
     def rename(self, old: str, new: str) -> None:
         """Give a class another name. Naming it like a class that exists is refused."""
         with self._changing:
@@ -73,7 +63,8 @@ class Correcting(Predicting):
             check_spelling([name for name in known.classes if name != old], [new])
             if new in known.classes:
                 raise UserError(f"there is already a class {new!r}; to make one class of both, merge them")
-            self._stored = self._opened().with_version(known.renamed(old, new))
+            renamed = known.as_one([old], new, Event.now("renamed", name=old, new_name=new))
+            self._stored = self._opened().with_version(renamed)
 
     def forget(self, name: str, *, for_good: bool = False) -> list[str]:
         """Remove a class: the model becomes what it would be if it had never learned it. name: "unknown" for all
@@ -111,8 +102,8 @@ class Correcting(Predicting):
             check_spelling(others, [into])
             if into in others:
                 raise UserError(f"there is already a class {into!r}; name it among those to merge, or choose another")
-            now = known.merged(names, into)
-            return self._correct(now, preview, renamed=dict.fromkeys(names, into))
+            event = Event.now("merged", classes={name: known.counts[name] for name in names}, new_name=into)
+            return self._correct(known.as_one(names, into, event), preview, renamed=dict.fromkeys(names, into))
 
     def relabel(self, images: Any, name: str, *, preview: bool = False) -> Correction:
         """Move images that were learned to another class, known or new; "unknown": to the counterexamples.
@@ -174,8 +165,7 @@ class Correcting(Predicting):
         known = self.knowledge
         pictures = _by_content(images)
         ids = np.array(sorted(pictures), np.uint64)
-        learned = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.records.values())])
-        for image in ids[~np.isin(ids, learned)][:1].tolist():
+        for image in ids[~np.isin(ids, ids_of(known.records.values()))][:1].tolist():
             picture = pictures[image]
             raise UserError(
                 f"{f'image {image:016x}' if picture is None else picture.where}: the model has not learned this image. "

@@ -30,17 +30,10 @@ class OnTheHub:
 
     @classmethod
     def from_pretrained(
-        cls: Any,
-        name: str | Path,
-        *,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        token: str | bool | None = None,
-        local_files_only: bool = False,
-        device: str = "auto",
-        backbone: str | Path | None = None,
+        cls: Any, name: str | Path, *, device: str = "auto", backbone: str | Path | None = None, **settings: Any
     ) -> Model:
-        """A model from a folder that `save_pretrained` wrote, or from the hub ("somebody/garden")."""
+        """A model from a folder that `save_pretrained` wrote, or from the hub ("somebody/garden"). settings: revision,
+        cache_dir, token and local_files_only, as the hub's library has them."""
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / FILE).is_file():
@@ -51,9 +44,7 @@ class OnTheHub:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
         try:
-            path = hf_hub_download(
-                str(name), FILE, revision=revision, cache_dir=cache_dir, token=token, local_files_only=local_files_only
-            )
+            path = hf_hub_download(str(name), FILE, **settings)
         except HFValidationError:
             raise UserError(f"{name}: neither a folder nor the name of a repository, such as somebody/garden") from None
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

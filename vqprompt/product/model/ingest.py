@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -35,7 +34,7 @@ from vqprompt.core.statistics.world import World, save_worlds, world_file
 from vqprompt.core.words import counted
 from vqprompt.product.model.extractor import Extractor, load, unless_error
 from vqprompt.product.model.pictures import Picture, PictureSet, content_id, open_pictures
-from vqprompt.product.model.records import ClassRecord, added, to_fixed_point
+from vqprompt.product.model.records import ClassRecord, added, ids_of, to_fixed_point
 
 if TYPE_CHECKING:
     from vqprompt.core.data.store import Store
@@ -147,17 +146,15 @@ def select(
 ) -> NewPictures:
     """The pictures that are to be learned. Known and repeated ones are left out. A picture that is in two classes is
     refused, and so are those that cannot be read (all in one message), unless `skip_broken`."""
-    learned = np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in known.values())])
-    order = np.argsort(learned, kind="stable")
-    owners = np.repeat(np.arange(len(known)), [record.count for record in known.values()])[order]
-    learned = learned[order]
-    every, unreadable = identify(pictures, learned, decoded, progress)
+    learned = ids_of(known.values())
+    every, unreadable = identify(pictures, np.sort(learned), decoded, progress)
     places, broken = np.delete(np.arange(len(pictures)), [*unreadable]), [*unreadable.values()]
     ids, first, inverse = np.unique(every[places], return_index=True, return_inverse=True)
     _refuse_two_classes(pictures, places, places[first][inverse])
-    spot = np.minimum(np.searchsorted(learned, ids), max(len(learned) - 1, 0))
-    taught = learned[spot] == ids if len(learned) else np.zeros(len(ids), bool)
-    _refuse_other_class(pictures, places[first[taught]], [list(known)[owners[i]] for i in spot[taught]])
+    _, taught, spots = np.intersect1d(ids, learned, return_indices=True)
+    names, ends = [*known], np.cumsum([record.count for record in known.values()])
+    owners = [names[owner] for owner in np.searchsorted(ends, spots, side="right")]
+    _refuse_other_class(pictures, places[first[taught]], owners)
     if broken and not skip_broken:
         if len(broken) == 1:
             raise ImageError(f"{broken[0]}, or leave it out: --skip-broken")
@@ -165,8 +162,8 @@ def select(
         raise ImageError(f"{listed}\nrepair them, or leave them out: --skip-broken")
     if broken and not len(ids):
         raise _nothing_readable(broken)
-    new = np.sort(places[first[~taught]])
-    return NewPictures(pictures.subset(new), every[new], int(taught.sum()), len(places) - len(ids), broken, decoded)
+    new = np.sort(places[np.delete(first, taught)])
+    return NewPictures(pictures.subset(new), every[new], len(taught), len(places) - len(ids), broken, decoded)
 
 
 def _nothing_readable(broken: list[str]) -> ImageError:
@@ -200,22 +197,21 @@ def ingest(
     """The records of all classes, with the new pictures in them. What cannot be decoded is refused, or is added to
     `new.broken`."""
     if_none = len(new.broken) + len(new)  # can be decoded, there are so many messages
-    records, pending = dict(known), defaultdict[str, list[tuple[int, np.ndarray]]](list)
+    records, pending = dict(known), defaultdict[str, list[tuple[np.uint64, np.ndarray]]](list)
 
     def add_up(name: str) -> None:
         ids, features = zip(*pending.pop(name), strict=True)
-        records.update(added(records, {name: ClassRecord.of(np.array(ids, np.uint64), np.stack(features))}))
+        records.update(added(records, {name: ClassRecord.of(np.array(ids), np.stack(features))}))
 
-    for picture, feature in features_of(new, extractor, progress):
+    for content, label, feature in zip(new.ids, new.labels, features_of(new, extractor, progress), strict=True):
         if isinstance(feature, UserError | OSError):
             if not skip_broken:
                 raise ImageError(f"{feature} (or leave out such images: --skip-broken)")
             new.broken.append(str(feature))
             continue
-        assert picture.content_id is not None
-        pending[picture.label].append((picture.content_id, to_fixed_point(unless_error(feature))))
-        if len(pending[picture.label]) >= PENDING:
-            add_up(picture.label)
+        pending[label].append((content, to_fixed_point(unless_error(feature))))
+        if len(pending[label]) >= PENDING:
+            add_up(label)
     for name in sorted(pending):
         add_up(name)
     if len(new.broken) == if_none:
@@ -251,13 +247,10 @@ def identify(
     return ids, unreadable
 
 
-def features_of(
-    new: NewPictures, extractor: Extractor, progress: Report
-) -> Iterator[tuple[Picture, np.ndarray | Exception]]:
-    """Each new picture with its features [D], or with the reason why there are none."""
-    computed, told = tee(new)  # so that a picture of a shard is made only once
-    for done, (feature, picture) in enumerate(zip(extractor.of(computed), told, strict=True), start=1):
-        yield picture, feature
+def features_of(new: NewPictures, extractor: Extractor, progress: Report) -> Iterator[np.ndarray | Exception]:
+    """The features [D] of each new picture, or the reason why there are none."""
+    for done, feature in enumerate(extractor.of(new), start=1):
+        yield feature
         progress(Progress(Stage.LEARNING, done, len(new)))
 
 

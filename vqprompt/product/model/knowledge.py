@@ -1,11 +1,14 @@
-"""What a model knows: values that never change, and functions that make new ones from them.
+"""What a model knows, now and in its other versions: values that never change, and what makes new ones from them.
 
 A change of a model makes a new `Knowledge`. So threads that predict work with one that stays as it is, earlier versions
-cost nothing but what differs, and a change that fails leaves everything as it was.
+cost nothing but what differs, and a change that fails leaves everything as it was. `Stored` is the one place that knows
+all versions.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -15,15 +18,17 @@ from typing import Any
 import numpy as np
 
 from vqprompt.core.data.decode import stored_side
-from vqprompt.core.statistics.world import World
+from vqprompt.core.errors import UserError
+from vqprompt.core.statistics.world import World, find_world
 from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements, Solution, solve
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.pictures import UNKNOWN
-from vqprompt.product.model.records import ClassRecord, gram_of
+from vqprompt.product.model.records import ClassRecord, gram_of, ids_of
 
 LARGEST_SIZE = 4096  # of images, in px
 HISTORY_KEPT = 10_000  # changes; older ones are no longer listed
+VERSIONS_KEPT = 10  # besides the model as it is
 
 
 @dataclass(frozen=True)
@@ -97,11 +102,10 @@ class Event:
         """The same event after classes were renamed or merged. Only what was learned is told with today's names."""
         if self.what != "learned":
             return self
-        classes = dict[str, int]()
+        classes = Counter[str]()
         for name, count in self.classes.items():
-            name = new if name in old else name
-            classes[name] = classes.get(name, 0) + count
-        return replace(self, classes=classes)
+            classes[new if name in old else name] += count
+        return replace(self, classes=dict(classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,16 +197,8 @@ class Knowledge:
         solution = solve(self.classes, _gram(self.classes, former), self.against, world)
         return replace(self, solution=solution if self.measured else replace(solution, measurements=None))
 
-    def renamed(self, old: str, new: str) -> Knowledge:
-        """With a class under another name, as if it had been taught with that name."""
-        return self._as_one((old,), new, Event.now("renamed", name=old, new_name=new))
-
-    def merged(self, names: Collection[str], new: str) -> Knowledge:
-        """With several classes as one."""
-        counts = {name: self.classes[name].count for name in names}
-        return self._as_one(names, new, Event.now("merged", classes=counts, new_name=new))
-
-    def _as_one(self, names: Collection[str], new: str, event: Event) -> Knowledge:
+    def as_one(self, names: Collection[str], new: str, event: Event) -> Knowledge:
+        """With one class of these, under a new name, as if it had been taught with that name."""
         record = reduce(ClassRecord.merged, [self.classes[name] for name in names])
         records = {name: other for name, other in self.records.items() if name not in names}
         history = tuple(earlier.about(names, new) for earlier in self.history)
@@ -231,13 +227,149 @@ class Knowledge:
 
 def _gram(classes: Mapping[str, ClassRecord], former: Knowledge) -> np.ndarray:
     """Sums of whole numbers, so adding and subtracting is exact."""
-    new = {id(record): record for record in classes.values()}
-    width = next(iter(new.values())).total.shape[0]
-    gram, old = np.zeros((width, width)), dict[int, ClassRecord]()
-    if former.solution is not None:
-        gram, old = former.solution.gram.copy(), {id(record): record for record in former.classes.values()}
-    for key in old.keys() - new.keys():
-        gram -= gram_of(old[key])
-    for key in new.keys() - old.keys():
-        gram += gram_of(new[key])
+    new, old = set(classes.values()), set[ClassRecord]()
+    if former.solution is None:
+        gram = np.zeros(2 * next(iter(new)).total.shape)
+    else:
+        gram, old = former.solution.gram.copy(), set(former.classes.values())
+    for record in old - new:
+        gram -= gram_of(record)
+    for record in new - old:
+        gram += gram_of(record)
     return gram
+
+
+# ---------------------------------------------------------------------------------------------- versions
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a model. date: when it was made. description: the change that made it."""
+
+    number: int
+    date: str
+    description: str
+
+    @classmethod
+    def of(cls, known: Knowledge) -> Version:
+        if not known.history:
+            return cls(known.version, "", "the empty model")
+        return cls(known.version, known.history[-1].date, str(known.history[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """All that a file holds. others: versions that are kept besides the model as it is, without their solutions: those
+    that it was made from, and those that were undone. latest: the largest number that a version ever had."""
+
+    backbone: Backbone
+    knowledge: Knowledge = Knowledge()
+    others: tuple[Knowledge, ...] = ()
+    latest: int = 0
+
+    @classmethod
+    def empty(cls, backbone: Backbone) -> Stored:
+        """A new model, with the world under its backbone if there is one."""
+        return cls(backbone, Knowledge(world=find_world(backbone.fingerprint, backbone.size)))
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """All that are kept, with the model as it is, by number."""
+        return tuple(Version.of(known) for known in sorted((*self.others, self.knowledge), key=lambda k: k.version))
+
+    @property
+    def ancestors(self) -> list[Knowledge]:
+        """The versions that the model was made from, newest first: what can be undone to."""
+        kept, line, number = {known.version: known for known in self.others}, [], self.knowledge.parent
+        while number is not None and number in kept:
+            line.append(kept.pop(number))
+            number = line[-1].parent
+        return line
+
+    def by_importance(self) -> list[Knowledge]:
+        """The other versions: first those that can be undone to, newest first."""
+        ancestors = self.ancestors
+        return [*ancestors, *sorted(set(self.others) - set(ancestors), key=lambda known: -known.version)]
+
+    def _at(self, known: Knowledge, **changes: Any) -> Stored:
+        """With another version as the model. The one before is kept."""
+        before = replace(self.knowledge, solution=None)
+        others = (*(other for other in self.others if other.version != known.version), before)
+        now = replace(self, knowledge=known, others=others, **changes)
+        return replace(now, others=tuple(now.by_importance()[:VERSIONS_KEPT]))
+
+    def with_version(self, known: Knowledge) -> Stored:
+        """After a change."""
+        latest = self.latest + 1
+        return self._at(replace(known, version=latest, parent=self.knowledge.version), latest=latest)
+
+    def undone(self, steps: int) -> Stored:
+        ancestors = self.ancestors
+        if not ancestors:
+            raise UserError("there is nothing to undo: no earlier version of this model is kept")
+        if not 1 <= steps <= len(ancestors):
+            raise UserError(f"{steps} steps cannot be undone; give 1 to {len(ancestors)}, the versions that are kept")
+        return self._at(ancestors[steps - 1].solved(self.knowledge))
+
+    def returned(self, number: int) -> Stored:
+        kept = {known.version: known for known in self.others}
+        if number not in kept:
+            numbers = ", ".join(map(str, sorted(kept))) or "none"
+            raise UserError(f"there is no other version {number} of this model; those that are kept: {numbers}")
+        other = kept[number].changed(Event.now("returned", version=number))
+        return self.with_version(other.solved(self.knowledge))
+
+    def without(self, name: str) -> Stored:
+        """After a class was forgotten."""
+        left = {other: record for other, record in self.knowledge.records.items() if other != name}
+        return self.with_version(self.knowledge.changed(Event.now("forgot", name=name), records=left))
+
+    def has_traces(self, name: str) -> bool:
+        """Of a class that the model no longer knows, under any name."""
+        known = self.knowledge
+        current = ids_of(known.records.values())
+        former = [k.records[name] for k in self.others if name in k.records]
+        events = [event for k in (*self.others, known) for event in k.history]
+        forgotten = any(event.what == "forgot" and event.name == name for event in events)
+        return forgotten or any(not np.isin(record.ids, current).any() for record in former)
+
+    def _identity(self, name: str) -> tuple[frozenset[str], np.ndarray]:
+        """All names of a class in any version, and the ids of all its images. Those that other classes have now are
+        not its names."""
+        versions, names, more = (*self.others, self.knowledge), frozenset[str](), frozenset({name})
+        while not more <= names:
+            names = names.union(*(known.aliases(n) for known in versions for n in more))
+            own = ids_of(known.records[n] for known in versions for n in names & known.records.keys())
+            same = {n for k in self.others for n, record in k.classes.items() if np.isin(record.ids, own).any()}
+            more = frozenset(same - self.knowledge.classes.keys())
+        return names, own
+
+    def erased(self, name: str) -> Stored:
+        """After a class was forgotten for good: without a trace of it, under none of the names that it ever had."""
+        names, own = self._identity(name)
+        now = self.without(name)
+        history = (*now.knowledge.without_trace(frozenset({name})).history, Event.now("forgot"))
+        return replace(now, knowledge=replace(now.knowledge, history=history))._cleaned(names, own)
+
+    def erased_images(self, known: Knowledge, ids: np.ndarray) -> Stored:
+        """After images were unlearned for good. known: without them. A class that loses its last image leaves no trace
+        either."""
+        names = frozenset[str]()
+        for name in sorted(self.knowledge.classes.keys() - known.classes.keys()):
+            names |= self._identity(name)[0]
+            left = known.without_trace(frozenset({name}))
+            known = replace(left, history=(*left.history, Event.now("unlearned")))
+        return self.with_version(known)._cleaned(names, ids)
+
+    def _cleaned(self, names: frozenset[str], ids: np.ndarray) -> Stored:
+        """Without other versions that have a class of these names, or one of these images."""
+        kept = {
+            known.version: known.without_trace(names)
+            for known in self.others
+            if not any(n in names or np.isin(record.ids, ids).any() for n, record in known.records.items())
+        }
+        line = [known.version for known in self.ancestors if known.version in kept]
+        for number, parent in itertools.zip_longest(line, line[1:]):  # from each version to the next that is left
+            kept[number] = replace(kept[number], parent=parent)
+        known = replace(self.knowledge, parent=line[0] if line else None)
+        return replace(self, knowledge=known, others=tuple(kept.values()))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from copy import copy
 from dataclasses import asdict, replace
 from functools import partial
@@ -27,20 +27,17 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.product.model import file as files
 from vqprompt.product.model.correcting import Correcting, misspellings
-from vqprompt.product.model.efforts import Trained, check_effort, held_out, seconds_of_training, why_not_train
+from vqprompt.product.model.efforts import check_effort, held_out, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
 from vqprompt.product.model.hub import OnTheHub
-from vqprompt.product.model.knowledge import Backbone, Event, Knowledge
+from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored, Version
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
-from vqprompt.product.model.parsing import ModelError, parse
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
 from vqprompt.product.model.records import ClassRecord, added
 from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
-from vqprompt.product.model.versions import Stored, Version
 
 if TYPE_CHECKING:
-    from vqprompt.product.model.features import Features
     from vqprompt.product.model.ingest import NewPictures
 
 CROP = 0.875
@@ -83,7 +80,7 @@ class Model(Correcting, OnTheHub):
     @classmethod
     def from_bytes(cls, data: bytes, *, device: str = "auto", backbone: str | Path | None = None) -> Model:
         """The content of a model's file."""
-        return cls._of(parse(data, Path("the model")), device, backbone)
+        return cls._of(files.parse(data, Path("the model")), device, backbone)
 
     @classmethod
     def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
@@ -117,7 +114,7 @@ class Model(Correcting, OnTheHub):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state["_stored"]
-        stored = None if packed is None else parse(packed, Path("the model"))
+        stored = None if packed is None else files.parse(packed, Path("the model"))
         vars(self).update(state, _stored=stored, _changing=threading.RLock())
 
     def __copy__(self) -> Model:
@@ -130,11 +127,6 @@ class Model(Correcting, OnTheHub):
         return copy(self)
 
     # ------------------------------------------------------------------ what it knows
-
-    @property
-    def knowledge(self) -> Knowledge:
-        """Everything that the model knows now; a value that never changes."""
-        return Knowledge() if self._stored is None else self._stored.knowledge
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -166,16 +158,6 @@ class Model(Correcting, OnTheHub):
     def history(self) -> tuple[Event, ...]:
         """The changes, oldest first."""
         return self.knowledge.history
-
-    @property
-    def backbone(self) -> Backbone:
-        """The network that it was taught with. A new model opens it to know."""
-        return self._opened().backbone
-
-    @property
-    def weights(self) -> str:
-        """The name of its backbone, or the path of its weights file."""
-        return self._network.weights
 
     @property
     def versions(self) -> tuple[Version, ...]:
@@ -277,7 +259,7 @@ class Model(Correcting, OnTheHub):
             event = Event.now("learned", effort=effort, classes={name: n for name, n in grown.items() if n})
             now = before.changed(event, records=records, trained=trained, moved=moved, measured=hold_out > 0)
             if not preview:
-                self._add_version(now)
+                self._stored = self._opened().with_version(now)
             return summary(before, now, new, notes, started, effort, Changes.between(before, now) if preview else None)
 
     def learn_records(self, records: Mapping[str, ClassRecord], *, measured: bool = True) -> None:
@@ -287,7 +269,8 @@ class Model(Correcting, OnTheHub):
             before = self._opened().knowledge
             check_spelling(before.classes, records)
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
-            self._add_version(before.changed(event, records=added(before.records, records), measured=measured))
+            now = before.changed(event, records=added(before.records, records), measured=measured)
+            self._stored = self._opened().with_version(now)
 
     def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:
         seconds = SECONDS_TO_SOLVE + seconds_per_image(extractor, next(iter(new))) * len(new)
@@ -314,46 +297,7 @@ class Model(Correcting, OnTheHub):
         with self._changing:
             self._stored = self._opened().returned(number)
 
-    def _add_version(self, known: Knowledge) -> None:
-        self._stored = self._opened().with_version(known)
-
-    # ------------------------------------------------------------------ network and file
-
-    @property
-    def extractor(self) -> Extractor:
-        """What computes features under the model's network: its backbone, and what was trained."""
-        return self.extractor_of(self.knowledge)
-
-    @property
-    def network(self) -> Features:
-        """The extractor in PyTorch, with the network inside."""
-        return self._in_torch(self.knowledge.trained)
-
-    def extractor_of(self, known: Knowledge) -> Extractor:
-        with self._naming_the_file():
-            return self._network.open(self._opened().backbone, known.trained)
-
-    def _in_torch(self, trained: Trained | None) -> Features:
-        with self._naming_the_file():
-            return self._network.in_torch(self._opened().backbone, trained)
-
-    @contextmanager
-    def _naming_the_file(self) -> Iterator[None]:
-        try:
-            yield
-        except ModelError:
-            raise
-        except UserError as error:
-            raise ModelError(f"{self.path or 'the model'}: {error}") from None
-
-    def _opened(self) -> Stored:
-        """What it holds; a new model opens its network for that."""
-        if self._stored is None:
-            backbone = self._network.backbone
-            with self._changing:
-                if self._stored is None:
-                    self._stored = Stored.empty(backbone)
-        return self._stored
+    # ------------------------------------------------------------------ file
 
     def save(self, path: str | Path | None = None, *, locked: bool = False) -> Path:
         """Write the model. At any moment, the file is the complete old one or the complete new one.
@@ -368,7 +312,7 @@ class Model(Correcting, OnTheHub):
             with nullcontext() if locked else files.locked(target):
                 known = self._checksum if target == self.path and target.is_file() else None
                 if known is not None and files.checksum_inside(target) != known:
-                    raise ModelError(
+                    raise files.ModelError(
                         f"{target}: another process has taught this model since it was loaded; load it again and "
                         "repeat, or save under another name"
                     )

@@ -18,9 +18,9 @@ from vqprompt.core.backbones.weights import Weights, backbone_path, read_weights
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.extractor import Extractor, Opener
+from vqprompt.product.model.file import ModelError
 from vqprompt.product.model.knowledge import LARGEST_SIZE, Backbone
 from vqprompt.product.model.onnx_features import OnnxFeatures
-from vqprompt.product.model.parsing import ModelError
 
 if TYPE_CHECKING:
     from vqprompt.product.model.features import Features
@@ -72,6 +72,12 @@ def _open_torch(weights: Weights, size: int | None, crop: float, device: str) ->
     return Features.open(weights, size, crop, device)
 
 
+def _with_trained(plain: Features, trained: Trained) -> Features:
+    from vqprompt.product.model.trained import with_trained
+
+    return with_trained(plain, trained)
+
+
 def open_weights(backbone: str) -> Weights:
     """Models of one process share them."""
     path = Path(backbone).expanduser()
@@ -99,10 +105,9 @@ class Network:
         self.weights, self.size, self.crop, self.device, self.opener = weights, size, crop, device, opener
         self.precision = precision
         self._lock = threading.RLock()
-        self._plain: Extractor | None = None
         self._checked: Backbone | None = None
-        self._trained: tuple[Trained, Extractor] | None = None
-        self._in_torch: tuple[Trained, Features] | None = None
+        self._plain, self._trained = lru_cache(1)(opener), lru_cache(1)(OnnxFeatures)
+        self._trained_in_torch = lru_cache(1)(_with_trained)
 
     def __reduce__(self) -> Any:
         return Network, (self.weights, self.size, self.crop, self.device, self.opener, self.precision)
@@ -110,19 +115,15 @@ class Network:
     def open(self, wanted: Backbone | None, trained: Trained | None = None) -> Extractor:
         """wanted: the backbone that the model was taught with. trained: what changes it."""
         with self._lock:
-            if self._plain is None:
-                self._plain = self.opener(self.weights, self.size, self.crop, self.device, self.precision)
+            plain = self._plain(self.weights, self.size, self.crop, self.device, self.precision)
             if wanted is not None and wanted is not self._checked:
-                self._check(self._plain, wanted)
+                self._check(plain, wanted)
                 self._checked = wanted
             if trained is None:
-                return self._plain
+                return plain
             if needs_torch(self.weights, self.device):
                 return self.in_torch(wanted, trained)
-            if self._trained is None or self._trained[0] is not trained:
-                weights = open_weights(self.weights)
-                self._trained = trained, OnnxFeatures(weights, self.size, self.crop, trained, self.precision)
-            return self._trained[1]
+            return self._trained(open_weights(self.weights), self.size, self.crop, trained, self.precision)
 
     def _check(self, given: Extractor, wanted: Backbone) -> None:
         if given.fingerprint != wanted.fingerprint and self._resized_fingerprint() != wanted.fingerprint:
@@ -159,11 +160,5 @@ class Network:
         """In PyTorch on any device, with the network inside."""
         self.open(wanted)
         plain = open_in_torch(self.weights, self.size, self.crop, self.device)
-        if trained is None:
-            return plain
-        from vqprompt.product.model.trained import with_trained
-
         with self._lock:
-            if self._in_torch is None or self._in_torch[0] is not trained:
-                self._in_torch = trained, with_trained(plain, trained)
-            return self._in_torch[1]
+            return plain if trained is None else self._trained_in_torch(plain, trained)

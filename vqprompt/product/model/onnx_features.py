@@ -79,7 +79,8 @@ def features_graph(
         return graph, graph.op("Concat", *tokens, axis=1), blocks * config.width
     check_trained(trained, config)
     mirrored = bool(trained.options.get("mirror", True))
-    changed, prompts = changed_weights(weights, trained), prompts_of(trained)
+    pool, changed = trained.tensors.get("pool.prompts"), changed_weights(weights, trained)
+    prompts = {} if pool is None else dict(zip(trained.options["blocks"], pool[:, 0], strict=True))
     graph, tokens = class_tokens_graph(changed, side, crop, blocks, prompts, mirrored, packed, in_digits)
     tokens = [graph.op("Mul", graph.op("LpNormalization", t, axis=1), graph.constant(TOKEN_LENGTH)) for t in tokens]
     features = graph.op("Concat", *tokens, axis=1)
@@ -98,8 +99,3 @@ def changed_weights(weights: Weights, trained: Trained) -> Weights:
             key = linear_weight(int(up[1]))
             new[key] = weights.arrays[key] + tensors[name] @ tensors[f"down{up[1]}"]
     return weights.with_arrays(new)
-
-
-def prompts_of(trained: Trained) -> dict[int, Array]:
-    pool = trained.tensors.get("pool.prompts")
-    return {} if pool is None else dict(zip(trained.options["blocks"], pool[:, 0], strict=True))

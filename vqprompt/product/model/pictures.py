@@ -137,8 +137,7 @@ def find_pictures(
         if labels is not None:
             raise UserError(f"{source}: labels belong to a list of images; a folder names its classes itself")
         return _from_path(path, classes)
-    is_one = isinstance(source, bytes | Image.Image) or (isinstance(source, np.ndarray) and source.ndim < 4)
-    images: list[Any] = [source] if is_one else [*source]
+    images: list[Any] = [source] if is_one(source) else [*source]
     if images and all(isinstance(image, Picture) for image in images):
         return images, []
     paths = [Path(i) for i in images if isinstance(i, str | Path)]
@@ -155,6 +154,12 @@ def find_pictures(
     if len(names) != len(images):
         raise UserError(f"{len(images)} images but {len(names)} labels; give one name for each image, or one for all")
     return [_given(image, name, i) for i, (image, name) in enumerate(zip(images, names, strict=True))], []
+
+
+def is_one(images: Any) -> bool:
+    """Whether this is a single image, not several."""
+    array = isinstance(images, np.ndarray) and images.ndim < 4
+    return array or isinstance(images, str | Path | bytes | Image.Image)
 
 
 def _given(image: ImageLike, label: str, number: int) -> Picture:

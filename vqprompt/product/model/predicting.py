@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from vqprompt.core.data.decode import ImageLike
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.calibration import Solution
 from vqprompt.product.model.extractor import Extractor, unless_error
-from vqprompt.product.model.knowledge import Knowledge
-from vqprompt.product.model.pictures import UNKNOWN, find_pictures
+from vqprompt.product.model.file import ModelError
+from vqprompt.product.model.knowledge import Backbone, Knowledge, Stored
+from vqprompt.product.model.network import Network
+from vqprompt.product.model.pictures import UNKNOWN, find_pictures, is_one
+
+if TYPE_CHECKING:
+    from vqprompt.product.model.efforts import Trained
+    from vqprompt.product.model.features import Features
 
 
 @dataclass(frozen=True)
@@ -34,13 +41,61 @@ class Predicting:
     """The part of `Model` that answers questions about images. Each answer is that of one version, also while another
     thread changes the model."""
 
+    path: Path | None
+    _network: Network
+    _stored: Stored | None
+    _changing: threading.RLock
+
     @property
     def knowledge(self) -> Knowledge:
-        raise NotImplementedError
+        """Everything that the model knows now; a value that never changes."""
+        return Knowledge() if self._stored is None else self._stored.knowledge
+
+    @property
+    def backbone(self) -> Backbone:
+        """The network that it was taught with. A new model opens it to know."""
+        return self._opened().backbone
+
+    @property
+    def weights(self) -> str:
+        """The name of its backbone, or the path of its weights file."""
+        return self._network.weights
+
+    @property
+    def extractor(self) -> Extractor:
+        """What computes features under the model's network: its backbone, and what was trained."""
+        return self.extractor_of(self.knowledge)
+
+    @property
+    def network(self) -> Features:
+        """The extractor in PyTorch, with the network inside."""
+        return self._in_torch(self.knowledge.trained)
 
     def extractor_of(self, known: Knowledge) -> Extractor:
-        """What computes the features that a version of the model knows its classes by."""
-        raise NotImplementedError
+        with self._naming_the_file():
+            return self._network.open(self._opened().backbone, known.trained)
+
+    def _in_torch(self, trained: Trained | None) -> Features:
+        with self._naming_the_file():
+            return self._network.in_torch(self._opened().backbone, trained)
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except ModelError:
+            raise
+        except UserError as error:
+            raise ModelError(f"{self.path or 'the model'}: {error}") from None
+
+    def _opened(self) -> Stored:
+        """What it holds; a new model opens its network for that."""
+        if self._stored is None:
+            backbone = self._network.backbone
+            with self._changing:
+                if self._stored is None:
+                    self._stored = Stored.empty(backbone)
+        return self._stored
 
     def predict(
         self, pictures: ImageLike | Sequence[ImageLike], *, unknown: bool = True, strictness: float = 0.0
@@ -50,30 +105,29 @@ class Predicting:
         unknown: False always names a class. strictness: moves the threshold; above 0, more images are called unknown.
         """
         answers = self.answers(pictures, unknown=unknown, strictness=strictness)
-        return answers[0].name if _is_one(pictures) else [a.name for a in answers]
+        return answers[0].name if is_one(pictures) else [a.name for a in answers]
 
     def predict_proba(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
         """Probabilities [n, classes] of several images, or [classes] of one, in the order of `classes`."""
         known, extractor = self._taught()
         shares = _solution(known).judge(_embed(extractor, pictures))[0]
-        return shares[0] if _is_one(pictures) else shares
+        return shares[0] if is_one(pictures) else shares
 
     def answers(
         self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer]:
         """One answer per image, with the `top` best classes."""
-        given: Any = [pictures] if _is_one(pictures) else pictures
-        answers = self.try_answers(given, top=top, unknown=unknown, strictness=strictness)
+        answers = self.try_answers(pictures, top=top, unknown=unknown, strictness=strictness)
         return [unless_error(answer) for answer in answers]
 
     def try_answers(
-        self, pictures: Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
+        self, pictures: ImageLike | Sequence[ImageLike], *, top: int = 1, unknown: bool = True, strictness: float = 0.0
     ) -> list[Answer | Exception]:
         """Like `answers`, but an image that cannot be read gives its error instead of an answer."""
         known, extractor = self._taught()
         features = _try_embed(extractor, pictures)
         good = [f for f in features if not isinstance(f, Exception)]
-        answers = iter(_answers(known, np.stack(good), top, unknown, strictness) if good else ())
+        answers = iter(answers_to(known, np.stack(good), top, unknown, strictness) if good else ())
         return [f if isinstance(f, Exception) else next(answers) for f in features]
 
     def embed(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
@@ -99,7 +153,8 @@ def _solution(known: Knowledge) -> Solution:
     return known.solution
 
 
-def _answers(known: Knowledge, features: np.ndarray, top: int, unknown: bool, strictness: float) -> list[Answer]:
+def answers_to(known: Knowledge, features: np.ndarray, top: int, unknown: bool, strictness: float) -> list[Answer]:
+    """Features [n, D] to what is in the images."""
     classes, answers = list(known.classes), []
     shares, margins = _solution(known).judge(features)
     for row, margin in zip(shares, margins.tolist(), strict=True):
@@ -120,16 +175,10 @@ def _note(known: Knowledge, name: str) -> str:
 
 
 def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
-    given: Any = [pictures] if _is_one(pictures) else pictures
-    rows = [unless_error(feature) for feature in _try_embed(extractor, given)]
+    rows = [unless_error(feature) for feature in _try_embed(extractor, pictures)]
     return np.stack(rows) if rows else np.zeros((0, extractor.width), np.float32)
 
 
-def _try_embed(extractor: Extractor, pictures: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
-    wrapped, _ = find_pictures(list(pictures), "picture")
-    return [extractor.of_one(wrapped[0])] if len(wrapped) == 1 else list(extractor.of(wrapped))
-
-
-def _is_one(pictures: Any) -> bool:
-    array = isinstance(pictures, np.ndarray) and pictures.ndim < 4
-    return array or isinstance(pictures, str | Path | bytes | Image.Image)
+def _try_embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> list[np.ndarray | Exception]:
+    found, _ = find_pictures(pictures, "picture")
+    return [extractor.of_one(found[0])] if len(found) == 1 else list(extractor.of(found))

@@ -14,7 +14,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -104,6 +104,11 @@ class ClassRecord:
 def added(records: Mapping[str, ClassRecord], new: Mapping[str, ClassRecord]) -> dict[str, ClassRecord]:
     """Records of classes with those of new images in them."""
     return {**records, **{name: records[name].merged(r) if name in records else r for name, r in new.items()}}
+
+
+def ids_of(records: Iterable[ClassRecord]) -> np.ndarray:
+    """Of all their images, record after record: uint64 [n]."""
+    return np.concatenate([np.zeros(0, np.uint64), *(record.ids for record in records)])
 
 
 def gram_of(record: ClassRecord) -> np.ndarray:

@@ -201,12 +201,10 @@ def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[S
 
 def _from_unknown(before: Knowledge, now: Knowledge) -> list[LostAnswers]:
     """Classes that many ordinary images are taken for which the model did not know before."""
-    solved = [known.solution for known in (before, now)]
-    if now is before or now.world is None or any(solution is None or solution.rivals is None for solution in solved):
+    solved = [s for known in (before, now) if (s := known.solution) is not None and s.rivals is not None]
+    if now is before or now.world is None or len(solved) < 2:
         return []
-    (_, familiar), (shares, still) = (
-        solution.judge(now.world.examples, examples=True) for solution in solved if solution
-    )
+    (_, familiar), (shares, still) = (solution.judge(now.world.examples, examples=True) for solution in solved)
     taken = np.bincount(shares.argmax(1)[(familiar < 0) & (still >= 0)], minlength=len(now.classes))
     names, most = list(now.classes), TAKES * len(now.world)
     return [LostAnswers(names[c], None, int(taken[c]), len(now.world)) for c in np.argsort(-taken) if taken[c] > most]

@@ -150,7 +150,7 @@ def move_records(
 
 def _features(extractor: Extractor, new: NewPictures, progress: Report) -> np.ndarray:
     """Of all new pictures [n, D]."""
-    return np.stack([unless_error(feature) for _, feature in features_of(new, extractor, progress)])
+    return np.stack([unless_error(feature) for feature in features_of(new, extractor, progress)])
 
 
 def train(
