@@ -90,8 +90,7 @@ class Snapshot:
 class ServedModel:
     """One model's file, and the snapshot that answers for it. drawings: whether it knows drawings (the example).
     problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one. export: the
-    ONNX file that was made of it, and what it is called. annotated: tasks of Label Studio that wait to be taught, as
-    (project, task); a task that is None means all."""
+    ONNX file that was made of it, and what it is called."""
 
     name: str
     path: Path
@@ -99,8 +98,6 @@ class ServedModel:
     drawings: bool = False
     problem: str | None = field(init=False, default=None)
     export: tuple[Path, str] | None = field(init=False, default=None)
-    annotated: set[tuple[int, int | None]] = field(init=False, default_factory=set)
-    annotating: threading.Lock = field(init=False, default_factory=threading.Lock)  # held while these are taught
     current: Snapshot | None = field(init=False, default=None)
     _stamp: tuple[int, ...] | None = field(init=False, default=())  # () before the first look at the file
     loading: threading.Lock = field(init=False, default_factory=threading.Lock)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
@@ -26,8 +26,9 @@ from starlette.exceptions import HTTPException
 from vqprompt._version import __version__
 from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
+from vqprompt.core.plugins import Registry
 from vqprompt.product import example
-from vqprompt.product.serve import api_models, api_predict, label_studio
+from vqprompt.product.serve import api_models, api_predict
 from vqprompt.product.serve.errors import as_response
 from vqprompt.product.serve.guard import Guard, check_token, is_local, with_deadlines
 from vqprompt.product.serve.images import drawn_thumbnails
@@ -169,11 +170,14 @@ def make_app(state: State, ready: Callable[[], None]) -> FastAPI:
         lifespan=lifespan, responses={"4XX": {"model": ErrorAnswer}},
     )  # fmt: skip
     app.state.serving = state
-    for part in (api_models.router, api_predict.router, api_predict.protocol, label_studio.router):
+    for part in (api_models.router, api_predict.router, api_predict.protocol):
         app.include_router(part)
     for kind in (UserError, OSError, MemoryError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: as_response(error))
     _add_pages(app, state)
+    added: Registry[APIRouter] = Registry("vqprompt.serve", APIRouter, {})
+    for part in added.values():  # after our own, whose addresses it cannot take
+        app.include_router(part)
     return app
 
 
