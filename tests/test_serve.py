@@ -330,6 +330,15 @@ def test_the_story_of_a_model(tmp_path, pictures):
             assert answer.status_code == status and words in answer.json()["error"], (path, answer.text)
 
 
+def test_the_first_lesson_of_a_model_has_a_preview_too(tmp_path, pictures):
+    with serving(tmp_path / "m.vqp") as client:
+        files = [("files", (p.name, p.read_bytes())) for p in of(pictures, "apple")]
+        asked = client.post("/models/m/teach", files=files, data={"label": "apple", "preview": "true"})
+        job = client.wait(asked)
+        assert job["state"] == "done" and job["result"]["images"] == 8, job
+        assert client.about()["classes"] == [] and not (tmp_path / "m.vqp").exists()
+
+
 def test_what_people_decide_about_images_that_wait_is_kept(client, pictures):
     images = of(pictures, "house", range(4))
     told = client.send("uploads", [*images, images[0]], "barn").json()

@@ -146,6 +146,14 @@ def test_one_bad_image_or_class_does_not_stop_the_others(drawn, taught_file, tmp
         assert sum(wanted in warning for warning in inbox.warnings) == 1, inbox.warnings
 
 
+def test_what_cannot_be_read_is_named_once_also_for_a_new_model(tmp_path):
+    inbox = Inbox(tmp_path)
+    (inbox.folder / "car").mkdir()
+    (inbox.folder / "car" / "broken.png").write_bytes(b"not an image")
+    inbox.watch.run(0, looks=4)
+    assert len(inbox.warnings) == 1 and "broken.png" in inbox.warnings[0] and not inbox.model.exists()
+
+
 def test_a_model_that_others_use_is_waited_for_and_their_changes_are_seen(drawn, taught_file, tmp_path):
     inbox = Inbox(tmp_path, taught_file)
     inbox.put(drawn / "car" / "1.png", "car/1.png")

@@ -42,7 +42,7 @@ def serve(
     [bold]vqprompt serve garden.vqp[/bold], or [bold]vqprompt serve --example[/bold] to try it
     """
     started = time.monotonic()
-    for package in ("fastapi", "prometheus_client", "python_multipart", "segno", "uvicorn"):
+    for package in ("fastapi", "httptools", "prometheus_client", "python_multipart", "segno", "uvicorn"):
         if find_spec(package) is None:
             raise UserError(f"serve needs more packages ({package} is missing): pip install 'vqprompt[serve]'")
     from vqprompt.product.serve.lan import MEANS, code_to_scan

@@ -5,8 +5,7 @@ A model is one file. Every command reads it, changes it under a lock, and replac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,32 +84,32 @@ def learn(
     """
     from vqprompt.core.backbones.registry import BEST, BEST_SIZE
     from vqprompt.product.check.doubts import noticed
-    from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
+    from vqprompt.product.model.file import changing
     from vqprompt.product.model.model import Model
 
     check_effort(effort)
     if backbone == "best":
         backbone, size = BEST, size or BEST_SIZE
+
+    def opened() -> Model:
+        if not model.exists():
+            return Model(backbone or "vit-s14", size=size, device=device)
+        there = Model.load(model, device=device, backbone=backbone)
+        if size not in (None, there.backbone.size):
+            raise UserError(
+                f"{model}: this model looks at images of {there.backbone.size} px, and --size {size} is for new "
+                "models; leave it out, or make another model"
+            )
+        return there
+
     source = images if len(images) > 1 else images[0]
-    with files.locked(model):
-        if model.exists():
-            changed = Model.load(model, device=device, backbone=backbone)
-            if size not in (None, changed.backbone.size):
-                raise UserError(
-                    f"{model}: this model looks at images of {changed.backbone.size} px, and --size {size} is for new "
-                    "models; leave it out, or make another model"
-                )
-        else:
-            changed = Model(backbone or "vit-s14", size=size, device=device)
-        with progress_bar() as progress:
-            taught = changed.learn(
-                source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
-                seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
-                announce=announce, progress=progress,
-            )  # fmt: skip
-        if taught.images and not preview:
-            changed.save(model, locked=True)
+    with changing(model, opened) as changed, progress_bar() as progress:
+        taught = changed.learn(
+            source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
+            seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
+            announce=announce, progress=progress,
+        )  # fmt: skip
     line = None if preview else noticed(changed.knowledge.classes, {*taught.new_classes, *taught.grown_classes})
     if as_json:
         print_json({**taught.to_json(), "noticed": line})
@@ -301,17 +300,11 @@ def cache(clear: bool = flag("--clear", "Delete it.")) -> None:
 # ---------------------------------------------------------------------------------------------- helpers
 
 
-@contextmanager
-def _changing(path: Path) -> Iterator[Model]:
-    from vqprompt.product.model import file as files
+def _changing(path: Path) -> AbstractContextManager[Model]:
+    from vqprompt.product.model.file import changing
     from vqprompt.product.model.model import Model
 
-    with files.locked(path):
-        model = Model.load(path)
-        before = model.knowledge
-        yield model
-        if model.knowledge is not before:
-            model.save(path, locked=True)
+    return changing(path, lambda: Model.load(path))
 
 
 def _listed(path: Path | None) -> list[str]:

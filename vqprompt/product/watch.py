@@ -24,7 +24,7 @@ from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import lock_file
 from vqprompt.core.words import counted
-from vqprompt.product.model import file as files
+from vqprompt.product.model.file import changing
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.pictures import check_spelling, clean_name
 from vqprompt.product.model.predicting import Answer
@@ -111,9 +111,7 @@ class Watch:
         return parts[0] if len(parts) > 1 else ""
 
     def _teach(self, classes: dict[Path, str]) -> None:
-        with files.locked(self.model):
-            model = self._open() if self.model.exists() else self.new_model()
-            before = model.knowledge
+        with changing(self.model, lambda: self._open() if self.model.exists() else self.new_model()) as model:
             for name in set(classes.values()):
                 try:
                     check_spelling(model.classes, [clean_name(name)])
@@ -122,9 +120,8 @@ class Watch:
                     self._done |= {path: self._seen[path] for path in classes if classes[path] == name}
                     classes = {path: other for path, other in classes.items() if other != name}
             lessons = self._learn(model, list(classes.items()))
-            if model.knowledge is not before:
-                model.save(self.model, locked=True)
-                self._loaded = _stamp(self.model), model
+        if self.model.exists():
+            self._loaded = _stamp(self.model), model
         self._done |= {path: self._seen[path] for path in classes}
         for taught in lessons:
             for message in taught.broken:

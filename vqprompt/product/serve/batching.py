@@ -86,10 +86,8 @@ class Batcher:
             for asked, answer in zip(batch, answers, strict=True):
                 if asked.answer.done():
                     continue
-                if isinstance(answer, UserError | MemoryError):
+                if isinstance(answer, Exception):
                     asked.answer.set_exception(answer)
-                elif isinstance(answer, Exception):
-                    asked.answer.set_exception(Conflict(f"the model cannot answer ({answer!r})"))
                 else:
                     asked.answer.set_result(answer)
 
@@ -109,6 +107,8 @@ class Batcher:
         self.metrics.batch_images.observe(len(batch))
         try:
             return batch[0].snapshot.model.try_answers([a.image for a in batch], top=max(a.top for a in batch))
+        except (UserError, MemoryError) as error:
+            return [error] * len(batch)
         except Exception as error:
             traceback.print_exc()
-            return [error] * len(batch)
+            return [Conflict(f"the model cannot answer ({error!r})")] * len(batch)

@@ -30,8 +30,8 @@ from vqprompt.core.plugins import Registry
 from vqprompt.product import example
 from vqprompt.product.serve import api_models, api_predict
 from vqprompt.product.serve.errors import as_response
-from vqprompt.product.serve.guard import Guard, check_token, is_local, with_deadlines
-from vqprompt.product.serve.images import drawn_thumbnails
+from vqprompt.product.serve.guard import Connection, Guard, check_token, is_local
+from vqprompt.product.serve.images import thumbnail
 from vqprompt.product.serve.lan import certificate, network_address
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel, warn
@@ -99,7 +99,7 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
             advice = "no model in this folder; put .vqp files there, made with vqprompt learn"
             raise UserError(f"{settings.model}: {advice}" if state.models.folder else state.models.get(None).problem)
         if settings.example:
-            state.gallery.add(state.models.get(None).name, drawn_thumbnails(example.example_drawings()[0]))
+            state.gallery.add(state.models.get(None).name, map(thumbnail, example.example_drawings()[0]))
         server = Server(settings, state, listening, ready)
         opened.pop_all()
         return server
@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
         own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
         app = Guard(make_app(state, lambda: ready(self.url)), limits, state.metrics, settings.token, own, behind)
         config = uvicorn.Config(
-            app, ws="none", access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
+            app, ws="none", access_log=False, log_level="warning", http=Connection, server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
             ssl_certfile=certificate(host, cache_folder() / "certificates") if settings.lan else None,
         )  # fmt: skip

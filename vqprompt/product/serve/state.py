@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Annotated
 
@@ -43,13 +43,12 @@ class State:
         self.batcher.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def submit(
-        self, served: ServedModel, body: Body, upload: Upload | None = None, left_out: Sequence[int] = ()
-    ) -> Job:
-        """Queue a change of a model, which uses the upload until it has ended. left_out: images of the upload."""
+    def submit(self, served: ServedModel, body: Body, upload: Upload | None = None) -> Job:
+        """Queue a change of a model, which uses the upload until it has ended."""
         waited = upload is not None and upload.waits
         try:
             body.check(served.snapshot)
+            left_out = body.leave_out if isinstance(body, Teach) else []
             images = () if upload is None else upload.without(left_out)
             change = Change(served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
             job = Job(kind=body.kind, model=served.name, preview=getattr(body, "preview", False))
@@ -80,9 +79,9 @@ class State:
             self.jobs.forget_ended(served.name)  # their results name images
         erased = {body.name} if done and isinstance(body, Forget) and body.for_good else set()
         gone = self.refresh(served, erased)
-        if done and outcome.file is not None:
+        if done and isinstance(body, Onnx):
             served.drop_export()
-            served.export = outcome.file, f"{served.name}-{served.snapshot.version}.onnx"
+            served.export = change.target, f"{served.name}-{served.snapshot.version}.onnx"
         if gone and isinstance(body, Check | Onnx):  # another program changed the file, so this may know too much
             served.drop_export()
             raise Conflict("the model has forgotten something meanwhile; try again")
