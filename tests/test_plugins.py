@@ -83,7 +83,7 @@ def test_what_is_broken_is_named_when_it_is_asked_for(installed, tmp_path):
 def test_a_server_has_the_routes_of_installed_packages(installed):
     ask = """
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ModelDefaults
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve.server import make_app
 from vqprompt.product.serve.state import State
 

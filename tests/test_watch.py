@@ -17,6 +17,7 @@ from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.file import locked
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.watch import Watch
 
 
@@ -52,7 +53,7 @@ class Inbox:
             self.folder, self.model,
             lambda image, answer: self.answers.update({image.relative_to(self.folder).as_posix(): answer.name}),
             lambda taught: self.lessons.append({c.name: c.images for c in taught.classes}),
-            self.warnings.append, self.sort, "cpu", lambda: Model(size=28, device="cpu"),
+            self.warnings.append, self.sort, ModelDefaults(size=28, device="cpu"),
         )  # fmt: skip
 
     def put(self, image: Path, place: str) -> Path:

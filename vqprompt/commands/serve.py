@@ -45,9 +45,9 @@ def serve(
     for package in ("fastapi", "httptools", "prometheus_client", "python_multipart", "segno", "uvicorn"):
         if find_spec(package) is None:
             raise UserError(f"serve needs more packages ({package} is missing): pip install 'vqprompt[serve]'")
+    from vqprompt.product.model.opening import ModelDefaults
     from vqprompt.product.serve.lan import MEANS, code_to_scan
     from vqprompt.product.serve.limits import Limits
-    from vqprompt.product.serve.models import ModelDefaults
     from vqprompt.product.serve.server import Settings, open_server
 
     if lan and host != "127.0.0.1":
@@ -69,7 +69,6 @@ def serve(
 
     settings = Settings(
         model, example, host, port, token, Limits.parse(limit or []),
-        ModelDefaults(backbone or ModelDefaults.backbone, size, device), tuple(n.lower() for n in allow_host or ()),
-        lan,
+        ModelDefaults.of(backbone, size, device), tuple(n.lower() for n in allow_host or ()), lan,
     )  # fmt: skip
     open_server(settings, print_plain, ready).run()

@@ -82,29 +82,19 @@ def learn(
     [bold]vqprompt learn garden.vqp birds/[/bold], [bold]vqprompt learn garden.vqp a.jpg b.jpg --as heron[/bold],
     [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
-    from vqprompt.core.backbones.registry import BEST, BEST_SIZE
     from vqprompt.product.check.doubts import noticed
     from vqprompt.product.model.efforts import check_effort
-    from vqprompt.product.model.file import changing
-    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.opening import ModelDefaults, changing
 
     check_effort(effort)
-    if backbone == "best":
-        backbone, size = BEST, size or BEST_SIZE
-
-    def opened() -> Model:
-        if not model.exists():
-            return Model(backbone or "vit-s14", size=size, device=device)
-        there = Model.load(model, device=device, backbone=backbone)
-        if size not in (None, there.backbone.size):
-            raise UserError(
-                f"{model}: this model looks at images of {there.backbone.size} px, and --size {size} is for new "
-                "models; leave it out, or make another model"
-            )
-        return there
-
     source = images if len(images) > 1 else images[0]
-    with changing(model, opened) as changed, progress_bar() as progress:
+    defaults = ModelDefaults.of(backbone, size, device)
+    with changing(model, defaults.open) as changed, progress_bar() as progress:
+        if model.exists() and defaults.size not in (None, changed.backbone.size):
+            raise UserError(
+                f"{model}: this model looks at images of {changed.backbone.size} px, and --size {defaults.size} is for "
+                "new models; leave it out, or make another model"
+            )
         taught = changed.learn(
             source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
             seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
@@ -301,10 +291,9 @@ def cache(clear: bool = flag("--clear", "Delete it.")) -> None:
 
 
 def _changing(path: Path) -> AbstractContextManager[Model]:
-    from vqprompt.product.model.file import changing
-    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.opening import changing  # slow to import
 
-    return changing(path, lambda: Model.load(path))
+    return changing(path)
 
 
 def _listed(path: Path | None) -> list[str]:

@@ -24,8 +24,8 @@ from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import lock_file
 from vqprompt.core.words import counted
-from vqprompt.product.model.file import changing
 from vqprompt.product.model.model import Model
+from vqprompt.product.model.opening import ModelDefaults, changing
 from vqprompt.product.model.pictures import check_spelling, clean_name
 from vqprompt.product.model.predicting import Answer
 from vqprompt.product.model.teaching import Taught
@@ -39,7 +39,7 @@ Stamp = tuple[int, ...]
 @dataclass(eq=False)
 class Watch:
     """folder: new images appear in it, and sub-folders named by class. model: its file, which may be new. sort: move
-    answered images to sorted/CLASS. new_model: makes a model if there is no file. answered: called with an image and
+    answered images to sorted/CLASS. answered: called with an image and
     what it is. taught: called after a teaching. warn: called with each problem once; the watch goes on."""
 
     folder: Path
@@ -48,8 +48,7 @@ class Watch:
     taught: Callable[[Taught], None]
     warn: Callable[[str], None]
     sort: bool = False
-    device: str = "auto"
-    new_model: Callable[[], Model] = Model
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
     _seen: dict[Path, Stamp] = field(init=False, default_factory=dict)  # at the last look
     _done: dict[Path, Stamp] = field(init=False, default_factory=dict)
     _moved: set[Stamp] = field(init=False, default_factory=set)  # images that left the folder of their class
@@ -111,7 +110,7 @@ class Watch:
         return parts[0] if len(parts) > 1 else ""
 
     def _teach(self, classes: dict[Path, str]) -> None:
-        with changing(self.model, lambda: self._open() if self.model.exists() else self.new_model()) as model:
+        with changing(self.model, self.defaults.open) as model:
             for name in set(classes.values()):
                 try:
                     check_spelling(model.classes, [clean_name(name)])
@@ -180,7 +179,7 @@ class Watch:
         """The model as its file is now; other programs may teach it as well."""
         stamp = _stamp(self.model)
         if self._loaded is None or self._loaded[0] != stamp:
-            self._loaded = stamp, Model.load(self.model, device=self.device)
+            self._loaded = stamp, self.defaults.open(self.model)
         return self._loaded[1]
 
     def _warn_once(self, message: str) -> None:

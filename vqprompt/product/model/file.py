@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save as pack_tensors
@@ -31,9 +30,6 @@ from vqprompt.product.model.parsing import FORMAT, VERSION, checksum, parse, par
 from vqprompt.product.model.parsing import ModelError as ModelError  # readers and writers raise it
 from vqprompt.product.model.records import ClassRecord
 from vqprompt.product.model.versions import Stored
-
-if TYPE_CHECKING:
-    from vqprompt.product.model.model import Model
 
 BYTES_KEPT = 64 << 20  # of what only other versions have
 
@@ -176,14 +172,3 @@ def locked(path: Path) -> AbstractContextManager[None]:
         raise _is_folder(path)
     busy = f"{path}: another process is teaching this model; wait until it is done"
     return lock_file(path.with_name(f".{path.name}.lock"), busy)
-
-
-@contextmanager
-def changing(path: Path, opened: Callable[[], Model]) -> Iterator[Model]:
-    """A model that replaces its file when the block ends, if it has changed then. opened: the model, or a new one."""
-    with locked(path):
-        model = opened()
-        version = model.knowledge.version
-        yield model
-        if model.knowledge.version != version:
-            model.save(path, locked=True)

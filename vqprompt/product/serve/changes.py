@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,12 +21,12 @@ from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.correcting import check_known
 from vqprompt.product.model.efforts import check_effort
-from vqprompt.product.model.file import changing
 from vqprompt.product.model.model import Model
+from vqprompt.product.model.opening import ModelDefaults, changing
 from vqprompt.product.model.pictures import Picture, check_spelling
 from vqprompt.product.serve.errors import Conflict, NotThere
 from vqprompt.product.serve.images import Thumbnail, thumbnails
-from vqprompt.product.serve.models import ModelDefaults, Snapshot
+from vqprompt.product.serve.models import Snapshot
 
 Tell = Callable[[Progress], None]
 
@@ -57,7 +56,7 @@ class Outcome:
 @contextmanager
 def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
     """The model, which replaces its file when the block ends, if it has changed then."""
-    with changing(change.path, partial(change.defaults.open, change.path)) as model:
+    with changing(change.path, change.defaults.open) as model:
         yield model
         tell(Progress(Stage.STATISTICS, 1, 1, detail="writing the model"))  # the last moment to cancel
 
@@ -119,9 +118,7 @@ class Check(Body):
     def do(self, change: Change, tell: Tell) -> Outcome:
         from vqprompt.product.check.check import check as check_images  # slow to import
 
-        defaults, model = change.defaults, change.defaults.open(change.path)
-        known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
-        report = check_images(change.images, device=defaults.device, progress=tell, **known)
+        report = check_images(change.images, model=change.defaults.open(change.path), progress=tell)
         number = {image.where: place for place, image in enumerate(change.images)}
         told = report.to_json()
         for finding in told["findings"]:  # a page knows images by their place in the upload

@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -93,19 +93,14 @@ class Guard:
         self.arriving = 0  # bytes of all bodies that are on their way or being answered, counted when they arrive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return  # no web sockets here
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
         most = self._most_bytes(scope, headers)
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.metrics.requests.labels(scope["method"], str(message["status"])).inc()
-                sent = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    sent.setdefault(name, value)
             await send(message)
 
         try:

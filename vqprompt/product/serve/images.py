@@ -145,28 +145,26 @@ class Uploads:
         return [upload for upload in list(self._uploads.values()) if upload.model == model and upload.waits]
 
     def release(self, upload: Upload) -> None:
-        """Nobody uses it any more."""
+        """No job uses it any more."""
         upload.in_use = False
-        if not upload.waits:
-            self._delete(upload)
+        self.tidy()
 
     def delete(self, upload: Upload) -> None:
         if upload.in_use:
             raise Conflict("a job is using this upload; cancel the job first")
         self._delete(upload)
 
-    def delete_expired(self) -> None:
-        for upload in list(self._uploads.values()):
-            if not upload.in_use and time.monotonic() >= upload.expires:
-                self._delete(upload)
-
     def forget_classes(self, model: str, labels: Set[str]) -> None:
         """Delete what waits to be taught as one of these classes; what a job is using, when the job has ended."""
         for upload in self.waiting(model):
-            if any(image.label in labels for image in upload.images):
-                upload.waits = False
-                if not upload.in_use:
-                    self._delete(upload)
+            upload.waits = all(image.label not in labels for image in upload.images)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete what does not wait to be taught, or not any more."""
+        for upload in list(self._uploads.values()):
+            if not (upload.in_use or (upload.waits and time.monotonic() < upload.expires)):
+                self._delete(upload)
 
     def _delete(self, upload: Upload) -> None:
         self._uploads.pop(upload.id, None)

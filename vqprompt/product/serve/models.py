@@ -16,23 +16,8 @@ import numpy as np
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve.errors import Conflict, NotThere
-
-
-@dataclass(frozen=True)
-class ModelDefaults:
-    """How to make a model that does not exist yet, and where to compute."""
-
-    backbone: str = "vit-s14"
-    size: int | None = None
-    device: str = "auto"
-
-    def open(self, path: Path) -> Model:
-        if not path.exists():
-            return Model(self.backbone, size=self.size, device=self.device)
-        # None: the weights are where the model's file says
-        weights = self.backbone if self.backbone != ModelDefaults.backbone else None
-        return Model.load(path, device=self.device, backbone=weights)
 
 
 @dataclass(eq=False)

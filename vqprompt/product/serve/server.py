@@ -28,13 +28,14 @@ from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
 from vqprompt.core.plugins import Registry
 from vqprompt.product import example
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve import api_models, api_predict
 from vqprompt.product.serve.errors import as_response
-from vqprompt.product.serve.guard import Connection, Guard, check_token, is_local
+from vqprompt.product.serve.guard import HEADERS, Connection, Guard, check_token, is_local
 from vqprompt.product.serve.images import thumbnail
 from vqprompt.product.serve.lan import certificate, network_address
 from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel, warn
+from vqprompt.product.serve.models import ModelFolder, ServedModel, warn
 from vqprompt.product.serve.state import State
 
 UNNAMED = "my-model.vqp"
@@ -130,6 +131,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app, ws="none", access_log=False, log_level="warning", http=Connection, server_header=False,
             timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
+            headers=list(HEADERS.items()),
             ssl_certfile=certificate(host, cache_folder() / "certificates") if settings.lan else None,
         )  # fmt: skip
         super().__init__(config)

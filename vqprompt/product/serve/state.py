@@ -12,6 +12,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from vqprompt.core.errors import UserError
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.changes import Body, Change, Check, Forget, Onnx, Outcome, Teach, Unlearn
 from vqprompt.product.serve.errors import Conflict
@@ -19,7 +20,7 @@ from vqprompt.product.serve.images import Gallery, Upload, Uploads, private_fold
 from vqprompt.product.serve.jobs import Job, Jobs
 from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
+from vqprompt.product.serve.models import ModelFolder, ServedModel
 
 
 class State:
@@ -108,7 +109,7 @@ class State:
 
     def tidy(self) -> None:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
-        self.uploads.delete_expired()
+        self.uploads.tidy()
         self.jobs.when_idle(lambda: self.models.look_again(self.refresh))
 
 
