@@ -34,7 +34,6 @@ from vqprompt.product.serve.models import without_folder
 
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
-SECONDS_BETWEEN_UPDATES = 0.1
 CANCEL = "cancel"  # the server sends this to stop the running change
 
 
@@ -241,16 +240,11 @@ def _end_with_the_server() -> None:
 
 
 def _do(change: Change, connection: Connection) -> Outcome:
-    last = 0.0
-
     def tell(event: Progress) -> None:
-        nonlocal last
         if connection.poll():
             connection.recv()
             raise Cancelled
-        if time.monotonic() - last > SECONDS_BETWEEN_UPDATES or event.done == event.total:
-            last = time.monotonic()
-            connection.send(event)
+        connection.send(event)
 
     try:
         return change.body.do(change, tell)
