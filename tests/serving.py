@@ -19,8 +19,8 @@ from conftest import command_environment
 from drawings import write_drawings
 
 from vqprompt.product.model.opening import ModelDefaults
-from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.server import Server, Settings, open_server
+from vqprompt.product.serve.server import Server, open_server
+from vqprompt.product.serve.settings import Limits, Settings
 
 SIZE = 28
 

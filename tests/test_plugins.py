@@ -82,12 +82,11 @@ def test_what_is_broken_is_named_when_it_is_asked_for(installed, tmp_path):
 
 def test_a_server_has_the_routes_of_installed_packages(installed):
     ask = """
-from vqprompt.product.serve.limits import Limits
-from vqprompt.product.model.opening import ModelDefaults
+from vqprompt.product.serve.settings import Settings
 from vqprompt.product.serve.server import make_app
 from vqprompt.product.serve.state import State
 
-state = State(Limits(), ModelDefaults())
+state = State(Settings())
 print(make_app(state, lambda: None).url_path_for("webhook", name="garden"))
 state.close()
 """

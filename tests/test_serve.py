@@ -23,8 +23,8 @@ from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.model.parsing import checksum, parse_metadata
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.jobs import Jobs
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelFolder
+from vqprompt.product.serve.settings import Limits
 
 
 @pytest.fixture(scope="session")

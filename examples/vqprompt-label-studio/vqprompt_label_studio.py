@@ -32,8 +32,8 @@ from vqprompt.product.model.pictures import content_id
 from vqprompt.product.serve.changes import Relabel, Teach
 from vqprompt.product.serve.errors import Refused
 from vqprompt.product.serve.jobs import Job
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ServedModel, warn
+from vqprompt.product.serve.settings import Limits
 from vqprompt.product.serve.state import Serving, State, ThisModel
 
 router = APIRouter(prefix="/label-studio/{name}", include_in_schema=False)

@@ -47,8 +47,8 @@ def serve(
             raise UserError(f"serve needs more packages ({package} is missing): pip install 'vqprompt[serve]'")
     from vqprompt.product.model.opening import ModelDefaults
     from vqprompt.product.serve.lan import MEANS, code_to_scan
-    from vqprompt.product.serve.limits import Limits
-    from vqprompt.product.serve.server import Settings, open_server
+    from vqprompt.product.serve.server import open_server
+    from vqprompt.product.serve.settings import Limits, Settings
 
     if lan and host != "127.0.0.1":
         raise UserError(f"--lan chooses the address itself; leave out --host {host}")

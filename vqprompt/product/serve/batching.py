@@ -21,9 +21,9 @@ from vqprompt.core.errors import UserError
 from vqprompt.product.model.network import on_gpu
 from vqprompt.product.model.predicting import Answer
 from vqprompt.product.serve.errors import Busy, Conflict, Refused
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import Snapshot
+from vqprompt.product.serve.settings import Limits
 
 Given = bytes | np.ndarray
 PER_CORE = 8  # images of a batch; more would make the first one wait for the last

@@ -32,8 +32,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve.errors import NotAnImage, Refused, as_response
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
+from vqprompt.product.serve.settings import Settings
 
 SHORTEST_TOKEN = 12
 OPEN = ("/", "/docs", "/v2/health/live", "/v2/health/ready")  # without a token: pages without data, and probes
@@ -80,16 +80,13 @@ def check_token(host: str, token: str | None) -> None:
 
 
 class Guard:
-    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any. behind:
-    names under which a proxy offers it."""
+    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any."""
 
-    def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, token: str | None = None,
-        hosts: frozenset[str] | None = None, behind: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
-        self.app, self.limits, self.metrics = app, limits, metrics
-        self.hosts, self.behind = None if hosts is None else hosts | behind, behind
-        self._token = None if token is None else _digest(token)
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app, self.limits, self.metrics, self.behind = app, settings.limits, metrics, settings.allow_hosts
+        local = {"localhost", "127.0.0.1", "::1", settings.host.lower()}
+        self.hosts = local.union(self.behind) if is_local(settings.host) else None
+        self._token = None if settings.token is None else _digest(settings.token)
         self.arriving = 0  # bytes of all bodies that are on their way or being answered, counted when they arrive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,7 +27,7 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import delete_abandoned, partial_path
 from vqprompt.product.model.pictures import Given, Picture, content_id
 from vqprompt.product.serve.errors import Busy, Conflict, NotThere
-from vqprompt.product.serve.limits import Limits
+from vqprompt.product.serve.settings import Limits
 
 LONGEST_NAME = 120
 SIDE = 96  # px of a thumbnail

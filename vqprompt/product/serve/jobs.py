@@ -28,9 +28,9 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
 from vqprompt.product.serve.changes import Change, Outcome
 from vqprompt.product.serve.errors import Busy, NotThere
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import without_folder
+from vqprompt.product.serve.settings import Limits
 
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed

@@ -8,7 +8,7 @@ import socket
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,13 @@ from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
 from vqprompt.core.plugins import Registry
 from vqprompt.product import example
-from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve import api_models, api_predict
 from vqprompt.product.serve.errors import as_response
-from vqprompt.product.serve.guard import HEADERS, Connection, Guard, check_token, is_local
+from vqprompt.product.serve.guard import HEADERS, Connection, Guard, check_token
 from vqprompt.product.serve.images import thumbnail
 from vqprompt.product.serve.lan import certificate, network_address
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelFolder, ServedModel, warn
+from vqprompt.product.serve.settings import Settings
 from vqprompt.product.serve.state import State
 
 UNNAMED = "my-model.vqp"
@@ -45,22 +44,6 @@ DESCRIPTION = """Teach a model classes of images, ask it, and look at what it kn
 Errors are JSON, `{"error": "…"}`, with a message that says what to do. If the server has a token, send
 `Authorization: Bearer TOKEN`."""
 SECONDS_TO_END = 3  # for answers that are being sent when the server is stopped
-
-
-@dataclass(frozen=True)
-class Settings:
-    """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it.
-    allow_hosts: names under which a proxy offers the server. lan: for phones on the same network, with https."""
-
-    model: Path | None = None
-    example: bool = False
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    defaults: ModelDefaults = field(default_factory=ModelDefaults)
-    allow_hosts: tuple[str, ...] = ()
-    lan: bool = False
 
 
 def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -> ModelFolder:
@@ -93,7 +76,7 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
     check_token(settings.host, settings.token)
     with ExitStack() as opened:
         listening = opened.enter_context(_listen(settings.host, settings.port))
-        state = opened.enter_context(closing(State(settings.limits, settings.defaults)))
+        state = opened.enter_context(closing(State(settings)))
         state.models = find_models(settings, state.folder, say)
         state.models.look_again(state.refresh)
         if not list(state.models):
@@ -125,13 +108,11 @@ class Server(uvicorn.Server):
         self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
         if settings.lan:
             self.url = state.phone_url = f"{self.url}#token={settings.token}"
-        limits, behind = settings.limits, frozenset(settings.allow_hosts)
-        own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
-        app = Guard(make_app(state, lambda: ready(self.url)), limits, state.metrics, settings.token, own, behind)
+        app = Guard(make_app(state, lambda: ready(self.url)), settings, state.metrics)
         config = uvicorn.Config(
             app, ws="none", access_log=False, log_level="warning", http=Connection, server_header=False,
-            timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
-            headers=list(HEADERS.items()),
+            timeout_keep_alive=int(settings.limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END,
+            proxy_headers=False, headers=list(HEADERS.items()),
             ssl_certfile=certificate(host, cache_folder() / "certificates") if settings.lan else None,
         )  # fmt: skip
         super().__init__(config)

@@ -12,22 +12,22 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from vqprompt.core.errors import UserError
-from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.changes import Body, Change, Check, Forget, Onnx, Outcome, Teach, Unlearn
 from vqprompt.product.serve.errors import Conflict
 from vqprompt.product.serve.images import Gallery, Upload, Uploads, private_folder
 from vqprompt.product.serve.jobs import Job, Jobs
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import ModelFolder, ServedModel
+from vqprompt.product.serve.settings import Settings
 
 
 class State:
     """Made once per server; the routes work with it."""
 
-    def __init__(self, limits: Limits, defaults: ModelDefaults) -> None:
-        self.models, self.limits = ModelFolder([], defaults), limits
+    def __init__(self, settings: Settings) -> None:
+        self.limits = limits = settings.limits
+        self.models = ModelFolder([], settings.defaults)
         self.folder: Path = private_folder()
         self.metrics = Metrics()
         self.gallery = Gallery(int(limits.thumbnails))
