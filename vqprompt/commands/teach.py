@@ -114,14 +114,15 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     """
     from vqprompt.product.model.model import Model
 
-    facts = Model.load(model).show()
+    loaded = Model.load(model)
+    facts = loaded.show()
     if as_json:
         print_json(facts, indent=2)
         return
-    rows = []
-    for c in facts["classes"]:
-        last_taught = c["taught"][-1][:10] if c["taught"] else ""
-        rows.append((c["name"], str(c["images"]), percent(c["accuracy"]), str(c["kinds"]), last_taught))
+    rows = [
+        (c["name"], str(c["images"]), percent(c["accuracy"]), str(c["kinds"]), "".join(c["taught"][-1:])[:10])
+        for c in facts["classes"]
+    ]
     numbers = ("images", "recognized", "kinds")
     console.print(text_table(("class", *numbers, "last taught"), rows, numbers))
     b = facts["backbone"]
@@ -138,15 +139,10 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         f"{counted(facts['can_undo'], 'step')} to undo",
         "",
     ]
-    for event in facts["history"]:
-        what = f"{event['what']} {event.get('detail', '')}".strip()
-        if "images" in event:
-            effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
-            whose = "none of the classes" if "unknown" in event["classes"] else counted(len(event["classes"]), "class")
-            what = f"learned {counted(event['images'], 'image')} of {whose}{effort}"
-        lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
-    for line in lines:
-        print_plain(line)
+    for event in loaded.history:
+        effort = "" if event.effort == "instant" else f" at effort {event.effort}"
+        lines.append(f"{event.date.replace('T', ' ')[:16]}  {event.what} {event.detail}{effort}")
+    print_plain("\n".join(lines))
 
 
 def relabel(
