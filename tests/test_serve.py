@@ -86,7 +86,7 @@ class TestAsking:
 
         def answer_when_seven_more_wait(batcher, batch):
             if first and first.pop():
-                until(lambda: batcher.waiting() >= 7)
+                until(lambda: len(batcher.waiting) >= 7)
             return answer(batcher, batch)
 
         def answered() -> tuple[float, float]:

@@ -35,9 +35,8 @@ def as_command(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
         for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
     ]
-    signature = own.replace(parameters=[*own.parameters.values(), *more])
-    complete.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads the options from it
-    complete.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    parameters = [*own.parameters.values(), *more]
+    complete.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
     return complete
 
 

@@ -91,6 +91,7 @@ class Jobs:
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
+        metrics.jobs_waiting.set_function(self.waiting)
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "jobs")

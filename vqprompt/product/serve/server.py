@@ -185,8 +185,6 @@ def _add_pages(app: FastAPI, state: State) -> None:
     @app.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus")
     def metrics() -> Response:
         m = state.metrics
-        m.waiting.set(state.batcher.waiting())
-        m.jobs_waiting.set(state.jobs.waiting())
         for served in state.models:
             snapshot = served.snapshot
             m.classes.labels(served.name).set(len(snapshot.model.classes))
