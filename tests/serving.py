@@ -18,9 +18,9 @@ import requests
 from conftest import command_environment
 from drawings import write_drawings
 
-from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ModelDefaults
-from vqprompt.product.serve.server import Server, Settings, open_server
+from vqprompt.product.model.opening import ModelDefaults
+from vqprompt.product.serve.server import Server, open_server
+from vqprompt.product.serve.settings import Limits, Settings
 
 SIZE = 28
 

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +23,26 @@ import requests
 from drawings import write_drawings
 from serving import serving
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "vqprompt-label-studio"
 CONFIG = """<View><Image name="picture" value="$image"/><Choices name="what" toName="picture">
 <Choice value="apple"/><Choice value="bicycle"/><Choice value="car"/></Choices></View>"""
 USER, PASSWORD = "a@example.org", "not-a-secret-1"
 KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory):
+    """The example package, as pip would install it: its folder can be imported from, and its entry points are found."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = tmp_path_factory.mktemp("installed") / "vqprompt_label_studio-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = project["entry-points"]["vqprompt.serve"].items()
+    (about / "entry_points.txt").write_text("\n".join(["[vqprompt.serve]", *(f"{name} = {at}" for name, at in points)]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE)
+        patch.syspath_prepend(about.parent)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +116,19 @@ def test_a_project_that_has_no_classes_for_images_is_refused(connected, untaught
 def test_a_body_that_lacks_something_is_refused_with_the_name_of_it(connected, untaught, path, body, told):
     answer = untaught.post(f"/label-studio/m/{path}", json=body)
     assert answer.status_code in (400, 422) and told in answer.json()["error"]
+
+
+def test_what_label_studio_answers_may_be_anything_and_the_tasks_wait(connected, monkeypatch, tmp_path, capsys):
+    import vqprompt_label_studio
+
+    monkeypatch.setattr(vqprompt_label_studio.LabelStudio, "request", lambda self, path: b"<html>")
+    with serving(tmp_path / "m.vqp") as client:
+        event = {"action": "ANNOTATION_CREATED", "project": {"id": 1}, "task": {"id": 2}}
+        for _ in range(2):
+            assert client.post("/label-studio/m/webhook", json=event).status_code == 201
+            assert wait_for(lambda: "trying again with the next annotation" in capsys.readouterr().err, 10)
+        (waiting,) = vqprompt_label_studio._waiting.values()
+        assert waiting.annotated == {(1, 2)} and not waiting.teaching.locked()
 
 
 def test_without_an_address_the_way_out_is_told_and_a_token_fits_into_the_url(monkeypatch, tmp_path):

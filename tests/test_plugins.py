@@ -1,4 +1,4 @@
-"""Methods and data sets of other packages: one file and an entry point are enough."""
+"""Methods, data sets and routes of other packages: one file and an entry point are enough."""
 
 import json
 import os
@@ -11,27 +11,29 @@ from pathlib import Path
 
 import pytest
 
+from vqprompt.core import plugins
 from vqprompt.core.errors import UserError
-from vqprompt.research import plugins
+from vqprompt.core.plugins import Registry
 from vqprompt.research.paper.execution import Requirements
 from vqprompt.research.paper.grids import find_grid, plan
-from vqprompt.research.plugins import Registry
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "vqprompt-example"
+EXAMPLES = ("vqprompt-example", "vqprompt-label-studio")
 BROKEN = {  # an installed package whose only module cannot be imported, and which takes a name of ours
     "METADATA": "Metadata-Version: 2.1\nName: broken\nVersion: 0.3\n",
-    "entry_points.txt": "[vqprompt.methods]\ncracked = cracked:Cracked\nvq-prompt = cracked:Cracked\n",
+    "entry_points.txt": "[vqprompt.methods]\ncracked = cracked:Cracked\nvq-prompt = cracked:Cracked\n"
+    "[vqprompt.serve]\ncracked = cracked:router\n",
 }
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The example, installed by pip into a folder beside the broken package; the environment that finds both."""
+    """The examples, installed by pip into a folder beside the broken package; the environment that finds all."""
     folder = tmp_path_factory.mktemp("installed")
-    source = shutil.copytree(EXAMPLE, tmp_path_factory.mktemp("source") / "example")  # pip builds in the source folder
+    source = tmp_path_factory.mktemp("source")  # pip builds in the source folder
+    sources = [shutil.copytree(ROOT / "examples" / name, source / name) for name in EXAMPLES]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", folder, source], check=True)
+    subprocess.run([*pip, "--target", folder, *sources], check=True)
     (folder / "cracked.py").write_text("import a_module_that_nobody_has")
     (folder / "broken-0.3.dist-info").mkdir()
     for name, text in BROKEN.items():
@@ -76,6 +78,21 @@ def test_what_is_broken_is_named_when_it_is_asked_for(installed, tmp_path):
     done = vqprompt(installed, "run", "--method", "cracked", "--out", tmp_path / "run", status=2)
     assert "error: 'cracked' (vqprompt.methods) of the package broken cannot be loaded" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_server_has_the_routes_of_installed_packages(installed):
+    ask = """
+from vqprompt.product.serve.settings import Settings
+from vqprompt.product.serve.server import make_app
+from vqprompt.product.serve.state import State
+
+state = State(Settings())
+print(make_app(state, lambda: None).url_path_for("webhook", name="garden"))
+state.close()
+"""
+    done = subprocess.run([sys.executable, "-c", ask], env=installed, capture_output=True, text=True, timeout=600)
+    assert done.stdout == "/label-studio/garden/webhook\n", done.stderr
+    assert "'cracked' (vqprompt.serve) of the package broken cannot be loaded" in done.stderr
 
 
 def test_another_machine_must_have_the_package_in_the_same_version():

@@ -23,8 +23,8 @@ from vqprompt.product.model.file import checksum, parse_metadata
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.serve.batching import Batcher
 from vqprompt.product.serve.jobs import Jobs
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ModelFolder
+from vqprompt.product.serve.settings import Limits
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +86,7 @@ class TestAsking:
 
         def answer_when_seven_more_wait(batcher, batch):
             if first and first.pop():
-                until(lambda: batcher.waiting() >= 7)
+                until(lambda: len(batcher.waiting) >= 7)
             return answer(batcher, batch)
 
         def answered() -> tuple[float, float]:
@@ -328,6 +328,15 @@ def test_the_story_of_a_model(tmp_path, pictures):
         ):
             answer = client.post(f"/models/m/{path}", json=body)
             assert answer.status_code == status and words in answer.json()["error"], (path, answer.text)
+
+
+def test_the_first_lesson_of_a_model_has_a_preview_too(tmp_path, pictures):
+    with serving(tmp_path / "m.vqp") as client:
+        files = [("files", (p.name, p.read_bytes())) for p in of(pictures, "apple")]
+        asked = client.post("/models/m/teach", files=files, data={"label": "apple", "preview": "true"})
+        job = client.wait(asked)
+        assert job["state"] == "done" and job["result"]["images"] == 8, job
+        assert client.about()["classes"] == [] and not (tmp_path / "m.vqp").exists()
 
 
 def test_what_people_decide_about_images_that_wait_is_kept(client, pictures):

@@ -95,7 +95,10 @@ def test_the_best_backbone_is_downloaded_or_the_way_out_is_told(command, drawn, 
         raise OSError(f"no network for {repo}")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    status, _, err = command("learn", tmp_path / "m.vqp", drawn, "--backbone", "best")
-    assert status == 2 and "dinov2-b14 is not on this machine" in err and "Or take vit-s14" in err
+    for given in (["learn", tmp_path / "m.vqp", drawn], ["serve", tmp_path / "m.vqp", "--port", 0]):
+        status, _, err = command(*given, "--backbone", "best")
+        assert status == 2 and "dinov2-b14 is not on this machine" in err and "Or take vit-s14" in err
+    status, _, err = command("watch", drawn, tmp_path / "m.vqp", "--once", "--every", 0.1, "--backbone", "best")
+    assert status == 0 and "dinov2-b14 is not on this machine" in err
     status, out, _ = command("backbones")
     assert status == 0 and "--backbone best takes dinov2-b14 at 224 px" in out

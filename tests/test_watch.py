@@ -17,6 +17,7 @@ from drawings import write_drawings
 from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.file import locked
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.watch import Watch
 
 
@@ -52,7 +53,7 @@ class Inbox:
             self.folder, self.model,
             lambda image, answer: self.answers.update({image.relative_to(self.folder).as_posix(): answer.name}),
             lambda taught: self.lessons.append({c.name: c.images for c in taught.classes}),
-            self.warnings.append, self.sort, "cpu", lambda: Model(size=28, device="cpu"),
+            self.warnings.append, self.sort, ModelDefaults(size=28, device="cpu"),
         )  # fmt: skip
 
     def put(self, image: Path, place: str) -> Path:
@@ -144,6 +145,14 @@ def test_one_bad_image_or_class_does_not_stop_the_others(drawn, taught_file, tmp
     assert Model.load(inbox.model).counts == {"apple": 8, "bicycle": 8, "car": 4}
     for wanted in ("as 'apple', not 'car'", "'unknown' cannot be", "spelled differently from 'apple'", "broken.png"):
         assert sum(wanted in warning for warning in inbox.warnings) == 1, inbox.warnings
+
+
+def test_what_cannot_be_read_is_named_once_also_for_a_new_model(tmp_path):
+    inbox = Inbox(tmp_path)
+    (inbox.folder / "car").mkdir()
+    (inbox.folder / "car" / "broken.png").write_bytes(b"not an image")
+    inbox.watch.run(0, looks=4)
+    assert len(inbox.warnings) == 1 and "broken.png" in inbox.warnings[0] and not inbox.model.exists()
 
 
 def test_a_model_that_others_use_is_waited_for_and_their_changes_are_seen(drawn, taught_file, tmp_path):

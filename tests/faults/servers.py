@@ -17,10 +17,10 @@ from serving import Client
 from faults.tiny import scene
 from vqprompt import Model
 from vqprompt.core.progress import Progress
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve.jobs import CANCEL, Job, Jobs, _do
-from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ModelDefaults
-from vqprompt.product.serve.server import Settings, open_server
+from vqprompt.product.serve.server import open_server
+from vqprompt.product.serve.settings import Limits, Settings
 
 SECONDS = 20  # that a server may take for anything, on a busy machine
 

@@ -6,7 +6,6 @@ import atexit
 import errno
 import gc
 import os
-import sys
 import traceback
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import accept_all_characters, print_error, verbosity
 from vqprompt.commands.interrupted import as_command, report_interruption
-from vqprompt.commands.options import option, option_value
+from vqprompt.commands.options import option, out_folder
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.search import search
@@ -92,7 +91,7 @@ def main() -> None:
     try:
         app()
     except ProcessLost as error:
-        end_run(LOST_STATUS, partial(report_interruption, sys.argv, str(error)), lost=True)
+        end_run(LOST_STATUS, partial(report_interruption, str(error)), lost=True)
     except Exception as error:
         explanation = explain(error)
         if verbosity.verbose:
@@ -125,6 +124,6 @@ def explain_disk_error(error: Exception) -> str | None:
     named = getattr(error, "filename", None)
     if number is None or (named is None and number not in DISK_ERRORS):
         return None
-    path = str(named or option_value(sys.argv, "--out") or "writing a file")
+    path = str(named or out_folder() or "writing a file")
     hint = DISK_ERRORS.get(number) or f"{os.strerror(number)}; check the path"
     return f"{path if len(path) <= 200 else path[:200] + '…'}: {hint}"

@@ -168,7 +168,8 @@ def run_with_bars(
     total = total or len(todo)
     together = counted(total, "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
-    with Bars(console) as bars:
+    bars = Bars(console)
+    with bars.live:
         if total > 1:
             bars.start(together, total=total)
 

@@ -23,7 +23,7 @@ def check(
     classes: ClassFolders = None,
     model: Path | None = option("A model that these images are for; what it knows helps to judge.", metavar="FILE"),
     test: Path | None = option("Test images, which must not be among these; FOLDER/test by default.", metavar="FOLDER"),
-    out: Path | None = option("Where to write check.html and exclude.txt; here by default.", metavar="FOLDER"),
+    out: Path = option("Where to write check.html and exclude.txt.", Path(), metavar="FOLDER"),
     size: int | None = option("Image size in px, without a model."),
     backbone: str | None = option("See `vqprompt backbones`, or a weights file."),
     device: Device = "auto",
@@ -45,9 +45,8 @@ def check(
             folder, classes=classes or "", test=test, model=known, backbone=backbone or "vit-s14", size=size,
             device=device, progress=progress,
         )  # fmt: skip
-    place = out or Path()
-    listed = write_list(report, place / "exclude.txt")
-    page = write_page(report, place / "check.html", str(folder), listed)
+    listed = write_list(report, out / "exclude.txt")
+    page = write_page(report, out / "check.html", str(folder), listed)
     if as_json:
         print_json({**report.to_json(), "page": str(page), "list": str(listed)}, indent=2)
     else:

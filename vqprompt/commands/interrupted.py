@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vqprompt.commands.console import SafeConsole, verbosity
-from vqprompt.commands.options import Quiet, Verbose, option_value
+from vqprompt.commands.options import Quiet, Verbose, out_folder
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import end_run
 
@@ -28,32 +28,29 @@ def as_command(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **named)
         except KeyboardInterrupt:
-            end_run(130, lambda: report_interruption(sys.argv), lost=True)
+            end_run(130, report_interruption, lost=True)
 
     own = inspect.signature(command, eval_str=True)
     more = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
         for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
     ]
-    signature = own.replace(parameters=[*own.parameters.values(), *more])
-    complete.__signature__ = signature  # type: ignore[attr-defined]  # Typer reads the options from it
-    complete.__annotations__ = {name: p.annotation for name, p in signature.parameters.items()}
+    parameters = [*own.parameters.values(), *more]
+    complete.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
     return complete
 
 
-def report_interruption(arguments: list[str], reason: str = "interrupted") -> None:
-    """arguments: the command line, as in sys.argv."""
+def report_interruption(reason: str = "interrupted") -> None:
     lines = ["", reason]
-    command = next((word for word in arguments[1:] if not word.startswith("-")), "")
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if command in RESUMABLE_COMMANDS:
-        out = option_value(arguments, "--out") or Path("demo")
-        lines += [*_kept(out), "Go on with:", f"  {_quoted(arguments, '--resume')}"]
+        lines += [*_kept(out_folder() or Path("demo")), "Go on with:", f"  {_quoted('--resume')}"]
     elif command == "learn":
-        lines += [
+        lines.append(
             "The model has not changed: it changes in one step, at the end. To learn, give the same command again."
-        ]
-    elif command == "search" or (command == "bench" and "run" in arguments):
-        lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted(arguments)}"]
+        )
+    elif command == "search" or (command == "bench" and "run" in sys.argv):
+        lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted()}"]
     SafeConsole(stderr=True).print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -75,9 +72,8 @@ def _kept_tasks(folder: Path) -> str:
     return f"{result.learned} of {len(result.tasks)} tasks{part}"
 
 
-def _quoted(arguments: list[str], more: str = "") -> str:
-    """The same command, to be pasted into a shell."""
-    name = Path(arguments[0]).name
+def _quoted(*options: str) -> str:
+    """The same command with these options, to be pasted into a shell."""
+    name = Path(sys.argv[0]).name
     start = ["python", "-m", "vqprompt"] if name == "__main__.py" else [name]
-    rest = [*arguments[1:], more] if more and more not in arguments else arguments[1:]
-    return shlex.join([*start, *rest])
+    return shlex.join([*start, *sys.argv[1:], *(option for option in options if option not in sys.argv)])

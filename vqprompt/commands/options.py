@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,11 +68,9 @@ def numbers(text: str, option: str, wanted: str) -> list[int]:
         raise UserError(f"{option} {text[:100]!r}: expected {wanted}") from None
 
 
-def option_value(arguments: list[str], option: str) -> Path | None:
-    """The value of an option in the command line, given as `--out DIR` or `--out=DIR`."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if argument == option and following:
-            return Path(following)
-        if argument.startswith(f"{option}="):
-            return Path(argument.partition("=")[2])
+def out_folder() -> Path | None:
+    """The folder in the command line, given as `--out DIR` or `--out=DIR`."""
+    for argument, following in pairwise([*sys.argv, ""]):
+        if argument.startswith("--out=") or (argument == "--out" and following):
+            return Path(argument.partition("=")[2] or following)
     return None

@@ -53,7 +53,7 @@ class Bar:
 
 
 class Bars:
-    """Bars by name. Use it as a context manager: bars disappear at its end, lines stay."""
+    """Bars by name, shown inside `with bars.live:`; at its end bars disappear, lines stay."""
 
     def __init__(self, console: Console) -> None:
         from rich import progress as rich  # slow to import, and most commands show no bar
@@ -66,13 +66,6 @@ class Bars:
             console=console, transient=True, disable=verbosity.quiet,
         )  # fmt: skip
         self.bars: dict[str, Bar] = {}
-
-    def __enter__(self) -> Bars:
-        self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.live.stop()
 
     def start(self, name: str, total: float | None = None, where: str = "") -> None:
         """where: the machine, if it is another one."""
@@ -105,6 +98,7 @@ class Bars:
 def progress_bar(console: Console | None = None, title: str = "") -> Iterator[Report]:
     """One bar, and the function that takes its events. Without a console it is on standard error, because standard
     output may be read by other programs."""
-    with Bars(console or Console(stderr=True)) as bars:
+    bars = Bars(console or Console(stderr=True))
+    with bars.live:
         bars.start(title)
         yield lambda event: bars.show(title, event)

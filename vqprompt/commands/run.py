@@ -8,7 +8,6 @@ import signal
 import sys
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +123,7 @@ def run(
         return
     if processes not in (None, started_together()):
         raise UserError(f"--processes {processes}, but {started_together()} were started; leave this option out")
-    ranks = join(partial(report_interruption, sys.argv))
+    ranks = join(report_interruption)
     resolved = ranks.from_first(settle)
     if not ranks.first:
         runner.run(resolved, out, resume)
@@ -179,7 +178,7 @@ def launch(count: int) -> None:
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
-        report_interruption(sys.argv, f"ended by {error.sigval.name}")
+        report_interruption(f"ended by {error.sigval.name}")
         raise typer.Exit(128 + error.sigval) from None
     except ChildFailedError as error:
         statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -198,5 +197,5 @@ def explain_statuses(statuses: dict[int, int], count: int) -> int:
     if killed:
         rank, name = next(iter(killed.items()))
         reason = f"process {rank + 1} of {count} was killed ({name})"
-    report_interruption(sys.argv, f"{reason}, so the others have stopped")
+    report_interruption(f"{reason}, so the others have stopped")
     return 1

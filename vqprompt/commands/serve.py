@@ -42,13 +42,13 @@ def serve(
     [bold]vqprompt serve garden.vqp[/bold], or [bold]vqprompt serve --example[/bold] to try it
     """
     started = time.monotonic()
-    for package in ("fastapi", "prometheus_client", "python_multipart", "segno", "uvicorn"):
+    for package in ("fastapi", "httptools", "prometheus_client", "python_multipart", "segno", "uvicorn"):
         if find_spec(package) is None:
             raise UserError(f"serve needs more packages ({package} is missing): pip install 'vqprompt[serve]'")
+    from vqprompt.product.model.opening import ModelDefaults
     from vqprompt.product.serve.lan import MEANS, code_to_scan
-    from vqprompt.product.serve.limits import Limits
-    from vqprompt.product.serve.models import ModelDefaults
-    from vqprompt.product.serve.server import Settings, open_server
+    from vqprompt.product.serve.server import open_server
+    from vqprompt.product.serve.settings import Limits, Settings
 
     if lan and host != "127.0.0.1":
         raise UserError(f"--lan chooses the address itself; leave out --host {host}")
@@ -69,7 +69,6 @@ def serve(
 
     settings = Settings(
         model, example, host, port, token, Limits.parse(limit or []),
-        ModelDefaults(backbone or ModelDefaults.backbone, size, device), tuple(n.lower() for n in allow_host or ()),
-        lan,
+        ModelDefaults.of(backbone, size, device), tuple(n.lower() for n in allow_host or ()), lan,
     )  # fmt: skip
     open_server(settings, print_plain, ready).run()

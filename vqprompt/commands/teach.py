@@ -5,8 +5,7 @@ A model is one file. Every command reads it, changes it under a lock, and replac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,34 +82,24 @@ def learn(
     [bold]vqprompt learn garden.vqp birds/[/bold], [bold]vqprompt learn garden.vqp a.jpg b.jpg --as heron[/bold],
     [bold]vqprompt learn garden.vqp drones/ --as-unknown[/bold]. To correct it later: relabel, unlearn, merge, undo.
     """
-    from vqprompt.core.backbones.registry import BEST, BEST_SIZE
     from vqprompt.product.check.doubts import noticed
-    from vqprompt.product.model import file as files
     from vqprompt.product.model.efforts import check_effort
-    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.opening import ModelDefaults, changing
 
     check_effort(effort)
-    if backbone == "best":
-        backbone, size = BEST, size or BEST_SIZE
     source = images if len(images) > 1 else images[0]
-    with files.locked(model):
-        if model.exists():
-            changed = Model.load(model, device=device, backbone=backbone)
-            if size not in (None, changed.backbone.size):
-                raise UserError(
-                    f"{model}: this model looks at images of {changed.backbone.size} px, and --size {size} is for new "
-                    "models; leave it out, or make another model"
-                )
-        else:
-            changed = Model(backbone or "vit-s14", size=size, device=device)
-        with progress_bar() as progress:
-            taught = changed.learn(
-                source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
-                seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
-                announce=announce, progress=progress,
-            )  # fmt: skip
-        if taught.images and not preview:
-            changed.save(model, locked=True)
+    defaults = ModelDefaults.of(backbone, size, device)
+    with changing(model, defaults.open) as changed, progress_bar() as progress:
+        if model.exists() and defaults.size not in (None, changed.backbone.size):
+            raise UserError(
+                f"{model}: this model looks at images of {changed.backbone.size} px, and --size {defaults.size} is for "
+                "new models; leave it out, or make another model"
+            )
+        taught = changed.learn(
+            source, label, effort=effort, hold_out=hold_out, skip_broken=skip_broken, exclude=_listed(exclude),
+            seed=seed, on_disk=not no_cache, classes=classes or "", as_unknown=as_unknown, preview=preview,
+            announce=announce, progress=progress,
+        )  # fmt: skip
     line = None if preview else noticed(changed.knowledge.classes, {*taught.new_classes, *taught.grown_classes})
     if as_json:
         print_json({**taught.to_json(), "noticed": line})
@@ -125,14 +114,15 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     """
     from vqprompt.product.model.model import Model
 
-    facts = Model.load(model).show()
+    loaded = Model.load(model)
+    facts = loaded.show()
     if as_json:
         print_json(facts, indent=2)
         return
-    rows = []
-    for c in facts["classes"]:
-        last_taught = c["taught"][-1][:10] if c["taught"] else ""
-        rows.append((c["name"], str(c["images"]), percent(c["accuracy"]), str(c["kinds"]), last_taught))
+    rows = [
+        (c["name"], str(c["images"]), percent(c["accuracy"]), str(c["kinds"]), "".join(c["taught"][-1:])[:10])
+        for c in facts["classes"]
+    ]
     numbers = ("images", "recognized", "kinds")
     console.print(text_table(("class", *numbers, "last taught"), rows, numbers))
     b = facts["backbone"]
@@ -149,15 +139,10 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         f"{counted(facts['can_undo'], 'step')} to undo",
         "",
     ]
-    for event in facts["history"]:
-        what = f"{event['what']} {event.get('detail', '')}".strip()
-        if "images" in event:
-            effort = f" at effort {event['effort']}" if event["effort"] != "instant" else ""
-            whose = "none of the classes" if "unknown" in event["classes"] else counted(len(event["classes"]), "class")
-            what = f"learned {counted(event['images'], 'image')} of {whose}{effort}"
-        lines.append(f"{event['date'].replace('T', ' ')[:16]}  {what}")
-    for line in lines:
-        print_plain(line)
+    for event in loaded.history:
+        effort = "" if event.effort == "instant" else f" at effort {event.effort}"
+        lines.append(f"{event.date.replace('T', ' ')[:16]}  {event.what} {event.detail}{effort}")
+    print_plain("\n".join(lines))
 
 
 def relabel(
@@ -301,17 +286,10 @@ def cache(clear: bool = flag("--clear", "Delete it.")) -> None:
 # ---------------------------------------------------------------------------------------------- helpers
 
 
-@contextmanager
-def _changing(path: Path) -> Iterator[Model]:
-    from vqprompt.product.model import file as files
-    from vqprompt.product.model.model import Model
+def _changing(path: Path) -> AbstractContextManager[Model]:
+    from vqprompt.product.model.opening import changing  # slow to import
 
-    with files.locked(path):
-        model = Model.load(path)
-        before = model.knowledge
-        yield model
-        if model.knowledge is not before:
-            model.save(path, locked=True)
+    return changing(path)
 
 
 def _listed(path: Path | None) -> list[str]:

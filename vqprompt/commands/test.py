@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def test(
     model: ModelPath,
     folder: Path = argument("Images it has not learned: one folder per class, a zip, or a table."),
-    out: Path | None = option("Where to write test.html, test.json, images.csv and classes.csv.", metavar="FOLDER"),
+    out: Path = option("Where to write test.html, test.json, images.csv and classes.csv.", Path(), metavar="FOLDER"),
     before: bool = flag("--before", "Compare with the model before its last teaching."),
     known_only: bool = flag("--known-only", "Refuse images of classes that the model does not know."),
     unknown: bool = option("Whether it may answer unknown.", True),
@@ -55,12 +55,11 @@ def test(
             asked, folder, before=earlier, refuse_unknown_classes=known_only, unknown=unknown, strictness=strictness,
             progress=progress,
         )  # fmt: skip
-    place = out or Path()
-    page = write_page(report, place / "test.html", model.name, str(folder), asked.accuracy)
+    page = write_page(report, out / "test.html", model.name, str(folder), asked.accuracy)
     summary = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **report.to_json()}
-    write_atomically(place / "test.json", json.dumps(summary, ensure_ascii=False, indent=2) + "\n")
-    write_atomically(place / "images.csv", images_csv(report))
-    write_atomically(place / "classes.csv", classes_csv(report))
+    write_atomically(out / "test.json", json.dumps(summary, ensure_ascii=False, indent=2) + "\n")
+    write_atomically(out / "images.csv", images_csv(report))
+    write_atomically(out / "classes.csv", classes_csv(report))
     if as_json:
         print_json(summary)
     else:

@@ -28,7 +28,7 @@ def watch(
 
     [bold]vqprompt watch inbox/ garden.vqp --sort[/bold]; move an image to inbox/kestrel/ to teach it
     """
-    from vqprompt.product.model.model import Model
+    from vqprompt.product.model.opening import ModelDefaults
     from vqprompt.product.model.predicting import Answer
     from vqprompt.product.model.teaching import Taught
     from vqprompt.product.watch import Watch
@@ -42,8 +42,5 @@ def watch(
             names = ", ".join(c.name for c in lesson.classes)
             print_plain(f"learned {counted(lesson.images, 'image')} of {names}")
 
-    def new_model() -> Model:
-        return Model(backbone or "vit-s14", size=size, device=device)
-
-    watch = Watch(folder, model, answered, taught, print_warning, sort, device, new_model)
-    watch.run(every, looks=2 if once else None)
+    defaults = ModelDefaults.of(backbone, size, device)
+    Watch(folder, model, answered, taught, print_warning, sort, defaults).run(every, looks=2 if once else None)

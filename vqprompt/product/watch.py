@@ -24,8 +24,8 @@ from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import lock_file
 from vqprompt.core.words import counted
-from vqprompt.product.model import file as files
 from vqprompt.product.model.model import Model
+from vqprompt.product.model.opening import ModelDefaults, changing
 from vqprompt.product.model.pictures import check_spelling, clean_name
 from vqprompt.product.model.predicting import Answer
 from vqprompt.product.model.teaching import Taught
@@ -39,7 +39,7 @@ Stamp = tuple[int, ...]
 @dataclass(eq=False)
 class Watch:
     """folder: new images appear in it, and sub-folders named by class. model: its file, which may be new. sort: move
-    answered images to sorted/CLASS. new_model: makes a model if there is no file. answered: called with an image and
+    answered images to sorted/CLASS. answered: called with an image and
     what it is. taught: called after a teaching. warn: called with each problem once; the watch goes on."""
 
     folder: Path
@@ -48,8 +48,7 @@ class Watch:
     taught: Callable[[Taught], None]
     warn: Callable[[str], None]
     sort: bool = False
-    device: str = "auto"
-    new_model: Callable[[], Model] = Model
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
     _seen: dict[Path, Stamp] = field(init=False, default_factory=dict)  # at the last look
     _done: dict[Path, Stamp] = field(init=False, default_factory=dict)
     _moved: set[Stamp] = field(init=False, default_factory=set)  # images that left the folder of their class
@@ -111,9 +110,7 @@ class Watch:
         return parts[0] if len(parts) > 1 else ""
 
     def _teach(self, classes: dict[Path, str]) -> None:
-        with files.locked(self.model):
-            model = self._open() if self.model.exists() else self.new_model()
-            before = model.knowledge
+        with changing(self.model, self.defaults.open) as model:
             for name in set(classes.values()):
                 try:
                     check_spelling(model.classes, [clean_name(name)])
@@ -122,9 +119,8 @@ class Watch:
                     self._done |= {path: self._seen[path] for path in classes if classes[path] == name}
                     classes = {path: other for path, other in classes.items() if other != name}
             lessons = self._learn(model, list(classes.items()))
-            if model.knowledge is not before:
-                model.save(self.model, locked=True)
-                self._loaded = _stamp(self.model), model
+        if self.model.exists():
+            self._loaded = _stamp(self.model), model
         self._done |= {path: self._seen[path] for path in classes}
         for taught in lessons:
             for message in taught.broken:
@@ -180,7 +176,7 @@ class Watch:
         """The model as its file is now; other programs may teach it as well."""
         stamp = _stamp(self.model)
         if self._loaded is None or self._loaded[0] != stamp:
-            self._loaded = stamp, Model.load(self.model, device=self.device)
+            self._loaded = stamp, self.defaults.open(self.model)
         return self._loaded[1]
 
     def _warn_once(self, message: str) -> None:

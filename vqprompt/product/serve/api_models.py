@@ -211,7 +211,8 @@ async def _receive(request: Request, state: State, served: ServedModel) -> tuple
 @router.get("/models/{name}/uploads/{upload}", tags=["state"], summary="The images of an upload that waits")
 def waiting_images(upload: ThisUpload) -> dict[str, Any]:
     """revision: of what was decided about them."""
-    images = [{"name": i.name, "label": i.label, "left_out": i.left_out} for i in upload.images]
+    listed = enumerate(upload.images)
+    images = [{"name": i.where, "label": i.label, "left_out": number in upload.left_out} for number, i in listed]
     return {"upload": upload.id, "revision": upload.revision, "images": images}
 
 
@@ -259,7 +260,7 @@ async def teach(request: Request, state: Serving, served: ThisModel) -> Job:
         upload = state.uploads.get(asked.upload, served.name)
         if upload.in_use:
             raise Conflict("another job is already using this upload; wait until it has ended")
-    return state.submit(served, asked, upload, asked.leave_out)
+    return state.submit(served, asked, upload)
 
 
 def _edit(schema: type[Body]) -> Callable[..., Any]:

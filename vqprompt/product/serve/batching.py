@@ -21,9 +21,9 @@ from vqprompt.core.errors import UserError
 from vqprompt.product.model.network import on_gpu
 from vqprompt.product.model.predicting import Answer
 from vqprompt.product.serve.errors import Busy, Conflict, Refused
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import Snapshot
+from vqprompt.product.serve.settings import Limits
 
 Given = bytes | np.ndarray
 PER_CORE = 8  # images of a batch; more would make the first one wait for the last
@@ -42,23 +42,21 @@ class Batcher:
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
         self.most = ON_GPU if on_gpu("auto") else PER_CORE * (os.cpu_count() or 1)
-        self._waiting: deque[_Asked] = deque()
+        self.waiting: deque[_Asked] = deque()
+        metrics.waiting.set_function(lambda: len(self.waiting))
         self._thread = ThreadPoolExecutor(1, "predictions")  # always the same: each one starts threads of its own
         self._working: asyncio.Task[None] | None = None
-
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     async def ask(self, snapshot: Snapshot, images: list[Given], top: int, strictness: float = 0.0) -> list[Answer]:
         """One answer per image, all from the same snapshot. An image that cannot be read raises its error."""
         snapshot.check_taught()
-        if self._waiting and len(self._waiting) + len(images) > self.limits.waiting:
+        if self.waiting and len(self.waiting) + len(images) > self.limits.waiting:
             raise Busy(
-                f"{len(self._waiting)} predictions are already waiting; try again soon", headers={"Retry-After": "1"}
+                f"{len(self.waiting)} predictions are already waiting; try again soon", headers={"Retry-After": "1"}
             )
         loop = asyncio.get_running_loop()
         asked = [_Asked(snapshot, image, top, loop.create_future()) for image in images]
-        self._waiting.extend(asked)
+        self.waiting.extend(asked)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
         try:
@@ -80,25 +78,23 @@ class Batcher:
 
     async def _work(self) -> None:
         """Answer all that wait, batch by batch."""
-        while self._waiting:
+        while self.waiting:
             batch = self._take()
             answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, batch)
             for asked, answer in zip(batch, answers, strict=True):
                 if asked.answer.done():
                     continue
-                if isinstance(answer, UserError | MemoryError):
+                if isinstance(answer, Exception):
                     asked.answer.set_exception(answer)
-                elif isinstance(answer, Exception):
-                    asked.answer.set_exception(Conflict(f"the model cannot answer ({answer!r})"))
                 else:
                     asked.answer.set_result(answer)
 
     def _take(self) -> list[_Asked]:
         """The oldest requests of one snapshot."""
-        first = self._waiting[0].snapshot
+        first = self.waiting[0].snapshot
         batch: list[_Asked] = []
-        while self._waiting and self._waiting[0].snapshot is first and len(batch) < self.most:
-            asked = self._waiting.popleft()
+        while self.waiting and self.waiting[0].snapshot is first and len(batch) < self.most:
+            asked = self.waiting.popleft()
             if not asked.answer.cancelled():  # its client has hung up, or has waited too long
                 batch.append(asked)
         return batch
@@ -109,6 +105,8 @@ class Batcher:
         self.metrics.batch_images.observe(len(batch))
         try:
             return batch[0].snapshot.model.try_answers([a.image for a in batch], top=max(a.top for a in batch))
+        except (UserError, MemoryError) as error:
+            return [error] * len(batch)
         except Exception as error:
             traceback.print_exc()
-            return [error] * len(batch)
+            return [Conflict(f"the model cannot answer ({error!r})")] * len(batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,12 +21,12 @@ from vqprompt.core.progress import Progress, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.correcting import check_known
 from vqprompt.product.model.efforts import check_effort
-from vqprompt.product.model.file import locked
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.pictures import check_spelling
+from vqprompt.product.model.opening import ModelDefaults, changing
+from vqprompt.product.model.pictures import Picture, check_spelling
 from vqprompt.product.serve.errors import Conflict, NotThere
-from vqprompt.product.serve.images import Thumbnail, UploadedImage, thumbnails
-from vqprompt.product.serve.models import ModelDefaults, Snapshot
+from vqprompt.product.serve.images import Thumbnail, thumbnails
+from vqprompt.product.serve.models import Snapshot
 
 Tell = Callable[[Progress], None]
 
@@ -39,31 +39,26 @@ class Change:
     path: Path
     defaults: ModelDefaults
     body: Body
-    images: tuple[UploadedImage, ...]
+    images: tuple[Picture, ...]
     target: Path
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a change has ended. file: what it made."""
+    """How a change has ended."""
 
     state: Literal["done", "failed", "cancelled"]
     result: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     thumbnails: tuple[Thumbnail, ...] = ()
-    file: Path | None = None
 
 
 @contextmanager
 def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
     """The model, which replaces its file when the block ends, if it has changed then."""
-    with locked(change.path):
-        model = change.defaults.open(change.path)
-        before = model.knowledge
+    with changing(change.path, change.defaults.open) as model:
         yield model
-        if model.knowledge is not before:
-            tell(Progress(Stage.STATISTICS, 1, 1, detail="writing the model"))  # the last moment to cancel
-            model.save(change.path, locked=True)
+        tell(Progress(Stage.STATISTICS, 1, 1, detail="writing the model"))  # the last moment to cancel
 
 
 PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
@@ -109,9 +104,8 @@ class Teach(Body):
 
     def do(self, change: Change, tell: Tell) -> Outcome:
         with changed_model(change, tell) as model:
-            pictures = [replace(i.picture(), label=NO_LABEL if self.as_unknown else i.label) for i in change.images]
             taught = model.learn(
-                pictures, effort=self.effort, as_unknown=self.as_unknown, preview=self.preview, skip_broken=True,
+                change.images, effort=self.effort, as_unknown=self.as_unknown, preview=self.preview, skip_broken=True,
                 progress=tell,
             )  # fmt: skip
             made = () if self.preview else tuple(thumbnails(change.images))
@@ -124,10 +118,8 @@ class Check(Body):
     def do(self, change: Change, tell: Tell) -> Outcome:
         from vqprompt.product.check.check import check as check_images  # slow to import
 
-        defaults, model = change.defaults, change.defaults.open(change.path)
-        known = {"model": model} if model.classes else {"backbone": defaults.backbone, "size": defaults.size}
-        report = check_images([i.picture() for i in change.images], device=defaults.device, progress=tell, **known)
-        number = {image.name: place for place, image in enumerate(change.images)}
+        report = check_images(change.images, model=change.defaults.open(change.path), progress=tell)
+        number = {image.where: place for place, image in enumerate(change.images)}
         told = report.to_json()
         for finding in told["findings"]:  # a page knows images by their place in the upload
             finding["image"], finding["other"] = number[finding["image"]], number.get(finding["other"])
@@ -242,8 +234,9 @@ class Onnx(Body):
     def do(self, change: Change, tell: Tell) -> Outcome:
         from vqprompt.product.export.onnx import onnx_file  # slow to import
 
-        write_atomically(change.target, onnx_file(change.defaults.open(change.path))[0])
-        return Outcome("done", result={"bytes": change.target.stat().st_size}, file=change.target)
+        content = onnx_file(change.defaults.open(change.path))[0]
+        write_atomically(change.target, content)
+        return Outcome("done", result={"bytes": len(content)})
 
 
 # changes that a JSON body describes, by their kind; the others come with images

@@ -24,17 +24,16 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from vqprompt.core.errors import UserError
 from vqprompt.product.serve.errors import NotAnImage, Refused, as_response
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
+from vqprompt.product.serve.settings import Settings
 
 SHORTEST_TOKEN = 12
 OPEN = ("/", "/docs", "/v2/health/live", "/v2/health/ready")  # without a token: pages without data, and probes
@@ -81,32 +80,24 @@ def check_token(host: str, token: str | None) -> None:
 
 
 class Guard:
-    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any. behind:
-    names under which a proxy offers it."""
+    """ASGI middleware around the whole app. hosts: the names that requests may use for this server; None: any."""
 
-    def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, token: str | None = None,
-        hosts: frozenset[str] | None = None, behind: frozenset[str] = frozenset(),
-    ) -> None:  # fmt: skip
-        self.app, self.limits, self.metrics = app, limits, metrics
-        self.hosts, self.behind = None if hosts is None else hosts | behind, behind
-        self._token = None if token is None else _digest(token)
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app, self.limits, self.metrics, self.behind = app, settings.limits, metrics, settings.allow_hosts
+        local = {"localhost", "127.0.0.1", "::1", settings.host.lower()}
+        self.hosts = local.union(self.behind) if is_local(settings.host) else None
+        self._token = None if settings.token is None else _digest(settings.token)
         self.arriving = 0  # bytes of all bodies that are on their way or being answered, counted when they arrive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return  # no web sockets here
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        headers = Headers(scope=scope)
         most = self._most_bytes(scope, headers)
 
         async def reply(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.metrics.requests.labels(scope["method"], str(message["status"])).inc()
-                sent = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    sent.setdefault(name, value)
             await send(message)
 
         try:
@@ -142,15 +133,15 @@ class Guard:
         finally:
             self.arriving -= size
 
-    def _most_bytes(self, scope: Scope, headers: dict[str, str]) -> int:
+    def _most_bytes(self, scope: Scope, headers: Headers) -> int:
         last = scope["path"].rpartition("/")[2]
         if headers.get("content-type", "").startswith("multipart/") and last in ("teach", "uploads"):
             return int(self.limits.upload_mb * 1e6)
         return int(self.limits.image_mb * 1e6) if last in ("predict", "infer", "attention") else JSON_BYTES
 
-    def _check(self, scope: Scope, headers: dict[str, str], most: int) -> None:
+    def _check(self, scope: Scope, headers: Headers, most: int) -> None:
         path, host = scope["path"], headers.get("host", "")
-        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        if len(headers.getlist("host")) > 1:
             raise Refused("the request has several Host headers; send one")
         if self.hosts is not None and _name(host) not in self.hosts:
             advice = "use the address that it printed, or start it with --allow-host"
@@ -177,7 +168,7 @@ class Guard:
         address = origin.partition("://")[2]
         return address != host and _name(address) not in self.behind
 
-    def _knows(self, headers: dict[str, str]) -> bool:
+    def _knows(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         assert self._token is not None
         if basic := scheme.lower() == "basic":  # as in http://any:TOKEN@SERVER/, for programs that know no other way
@@ -207,11 +198,9 @@ def _name(host: str) -> str:
 # ---------------------------------------------------------------------------------------------- connections
 
 
-class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """due: what the client must do in time, and the timer that ends the connection otherwise."""
-
-    limits: Limits
-    due: dict[str, asyncio.TimerHandle]
+class Connection(HttpToolsProtocol):
+    """The protocol for uvicorn. due: what the client must do in time, and the timer that ends the connection otherwise.
+    heard: when the client has last sent something."""
 
     @property
     def is_between_requests(self) -> bool:
@@ -221,16 +210,19 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def awaits_client(self) -> bool:
         """To send the rest of a request, or to read the answer. Clients that send further requests before they have
         read an answer count too: they could keep the connection busy for ever."""
-        unread = "read" in self.due or bool(getattr(self, "pipeline", ()))
+        unread = "read" in self.due or bool(self.pipeline)
         return self.is_between_requests or self.cycle.more_body or unread
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self.due = {}
-        others = [other for other in self.connections if not other.transport.is_closing()]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        assert isinstance(self.config.app, Guard)
+        self.limits = self.config.app.limits
+        self.due: dict[str, asyncio.TimerHandle] = {}
+        connections = (other for other in self.connections if isinstance(other, Connection))
+        others = [other for other in connections if not other.transport.is_closing()]
         waiting = [other for other in others if other.awaits_client]
         full = len(others) >= self.limits.connections - 1
         if full and waiting:
-            min(waiting, key=lambda other: other.heard).hang_up()
+            min(waiting, key=lambda other: other.heard).transport.abort()
             full = False
         self.limit_concurrency = 0 if full else None  # uvicorn's own count has requests of clients that have left, too
         super().connection_made(transport)
@@ -260,21 +252,12 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_lost(self, exc: Exception | None) -> None:
         for what in list(self.due):
             self._done(what)
-        if hasattr(self, "pipeline"):
-            self.pipeline.clear()  # requests that wait behind the one whose answer nobody reads any more
+        self.pipeline.clear()  # requests that wait behind the one whose answer nobody reads any more
         super().connection_lost(exc)
 
-    def hang_up(self) -> None:
-        self.transport.abort()
-
     def _expect(self, what: str, seconds: float) -> None:
-        self.due[what] = self.loop.call_later(seconds, self.hang_up)
+        self.due[what] = self.loop.call_later(seconds, self.transport.abort)
 
     def _done(self, what: str) -> None:
         if what in self.due:
             self.due.pop(what).cancel()
-
-
-def with_deadlines(limits: Limits) -> type[Any]:
-    """The protocol for uvicorn."""
-    return type("Connection", (_Connection,), {"limits": limits})

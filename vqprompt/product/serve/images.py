@@ -14,20 +14,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from vqprompt.core.data import decode as decoding
+from vqprompt.core.data.decode import decode, open_image
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import delete_abandoned, partial_path
-from vqprompt.product.model.pictures import Picture, content_id
+from vqprompt.product.model.pictures import Given, Picture, content_id
 from vqprompt.product.serve.errors import Busy, Conflict, NotThere
-from vqprompt.product.serve.limits import Limits
+from vqprompt.product.serve.settings import Limits
 
 LONGEST_NAME = 120
 SIDE = 96  # px of a thumbnail
@@ -50,36 +50,25 @@ def shown_name(name: str | None) -> str:
     return "".join(c if c.isprintable() else "�" for c in last)[:LONGEST_NAME] or "image"
 
 
-@dataclass(frozen=True)
-class UploadedImage:
-    """name: the client's, for messages; no two of an upload are equal. file: where it is on this machine. left_out: it
-    is not to be taught."""
-
-    name: str
-    label: str
-    file: Path
-    left_out: bool = False
-
-    def picture(self) -> Picture:
-        return Picture(self.name, self.label, self.read)
-
-    def read(self) -> bytes:
-        try:
-            return self.file.read_bytes()
-        except OSError as error:
-            raise ImageError(f"{self.name}: cannot be read ({error.strerror})") from None
+def _read(file: Path, name: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ImageError(f"{name}: cannot be read ({error.strerror})") from None
 
 
 @dataclass(eq=False)
 class Upload:
-    """The images of one request. waits: whether a client may still teach it; else it is deleted when its job has ended.
+    """The images of one request, each under its client's name; no two names are equal. left_out: the numbers of those
+    that are not to be taught. waits: whether a client may still teach it; else it is deleted when its job has ended.
     in_use: it is being written, or a job uses it. check, used_by: ids of the job that looked through it, and of the
     last job that used it. revision: of what was decided about its images."""
 
     model: str
     folder: Path
     expires: float
-    images: list[UploadedImage] = field(default_factory=list)
+    images: list[Picture] = field(default_factory=list)
+    left_out: set[int] = field(default_factory=set)
     waits: bool = False
     in_use: bool = True
     revision: int = 0
@@ -94,29 +83,28 @@ class Upload:
         file = self.folder / f"{len(self.images):06}"
         self.folder.mkdir(mode=0o700, exist_ok=True)
         file.write_bytes(content)
-        shown, names = shown_name(name), {image.name for image in self.images}
+        shown, names = shown_name(name), {image.where for image in self.images}
         while shown in names:
             shown += f" ({len(self.images) + 1})"
-        self.images.append(UploadedImage(shown, label, file))
+        self.images.append(Picture(shown, label, partial(_read, file, shown)))
 
     def decide(self, numbers: Sequence[int], label: str | None, left_out: bool | None) -> None:
         """Move images to another class, or leave them out, or take them back in."""
         if self.in_use:
             raise Conflict("a job is using this upload; wait until it has ended")
-        decided: dict[str, Any] = {} if label is None else {"label": label}
-        decided |= {} if left_out is None else {"left_out": left_out}
         for number, image in [(number, self.image(number)) for number in numbers]:
-            self.images[number] = replace(image, **decided)
+            self.images[number] = image if label is None else replace(image, label=label)
+        if left_out is not None:
+            self.left_out = self.left_out.union(numbers) if left_out else self.left_out.difference(numbers)
         self.revision += 1
 
-    def image(self, number: int) -> UploadedImage:
+    def image(self, number: int) -> Picture:
         if not 0 <= number < len(self.images):
             raise NotThere(f"the upload has no image {number}; it has {len(self.images)}, counted from 0")
         return self.images[number]
 
-    def without(self, left_out: Sequence[int]) -> tuple[UploadedImage, ...]:
+    def without(self, numbers: Sequence[int]) -> tuple[Picture, ...]:
         """Its images, except those with these numbers."""
-        numbers = set(left_out)
         kept = tuple(image for number, image in enumerate(self.images) if number not in numbers)
         if not kept:
             raise UserError("no image is left to teach; choose at least one")
@@ -157,28 +145,26 @@ class Uploads:
         return [upload for upload in list(self._uploads.values()) if upload.model == model and upload.waits]
 
     def release(self, upload: Upload) -> None:
-        """Nobody uses it any more."""
+        """No job uses it any more."""
         upload.in_use = False
-        if not upload.waits:
-            self._delete(upload)
+        self.tidy()
 
     def delete(self, upload: Upload) -> None:
         if upload.in_use:
             raise Conflict("a job is using this upload; cancel the job first")
         self._delete(upload)
 
-    def delete_expired(self) -> None:
-        for upload in list(self._uploads.values()):
-            if not upload.in_use and time.monotonic() >= upload.expires:
-                self._delete(upload)
-
     def forget_classes(self, model: str, labels: Set[str]) -> None:
         """Delete what waits to be taught as one of these classes; what a job is using, when the job has ended."""
         for upload in self.waiting(model):
-            if any(image.label in labels for image in upload.images):
-                upload.waits = False
-                if not upload.in_use:
-                    self._delete(upload)
+            upload.waits = all(image.label not in labels for image in upload.images)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete what does not wait to be taught, or not any more."""
+        for upload in list(self._uploads.values()):
+            if not (upload.in_use or (upload.waits and time.monotonic() < upload.expires)):
+                self._delete(upload)
 
     def _delete(self, upload: Upload) -> None:
         self._uploads.pop(upload.id, None)
@@ -208,24 +194,16 @@ class Gallery:
                 self._thumbnails.pop(key, None)
 
 
-def thumbnails(images: Iterable[UploadedImage]) -> Iterator[Thumbnail]:
-    """What cannot be read is left out."""
-    for image in islice(images, THUMBNAILS_PER_TEACHING):
-        try:
-            content = image.read()
-            yield content_id(content), _small_jpeg(decoding.decode(content, image.name, SIDE))
-        except (UserError, OSError):
-            continue
-
-
-def drawn_thumbnails(drawings: Iterable[np.ndarray]) -> Iterator[Thumbnail]:
-    """Of the example's drawings: they are part of the package, so they can be shown."""
-    return ((content_id(drawing), _small_jpeg(Image.fromarray(drawing))) for drawing in drawings)
-
-
-def _small_jpeg(image: Image.Image) -> bytes:
-    image = image.convert("RGB")
+def thumbnail(content: Given, name: str = "") -> Thumbnail:
+    image = decode(content, name, SIDE) if isinstance(content, bytes) else open_image(content)
     image.thumbnail((SIDE, SIDE))
     packed = io.BytesIO()
     image.save(packed, "JPEG", quality=80)
-    return packed.getvalue()
+    return content_id(content), packed.getvalue()
+
+
+def thumbnails(images: Iterable[Picture]) -> Iterator[Thumbnail]:
+    """What cannot be read is left out."""
+    for image in islice(images, THUMBNAILS_PER_TEACHING):
+        with suppress(UserError, OSError):
+            yield thumbnail(image.open(), image.where)

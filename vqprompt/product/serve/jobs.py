@@ -28,13 +28,12 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.progress import Progress
 from vqprompt.product.serve.changes import Change, Outcome
 from vqprompt.product.serve.errors import Busy, NotThere
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
 from vqprompt.product.serve.models import without_folder
+from vqprompt.product.serve.settings import Limits
 
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
-SECONDS_BETWEEN_UPDATES = 0.1
 CANCEL = "cancel"  # the server sends this to stop the running change
 
 
@@ -92,6 +91,7 @@ class Jobs:
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
+        metrics.jobs_waiting.set_function(self.waiting)
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "jobs")
@@ -241,16 +241,11 @@ def _end_with_the_server() -> None:
 
 
 def _do(change: Change, connection: Connection) -> Outcome:
-    last = 0.0
-
     def tell(event: Progress) -> None:
-        nonlocal last
         if connection.poll():
             connection.recv()
             raise Cancelled
-        if time.monotonic() - last > SECONDS_BETWEEN_UPDATES or event.done == event.total:
-            last = time.monotonic()
-            connection.send(event)
+        connection.send(event)
 
     try:
         return change.body.do(change, tell)

@@ -16,23 +16,8 @@ import numpy as np
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
+from vqprompt.product.model.opening import ModelDefaults
 from vqprompt.product.serve.errors import Conflict, NotThere
-
-
-@dataclass(frozen=True)
-class ModelDefaults:
-    """How to make a model that does not exist yet, and where to compute."""
-
-    backbone: str = "vit-s14"
-    size: int | None = None
-    device: str = "auto"
-
-    def open(self, path: Path) -> Model:
-        if not path.exists():
-            return Model(self.backbone, size=self.size, device=self.device)
-        # None: the weights are where the model's file says
-        weights = self.backbone if self.backbone != ModelDefaults.backbone else None
-        return Model.load(path, device=self.device, backbone=weights)
 
 
 @dataclass(eq=False)
@@ -90,8 +75,7 @@ class Snapshot:
 class ServedModel:
     """One model's file, and the snapshot that answers for it. drawings: whether it knows drawings (the example).
     problem: why the file cannot be used as it is now; an older snapshot keeps answering, if there is one. export: the
-    ONNX file that was made of it, and what it is called. annotated: tasks of Label Studio that wait to be taught, as
-    (project, task); a task that is None means all."""
+    ONNX file that was made of it, and what it is called."""
 
     name: str
     path: Path
@@ -99,8 +83,6 @@ class ServedModel:
     drawings: bool = False
     problem: str | None = field(init=False, default=None)
     export: tuple[Path, str] | None = field(init=False, default=None)
-    annotated: set[tuple[int, int | None]] = field(init=False, default_factory=set)
-    annotating: threading.Lock = field(init=False, default_factory=threading.Lock)  # held while these are taught
     current: Snapshot | None = field(init=False, default=None)
     _stamp: tuple[int, ...] | None = field(init=False, default=())  # () before the first look at the file
     loading: threading.Lock = field(init=False, default_factory=threading.Lock)

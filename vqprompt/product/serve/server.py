@@ -8,13 +8,13 @@ import socket
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
@@ -26,14 +26,15 @@ from starlette.exceptions import HTTPException
 from vqprompt._version import __version__
 from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
+from vqprompt.core.plugins import Registry
 from vqprompt.product import example
-from vqprompt.product.serve import api_models, api_predict, label_studio
+from vqprompt.product.serve import api_models, api_predict
 from vqprompt.product.serve.errors import as_response
-from vqprompt.product.serve.guard import Guard, check_token, is_local, with_deadlines
-from vqprompt.product.serve.images import drawn_thumbnails
+from vqprompt.product.serve.guard import HEADERS, Connection, Guard, check_token
+from vqprompt.product.serve.images import thumbnail
 from vqprompt.product.serve.lan import certificate, network_address
-from vqprompt.product.serve.limits import Limits
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel, warn
+from vqprompt.product.serve.models import ModelFolder, ServedModel, warn
+from vqprompt.product.serve.settings import Settings
 from vqprompt.product.serve.state import State
 
 UNNAMED = "my-model.vqp"
@@ -43,22 +44,6 @@ DESCRIPTION = """Teach a model classes of images, ask it, and look at what it kn
 Errors are JSON, `{"error": "…"}`, with a message that says what to do. If the server has a token, send
 `Authorization: Bearer TOKEN`."""
 SECONDS_TO_END = 3  # for answers that are being sent when the server is stopped
-
-
-@dataclass(frozen=True)
-class Settings:
-    """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it.
-    allow_hosts: names under which a proxy offers the server. lan: for phones on the same network, with https."""
-
-    model: Path | None = None
-    example: bool = False
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    defaults: ModelDefaults = field(default_factory=ModelDefaults)
-    allow_hosts: tuple[str, ...] = ()
-    lan: bool = False
 
 
 def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -> ModelFolder:
@@ -91,14 +76,14 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
     check_token(settings.host, settings.token)
     with ExitStack() as opened:
         listening = opened.enter_context(_listen(settings.host, settings.port))
-        state = opened.enter_context(closing(State(settings.limits, settings.defaults)))
+        state = opened.enter_context(closing(State(settings)))
         state.models = find_models(settings, state.folder, say)
         state.models.look_again(state.refresh)
         if not list(state.models):
             advice = "no model in this folder; put .vqp files there, made with vqprompt learn"
             raise UserError(f"{settings.model}: {advice}" if state.models.folder else state.models.get(None).problem)
         if settings.example:
-            state.gallery.add(state.models.get(None).name, drawn_thumbnails(example.example_drawings()[0]))
+            state.gallery.add(state.models.get(None).name, map(thumbnail, example.example_drawings()[0]))
         server = Server(settings, state, listening, ready)
         opened.pop_all()
         return server
@@ -123,12 +108,11 @@ class Server(uvicorn.Server):
         self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
         if settings.lan:
             self.url = state.phone_url = f"{self.url}#token={settings.token}"
-        limits, behind = settings.limits, frozenset(settings.allow_hosts)
-        own = frozenset({"localhost", "127.0.0.1", "::1", host.lower()}) if is_local(host) else None
-        app = Guard(make_app(state, lambda: ready(self.url)), limits, state.metrics, settings.token, own, behind)
+        app = Guard(make_app(state, lambda: ready(self.url)), settings, state.metrics)
         config = uvicorn.Config(
-            app, ws="none", access_log=False, log_level="warning", http=with_deadlines(limits), server_header=False,
-            timeout_keep_alive=int(limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END, proxy_headers=False,
+            app, ws="none", access_log=False, log_level="warning", http=Connection, server_header=False,
+            timeout_keep_alive=int(settings.limits.idle_seconds), timeout_graceful_shutdown=SECONDS_TO_END,
+            proxy_headers=False, headers=list(HEADERS.items()),
             ssl_certfile=certificate(host, cache_folder() / "certificates") if settings.lan else None,
         )  # fmt: skip
         super().__init__(config)
@@ -169,11 +153,14 @@ def make_app(state: State, ready: Callable[[], None]) -> FastAPI:
         lifespan=lifespan, responses={"4XX": {"model": ErrorAnswer}},
     )  # fmt: skip
     app.state.serving = state
-    for part in (api_models.router, api_predict.router, api_predict.protocol, label_studio.router):
+    for part in (api_models.router, api_predict.router, api_predict.protocol):
         app.include_router(part)
     for kind in (UserError, OSError, MemoryError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: as_response(error))
     _add_pages(app, state)
+    added: Registry[APIRouter] = Registry("vqprompt.serve", APIRouter, {})
+    for part in added.values():  # after our own, whose addresses it cannot take
+        app.include_router(part)
     return app
 
 
@@ -198,8 +185,6 @@ def _add_pages(app: FastAPI, state: State) -> None:
     @app.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus")
     def metrics() -> Response:
         m = state.metrics
-        m.waiting.set(state.batcher.waiting())
-        m.jobs_waiting.set(state.jobs.waiting())
         for served in state.models:
             snapshot = served.snapshot
             m.classes.labels(served.name).set(len(snapshot.model.classes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from pathlib import Path
 from typing import Annotated
 
@@ -17,16 +17,17 @@ from vqprompt.product.serve.changes import Body, Change, Check, Forget, Onnx, Ou
 from vqprompt.product.serve.errors import Conflict
 from vqprompt.product.serve.images import Gallery, Upload, Uploads, private_folder
 from vqprompt.product.serve.jobs import Job, Jobs
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.metrics import Metrics
-from vqprompt.product.serve.models import ModelDefaults, ModelFolder, ServedModel
+from vqprompt.product.serve.models import ModelFolder, ServedModel
+from vqprompt.product.serve.settings import Settings
 
 
 class State:
     """Made once per server; the routes work with it."""
 
-    def __init__(self, limits: Limits, defaults: ModelDefaults) -> None:
-        self.models, self.limits = ModelFolder([], defaults), limits
+    def __init__(self, settings: Settings) -> None:
+        self.limits = limits = settings.limits
+        self.models = ModelFolder([], settings.defaults)
         self.folder: Path = private_folder()
         self.metrics = Metrics()
         self.gallery = Gallery(int(limits.thumbnails))
@@ -43,13 +44,12 @@ class State:
         self.batcher.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def submit(
-        self, served: ServedModel, body: Body, upload: Upload | None = None, left_out: Sequence[int] = ()
-    ) -> Job:
-        """Queue a change of a model, which uses the upload until it has ended. left_out: images of the upload."""
+    def submit(self, served: ServedModel, body: Body, upload: Upload | None = None) -> Job:
+        """Queue a change of a model, which uses the upload until it has ended."""
         waited = upload is not None and upload.waits
         try:
             body.check(served.snapshot)
+            left_out = body.leave_out if isinstance(body, Teach) else []
             images = () if upload is None else upload.without(left_out)
             change = Change(served.path, served.defaults, body, images, self.folder / secrets.token_hex(8))
             job = Job(kind=body.kind, model=served.name, preview=getattr(body, "preview", False))
@@ -80,9 +80,9 @@ class State:
             self.jobs.forget_ended(served.name)  # their results name images
         erased = {body.name} if done and isinstance(body, Forget) and body.for_good else set()
         gone = self.refresh(served, erased)
-        if done and outcome.file is not None:
+        if done and isinstance(body, Onnx):
             served.drop_export()
-            served.export = outcome.file, f"{served.name}-{served.snapshot.version}.onnx"
+            served.export = change.target, f"{served.name}-{served.snapshot.version}.onnx"
         if gone and isinstance(body, Check | Onnx):  # another program changed the file, so this may know too much
             served.drop_export()
             raise Conflict("the model has forgotten something meanwhile; try again")
@@ -109,7 +109,7 @@ class State:
 
     def tidy(self) -> None:
         """Delete uploads that nobody teaches in time, and notice what other programs did to the models."""
-        self.uploads.delete_expired()
+        self.uploads.tidy()
         self.jobs.when_idle(lambda: self.models.look_again(self.refresh))
 
 

@@ -18,10 +18,10 @@ from vqprompt.core.data.store import Store, StreamedStore
 from vqprompt.core.data.stream import Dataset, check_classes, check_names
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import exists
+from vqprompt.core.plugins import Registry
 from vqprompt.core.progress import Report, ignore
 from vqprompt.research.datasets.common import hold_out, list_images, make_dataset, no_split_note
 from vqprompt.research.datasets.published import PUBLISHED, open_cifar100, open_published
-from vqprompt.research.plugins import Registry
 
 Opener = Callable[[str | None, int, int, Report], Dataset]
 """Parameters: the path that the user gave or None, the side of the stored squares in px, the seed for a split, and

@@ -8,6 +8,7 @@ import torch
 
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError
+from vqprompt.core.plugins import Registry
 from vqprompt.core.words import did_you_mean
 from vqprompt.research.methods.base import Method, TaskInfo
 from vqprompt.research.methods.bic import BiC
@@ -29,7 +30,6 @@ from vqprompt.research.methods.slca import SLCA
 from vqprompt.research.methods.sldc import SLDC
 from vqprompt.research.methods.ssiat import SSIAT
 from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
-from vqprompt.research.plugins import Registry
 
 OWN: list[type[Method]] = [
     MovingPrompts, MovingWeights, VQPrompt, VQPromptS, SoftPrompt, L2P, DeepL2P, L2PV2, DualPrompt, CodaPrompt,

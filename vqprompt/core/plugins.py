@@ -1,4 +1,4 @@
-"""Methods and data sets by name: our own, and those that installed packages add through entry points.
+"""Methods, data sets and routes by name: our own, and those that installed packages add through entry points.
 
 A package is imported when one of its names is used, or when all are listed. So a broken package changes nothing for
 people who do not use it.

@@ -1,4 +1,4 @@
-"""An ML backend of Label Studio: it predicts tasks, and learns from annotations as they are made.
+"""An ML backend of Label Studio for `vqprompt serve`: it predicts tasks, and learns from annotations as they are made.
 
 Connect a project to http://SERVER/label-studio/MODEL. LABEL_STUDIO_URL and LABEL_STUDIO_API_KEY say where Label Studio
 is; the key is sent to that address alone, and images are read from there alone.
@@ -14,11 +14,13 @@ import base64
 import binascii
 import json
 import os
+import threading
 import urllib.request
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urljoin, urlsplit
+from weakref import WeakKeyDictionary
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,8 +32,8 @@ from vqprompt.product.model.pictures import content_id
 from vqprompt.product.serve.changes import Relabel, Teach
 from vqprompt.product.serve.errors import Refused
 from vqprompt.product.serve.jobs import Job
-from vqprompt.product.serve.limits import Limits
 from vqprompt.product.serve.models import ServedModel, warn
+from vqprompt.product.serve.settings import Limits
 from vqprompt.product.serve.state import Serving, State, ThisModel
 
 router = APIRouter(prefix="/label-studio/{name}", include_in_schema=False)
@@ -50,13 +52,14 @@ class Numbered(BaseModel):
     id: int
 
 
-class TaskToPredict(Numbered):
+class Task(Numbered):
     data: dict[str, Any]
+    annotations: list[dict[str, Any]] = []
 
 
 class Question(BaseModel):
     label_config: Any = None
-    tasks: list[TaskToPredict] = []
+    tasks: list[Task] = []
 
 
 class Event(BaseModel):
@@ -65,6 +68,18 @@ class Event(BaseModel):
     action: str
     project: Numbered | None = None
     task: Numbered | list[Numbered] | None = None
+
+
+@dataclass
+class Waiting:
+    """What is to be taught to a model: pairs of project and task. A task that is None means all of them. teaching: held
+    while these are taught."""
+
+    annotated: set[tuple[int, int | None]] = field(default_factory=set)
+    teaching: threading.Lock = field(default_factory=threading.Lock)
+
+
+_waiting = WeakKeyDictionary[ServedModel, Waiting]()
 
 
 @router.post("/setup")
@@ -103,7 +118,7 @@ def webhook(state: Serving, served: ThisModel, event: Event, later: BackgroundTa
     if event.project is None:
         raise Refused(f"{event.action} names no project; send its id as project.id")
     for task in event.task if isinstance(event.task, list) else [event.task]:
-        served.annotated.add((event.project.id, None if task is None else task.id))
+        _waiting.setdefault(served, Waiting()).annotated.add((event.project.id, None if task is None else task.id))
     later.add_task(_teach_annotated, state, served)
     return {"status": "ok"}
 
@@ -114,19 +129,20 @@ def _version(served: ServedModel) -> str:
 
 def _teach_annotated(state: State, served: ServedModel) -> None:
     """Returns at once if another thread is at it, which then does these as well."""
-    while served.annotated and not state.closing and served.annotating.acquire(blocking=False):
-        taken, served.annotated = served.annotated, set()
+    waiting = _waiting[served]
+    while waiting.annotated and not state.closing and waiting.teaching.acquire(blocking=False):
+        taken, waiting.annotated = waiting.annotated, set()
         try:
             for job in _teach(state, served, taken):
                 job.wait()
                 if job.state == "failed":
                     warn(f"Label Studio: {job.error}")
-        except (UserError, OSError) as error:
+        except (ValueError, OSError) as error:
             warn(f"Label Studio: {error}; trying again with the next annotation")
-            served.annotated |= taken
+            waiting.annotated |= taken
             return
         finally:
-            served.annotating.release()
+            waiting.teaching.release()
 
 
 def _teach(state: State, served: ServedModel, taken: set[tuple[int, int | None]]) -> list[Job]:
@@ -135,12 +151,12 @@ def _teach(state: State, served: ServedModel, taken: set[tuple[int, int | None]]
     def new_images() -> Iterator[tuple[str, str, bytes]]:
         """Of tasks that were not taught before; the others move to their class."""
         for task, choices in studio.tasks(taken):
-            if (label := choices.label(task["annotations"])) is None:
+            if (label := choices.label(task.annotations)) is None:
                 continue
-            content = studio.image(task["data"].get(choices.key), state.limits)
+            content = studio.image(task.data.get(choices.key), state.limits)
             image = content_id(content)
             if all(np.uint64(image) not in record.ids for record in records.values()):
-                yield f"task {task['id']}", label, content
+                yield f"task {task.id}", label, content
             elif label not in records or np.uint64(image) not in records[label].ids:
                 jobs.append(state.submit(served, Relabel(images=[f"{image:016x}"], label=label)))
 
@@ -220,7 +236,7 @@ class LabelStudio:
             raise Refused(f"{path}: has more than {most / 1e6:g} MB")
         return content
 
-    def tasks(self, wanted: set[tuple[int, int | None]]) -> Iterator[tuple[dict[str, Any], Choices]]:
+    def tasks(self, wanted: set[tuple[int, int | None]]) -> Iterator[tuple[Task, Choices]]:
         """Tasks as they are now, with their annotations."""
         for project in {number for number, _ in wanted}:
             choices = Choices.parse(json.loads(self.request(f"/api/projects/{project}/"))["label_config"])
@@ -229,7 +245,7 @@ class LabelStudio:
             else:
                 numbers = sorted(task for number, task in wanted if number == project and task is not None)
                 listed = [json.loads(self.request(f"/api/tasks/{number}/")) for number in numbers]
-            yield from ((task, choices) for task in listed)
+            yield from ((Task.model_validate(task), choices) for task in listed)
 
     def image(self, value: Any, limits: Limits) -> bytes:
         """The image of a task: one that Label Studio has, or one that is written out in the task."""

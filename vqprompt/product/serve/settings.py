@@ -1,13 +1,17 @@
-"""How much a server accepts. Requests beyond these limits are refused before any work is done for them."""
+"""What a server serves, where, and how much it accepts. Requests beyond its limits are refused before any work is done
+for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vqprompt.core.errors import UserError, explain
+from vqprompt.product.model.opening import ModelDefaults
 
 
 def _limit(default: float, says: str, least: float = 1) -> Any:
@@ -43,3 +47,19 @@ class Limits(BaseModel):
         except ValidationError as error:
             limits = "\n".join(f"  {name}={f.default:g}  {f.description}" for name, f in cls.model_fields.items())
             raise UserError(f"{explain(error, '--limit NAME=NUMBER')}; the limits are\n{limits}") from None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """model: a file, a folder of them, or None for a new one. token: required if other machines can reach it.
+    allow_hosts: names under which a proxy offers the server. lan: for phones on the same network, with https."""
+
+    model: Path | None = None
+    example: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    allow_hosts: tuple[str, ...] = ()
+    lan: bool = False
