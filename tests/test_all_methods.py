@@ -49,8 +49,8 @@ def cheap(name: str) -> dict:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
     """As wide as ViT-S, so that threads share its work, but not as deep."""
-    path = tmp_path_factory.mktemp("weights") / "five-blocks.safetensors"
-    save_backbone(make_vit(ViTConfig(width=384, depth=5, heads=6, patch=14, image_size=SIZE)), path)
+    path = tmp_path_factory.mktemp("weights") / "four-blocks.safetensors"
+    save_backbone(make_vit(ViTConfig(width=384, depth=4, heads=6, patch=14, image_size=SIZE)), path)
     return path
 
 

@@ -23,6 +23,7 @@ needs_compiler = pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g+
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
+@pytest.mark.slow
 @needs_compiler
 @torch.no_grad()
 def test_compiled_blocks_compute_what_plain_ones_do():
@@ -36,6 +37,7 @@ def test_compiled_blocks_compute_what_plain_ones_do():
         torch.testing.assert_close(compiled(fewer, their), plain(fewer, their), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_rendering_draws_what_the_plain_one_does():
     generator = torch.Generator().manual_seed(0)

@@ -31,8 +31,9 @@ from vqprompt.research.training.settings import Training
 SETTINGS = {"epochs": 1, "batch_size": 7, "test_crop": 0.0}  # shares of 3 and 4; the last batch has a single image
 CLOSED_FORM = FACTS["Linear"]["presets"]["closed-form"]
 TASKS = [["class 0", "class 1"], ["class 2", "class 3"]]
-CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "rebalancing": {"epochs": 2, "ratio": 1},
-         "identity_rebalancing": {"epochs": 2, "ratio": 1}}  # fmt: skip
+REPLAY = {"epochs": 2, "ratio": 1, "samples": 0}
+CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": 9, "projection": 40, "map_steps": 20, "rebalancing": REPLAY,
+         "identity_rebalancing": REPLAY}  # fmt: skip
 OF_THE_WHOLE_BATCH = {"key_loss": "batch", "spread": {"balance": 0.1}}  # losses that are no means over images
 
 

@@ -17,7 +17,7 @@ Attribute = int | float | str | Sequence[int]
 OPSET, IR_VERSION = 23, 11
 TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7}
 COLUMNS = 80
-ONLY_HERE = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")  # ONNX does not have them
+ONLY_HERE = ("MatMulIntegerToFloat",)  # ONNX does not have it
 DOMAIN = b"com.microsoft"
 LARGE = 1024  # bytes from which a weight is passed in memory
 

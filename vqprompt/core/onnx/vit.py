@@ -159,13 +159,14 @@ class _Network:
     def product_of_digits(self, label: str, x: str, whole: Array, scale: Array, bias: Array) -> str:
         """x is rounded to 8 bits, and what is left of it to 8 bits again: two products of integers, which processors
         with VNNI compute four times as fast. The result differs from that in fp32 by 2e-4."""
-        graph, op = self.graph, self.graph.op
-        names = graph.weight(f"{label}.weight", whole.T), graph.weight(f"{label}.scale", scale)
+        graph, op, kind = self.graph, self.graph.op, "MatMulIntegerToFloat"
+        weight, scale_name = graph.weight(f"{label}.weight", whole.T), graph.weight(f"{label}.scale", scale)
         digits, step, zero = graph.split("DynamicQuantizeLinear", x, parts=3)
-        bias_name = graph.weight(f"{label}.bias", bias)
-        first = op("MatMulIntegerToFloat", digits, names[0], step, names[1], zero, "", bias_name)
         rest = op("Sub", x, op("DequantizeLinear", digits, step, zero))
-        return op("Add", first, op("DynamicQuantizeMatMul", rest, *names))
+        bias_name = graph.weight(f"{label}.bias", bias)
+        first = op(kind, digits, weight, step, scale_name, zero, "", bias_name)
+        digits, step, zero = graph.split("DynamicQuantizeLinear", rest, parts=3)
+        return op("Add", first, op(kind, digits, weight, step, scale_name, zero))
 
     def norm(self, name: str, x: str) -> str:
         scale, bias = (
