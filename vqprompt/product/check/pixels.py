@@ -89,6 +89,9 @@ def _drawn(image: Image.Image) -> float:
 
 
 def _crooked(pixels: Array) -> bool:
+    corners = pixels[[0, 0, -1, -1], [0, -1, 0, -1]]
+    if (np.abs(corners - corners[0]) > PLAIN).any():
+        return False
     page = (np.abs(pixels - pixels[0, 0]) > PLAIN).any(2)
     page = np.maximum.accumulate(page, 1) & np.maximum.accumulate(page[:, ::-1], 1)[:, ::-1]
     sides = [np.flatnonzero(side.any(0)) for side in (page[:2], page[:, -2:].T, page[-2:], page[:, :2].T)]
