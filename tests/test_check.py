@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from drawings import drawings, write_drawings
-from PIL import Image, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
 from vqprompt import Model
 from vqprompt.product.check.check import check, near_pairs
@@ -168,6 +168,18 @@ def test_blank_dark_over_exposed_and_blurred_images_and_screenshots_are_found_am
     looks = [look_at(image) for image in (*good, *(image for images in bad.values() for image in images))]
     assert {(row - 100, kind) for row, kind, _ in faults(looks)} == set(enumerate(wanted))
     assert not list(faults(looks[:100]))
+
+
+def test_crooked_scans_are_told_from_things_on_plain_ground():
+    page = Image.new("RGB", (300, 420), "ivory")
+    page.paste((40, 40, 45), (60, 60, 200, 66))
+    for angle in (-25, -8, 3, 12):
+        scan = page.rotate(angle, expand=True, resample=Image.Resampling.BICUBIC, fillcolor=(90, 90, 95))
+        assert look_at(scan).crooked and look_at(scan.rotate(90, expand=True)).crooked
+        assert not look_at(ImageOps.expand(scan, 8, (90, 90, 95))).crooked  # a card on a table
+    round_thing = Image.new("RGB", (300, 300))
+    ImageDraw.Draw(round_thing).ellipse((0, 0, 299, 299), "green")
+    assert not any(look_at(image).crooked for image in (page, round_thing, photograph(0)))
 
 
 def test_what_is_usual_in_a_folder_is_no_fault():

@@ -119,7 +119,7 @@ def test_leaving_one_out_equals_solving_again_without_it(features):
         inverse, center = np.linalg.inv(covariance), again.means.mean(0)
         reliance = again.counts * without.means.ratio / (again.counts * without.means.ratio + 1)
         means = center + reliance[:, None] * (again.means - center)
-        wanted = means @ inverse @ x[i] - 0.5 * ((means @ inverse) * means).sum(1)
+        wanted = means @ inverse @ x[i] - 0.5 * ((means @ inverse) * means).sum(1) + without.means.bonus(again.counts)
         assert np.allclose(without.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())
         assert without.norms[i] == pytest.approx(x[i] @ inverse @ x[i])
         assert without.from_center[i] == pytest.approx((x[i] - center) @ inverse @ (x[i] - center))

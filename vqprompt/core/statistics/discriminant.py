@@ -126,29 +126,35 @@ class Means:
     best estimate keeps n·ratio / (n·ratio + 1) of an offset from the center (James and Stein). Without this, a class of
     few images is too far away from everything, also from its own images.
 
-    means: [M, D]. center: [D]. counts: [M].
+    means: [M, D]. center: [D]. counts: [M]. distance: the average squared distance of images from the true mean of
+    their group; 0 if it is not known, then nothing is shrunk.
     """
 
     means: Array
     center: Array
     counts: Array
     ratio: float
+    distance: float = 0.0
 
     @classmethod
     def of(cls, means: Array, counts: Array, variances: Array, distance: float) -> Means:
-        """means: [M, D], in a basis where the covariance within groups is diagonal. counts: [M], of their images.
-        variances: [D]. distance: the average squared distance of images from the true mean of their group; 0 if it is
-        not known, then nothing is shrunk."""
+        """means: [M, D], in a basis where the covariance within groups is diagonal. variances: [D]."""
         present = counts > 0
         center, ratio = means[present].mean(0), np.inf
         if distance > 0 and present.sum() > 1:
             between = float(((means[present] - center) ** 2).sum(0) @ (1 / variances)) / (present.sum() - 1)
             ratio = max(between / distance - (1 / counts[present]).mean(), LEAST_RATIO)
-        return cls(means, center, counts, ratio)
+        return cls(means, center, counts, ratio, distance)
 
     def reliance(self, counts: Array) -> Array:
         """The share of its offset that the mean of so many images keeps."""
         return 1 / (1 + 1 / (np.maximum(counts, 1) * self.ratio))
+
+    def bonus(self, counts: Array) -> Array:
+        """What is added to the scores of groups of so many images, because images are further away from a mean that is
+        less certain: their distance grows by its variance, but only the logarithm makes them less likely."""
+        variance = self.reliance(counts) / np.maximum(counts, 1)  # of the mean, as a share of that within a group
+        return 0.5 * self.distance * (variance - np.log1p(variance))
 
     @property
     def shrunk(self) -> Array:
@@ -192,7 +198,7 @@ class Basis:
     def discriminant(self, means: Means, shrinkage: float, owners: Array) -> Discriminant:
         """means: of groups. owners: the class of each group."""
         scaled = means.shrunk / self.shrunk(shrinkage)
-        bias = -0.5 * (scaled * means.shrunk).sum(1)
+        bias = means.bonus(means.counts) - 0.5 * (scaled * means.shrunk).sum(1)
         return Discriminant((scaled @ self.vectors.T).astype(np.float32), bias.astype(np.float32), owners)
 
 
@@ -248,20 +254,23 @@ class LeaveOneOut:
         distance = float(outside.mean()) if len(outside) else 0.0
         means = Means.of(self.rotated, counts, self.basis.shrunk(shrinkage), distance)
         mu = means.shrunk[self.compared]
-        along = (q * x).sum(1)
-        crossed, scores = _products(q, mu), _products(x, mu / variances)
+        along, away, toward = (q * x).sum(1), mu - means.center, means.center / variances
+        # relative to the center, because features are far from zero, and single precision is relative
+        crossed = _products(q, away) + (q @ means.center)[:, None]
+        scores = _products(x - means.center, away / variances) + (x @ toward)[:, None] + away @ toward
         scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (mu**2 / variances).sum(1)
         # without x the center moves by `step` r, and with it every mean, as far as it does not rely on its own images
         step = -1 / (np.maximum(self.others, 1) * (counts > 0).sum())
         moving = 1 - means.reliance(counts[self.compared])
         grown = (1 + growth * far) * step
+        scores += means.bonus(counts[self.compared])
         scores += grown[:, None] * moving * (along[:, None] - crossed - 0.5 * (step * far)[:, None] * moving)
         # its own group, whose mean is computed without it
         center = means.center + step[:, None] * self.offsets
         mine = center + means.reliance(self.others)[:, None] * (self.mean - center)
         solved = mine / variances + (growth * (q * mine).sum(1))[:, None] * q
-        own_scores = np.where(self.others > 0, (solved * (x - 0.5 * mine)).sum(1), -np.inf)
-        scores[np.arange(len(x)), self.column[own]] = own_scores
+        own_scores = (solved * (x - 0.5 * mine)).sum(1) + means.bonus(self.others)
+        scores[np.arange(len(x)), self.column[own]] = np.where(self.others > 0, own_scores, -np.inf)
         norms = (x**2 / variances).sum(1) + growth * along**2
         apart = x - center
         from_center = (apart**2 / variances).sum(1) + growth * (q * apart).sum(1) ** 2

@@ -50,17 +50,12 @@ class World:
         kinds: list[Array] = []
         for label in np.unique(labels):
             rows = np.flatnonzero(labels == label)
-            parts = clusters(features[rows], PER_MEAN if len(rows) >= 2 * PER_MEAN else len(rows))
+            parts = k_means(x := features[rows], x[:: PER_MEAN if len(rows) >= 2 * PER_MEAN else len(rows)])
             kinds += [rows[parts == part] for part in np.unique(parts)]
         kinds = sorted(kinds, key=len, reverse=True)[:MOST]
         pairs = np.stack([np.stack([features[r[1:] if len(r) > 1 else r].mean(0), features[r[0]]]) for r in kinds], 1)
         scales = np.maximum(np.abs(pairs).max(2), 1e-6) / 127
         return cls(np.rint(pairs / scales[..., None]).astype(np.int8), scales.astype(np.float32))
-
-
-def clusters(points: Array, per_cluster: int) -> Array:
-    """The cluster of each point [n], by k-means. It depends only on the points and their order."""
-    return k_means(points, points[:: min(per_cluster, len(points))])
 
 
 def k_means(points: Array, centers: Array, rounds: int = 20) -> Array:

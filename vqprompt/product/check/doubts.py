@@ -15,7 +15,7 @@ What is notable about this implementation:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,12 +113,8 @@ def _distances(features: Array, labels: Array, counts: Array) -> Array:
     """How far from its class each image is: robust standard deviations of the logarithm [n]; 0 in classes of fewer than
     three images."""
     unit, centers = _unit_and_centers(features, labels, counts)
-    far, judged = np.log(np.maximum(((unit - centers) ** 2).sum(1), 1e-12)), counts[labels] > 2
-    if not judged.any():
-        return np.zeros(len(far))
-    middle = np.median(far[judged])
-    spread = 1.4826 * np.median(np.abs(far[judged] - middle))
-    return np.where(judged, (far - middle) / max(spread, SPREAD), 0.0)
+    far = np.log(np.maximum(((unit - centers) ** 2).sum(1), 1e-12))
+    return _above_middle(far, counts[labels] > 2, lambda near: 1.4826 * np.median(np.abs(near - np.median(near))))
 
 
 def strangeness(features: Array, labels: Array) -> Array:
@@ -129,11 +125,14 @@ def strangeness(features: Array, labels: Array) -> Array:
     half, counts = features[:, : features.shape[1] // 2].astype(np.float64), np.bincount(labels)
     unit, centers = _unit_and_centers(half, labels, counts)
     far = 1 - (unit * centers).sum(1) / np.maximum(np.linalg.norm(centers, axis=1), 1e-12)
-    judged = counts[labels] > 2
+    return _above_middle(far, counts[labels] > 2, lambda near: np.quantile(near, 0.9) - np.median(near))
+
+
+def _above_middle(far: Array, judged: Array, spread: Callable[[Array], float]) -> Array:
+    """How many spreads above the median of those that are judged [n]; 0 for others."""
     if not judged.any():
         return np.zeros(len(far))
-    middle, outer = np.quantile(far[judged], [0.5, 0.9])
-    return np.where(judged, (far - middle) / max(outer - middle, SPREAD), 0.0)
+    return np.where(judged, (far - np.median(far[judged])) / max(spread(far[judged]), SPREAD), 0.0)
 
 
 def _unit_and_centers(features: Array, labels: Array, counts: Array) -> tuple[Array, Array]:

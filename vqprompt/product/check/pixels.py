@@ -1,4 +1,4 @@
-"""Finds images that are blank, too dark, over-exposed or blurred, and images that look unlike all others of a folder.
+"""Finds images that are blank, dark, over-exposed, blurred or crooked, and images unlike all others of a folder.
 
 What is notable about this implementation:
 - A few numbers of each image are enough, computed from small versions of it while it is read.
@@ -7,6 +7,7 @@ What is notable about this implementation:
   three channels are at full brightness.
 - Screenshots have few colours, and edges that run straight across them, both ways. A frame around a photograph has them
   too, so the border of an image does not count.
+- A crooked scan is a parallelogram on a plain ground, whose four corners touch the borders of the image.
 - Scans, screenshots and drawings among photographs differ from these in brightness, flat areas or colour, and their
   features differ, too. Either alone is also true of a few good images; both together are not.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from vqprompt.core.statistics.discriminant import Array
 from vqprompt.product.check.findings import Kind
@@ -30,6 +31,7 @@ DARK = 40.0  # brightest grey value, without the brightest twentieth
 CLIPPED = 0.15  # share of pixels with two channels at full brightness, of those that are not white
 DRAWN, TIMES_USUAL = 9.0, 3.0  # share of the most frequent colours, times contrast across lines; and times the folder's
 COLOURS, LINES, BORDER = 4, 4, 32  # how many colours, and how many lines each way; px that do not count
+PLAIN, ASTRAY, WHOLE = 12, 0.01, 0.96  # a crooked scan: how plain its ground is, pixels beyond its outline, its size
 SHARP = 0.08  # contrast between neighbouring pixels, divided by that of the whole image
 # Usual spreads of brightness, contrast, log(sharpness), flat share and log(colour); a folder's own may be larger
 SPREADS = np.array([60.0, 30.0, 0.6, 0.2, 0.8])
@@ -41,7 +43,7 @@ class Look:
     """What an image looks like. brightness, contrast: average and standard deviation of its grey values. brightest:
     without the brightest twentieth. sharpness: see `SHARP`. flat: share of neighbouring pixels that are equal, before
     it is made smaller: few in photographs, most in screenshots and scans. colour: average difference between the colour
-    channels. clipped, drawn: see `CLIPPED` and `DRAWN`."""
+    channels. clipped, drawn: see `CLIPPED` and `DRAWN`. crooked: whether it is a page at an angle on a plain ground."""
 
     brightness: float
     contrast: float
@@ -51,6 +53,7 @@ class Look:
     colour: float
     clipped: float
     drawn: float
+    crooked: bool
 
 
 def look_at(image: Image.Image) -> Look:
@@ -67,6 +70,7 @@ def look_at(image: Image.Image) -> Look:
         float(grey.mean()), contrast, float(np.quantile(grey, 0.95)), float(edges.mean()) / (contrast + 1), flat,
         float((pixels.max(2) - pixels.min(2)).mean()), _clipped(sample),
         _drawn(sample.crop((BORDER, BORDER, SAMPLED - BORDER, SAMPLED - BORDER))),
+        _crooked(np.asarray(sample, np.int16)),
     )  # fmt: skip
 
 
@@ -84,6 +88,24 @@ def _drawn(image: Image.Image) -> float:
     return sum(colours) / area * float(min(each[-LINES:].mean() for each in steps))
 
 
+def _crooked(pixels: Array) -> bool:
+    corners = pixels[[0, 0, -1, -1], [0, -1, 0, -1]]
+    if (np.abs(corners - corners[0]) > PLAIN).any():
+        return False
+    page = (np.abs(pixels - pixels[0, 0]) > PLAIN).any(2)
+    page = np.maximum.accumulate(page, 1) & np.maximum.accumulate(page[:, ::-1], 1)[:, ::-1]
+    sides = [np.flatnonzero(side.any(0)) for side in (page[:2], page[:, -2:].T, page[-2:], page[:, :2].T)]
+    if not all(map(len, sides)) or not 0.5 < page.mean() < WHOLE:
+        return False
+    for end in (0, -1):  # turned this way or that: where each side is touched by a corner
+        top, right, bottom, left = (side[place] for side, place in zip(sides, (end, end, ~end, ~end), strict=True))
+        outline = Image.new("1", page.shape[::-1])
+        ImageDraw.Draw(outline).polygon([(top, 0), (SAMPLED, right), (bottom, SAMPLED), (0, left)], 1)
+        if (np.asarray(outline) != page).mean() < ASTRAY:
+            return True
+    return False
+
+
 def faults(looks: list[Look]) -> Iterator[tuple[int, Kind, str]]:
     """Images with a fault: its kind, and in words how it shows."""
     blank = np.array([v.contrast < BLANK for v in looks])
@@ -97,6 +119,7 @@ def faults(looks: list[Look]) -> Iterator[tuple[int, Kind, str]]:
         (dark, Kind.DARK, "almost all of it is nearly black"),
         (bright & ~drawn, Kind.BRIGHT, "much of what is not white is at full brightness"),
         (blurred, Kind.BLURRED, "it has no sharp edges"),
+        (np.array([v.crooked for v in looks]), Kind.FOREIGN, "a page or picture at an angle, on a plain ground"),
         (drawn, Kind.FOREIGN, "few colours and long straight lines, as in a screenshot"),
     ):
         if rows.sum() <= max(USUAL * len(looks), 1):

@@ -23,7 +23,7 @@ from vqprompt.core.statistics.discriminant import (
     join_modes,
     probabilities,
 )
-from vqprompt.core.statistics.world import clusters
+from vqprompt.core.statistics.world import k_means
 from vqprompt.product.model.records import STEP, ClassRecord
 
 # Accuracy is measured on TESTED images, spread evenly over the classes. With many classes it is measured on fewer, so
@@ -123,7 +123,8 @@ def solve_counterexamples(record: ClassRecord, basis: Basis, shrinkage: float, m
     image also refuses images of the classes.
     """
     rotated, variances = record.features @ basis.vectors, basis.shrunk(shrinkage)
-    groups = clusters(rotated / np.sqrt(np.maximum(variances, 1e-12)), PER_GROUP)
+    whitened = rotated / np.sqrt(np.maximum(variances, 1e-12))
+    groups = k_means(whitened, whitened[::PER_GROUP])
     counts = np.bincount(groups)
     sums = np.zeros((len(counts), rotated.shape[1]))
     np.add.at(sums, groups, rotated)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vqprompt.core.data.decode import decode, open_image
+from vqprompt.core.data.decode import decode
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import delete_abandoned, partial_path
 from vqprompt.product.model.pictures import Given, Picture, content_id
@@ -195,7 +195,7 @@ class Gallery:
 
 
 def thumbnail(content: Given, name: str = "") -> Thumbnail:
-    image = decode(content, name, SIDE) if isinstance(content, bytes) else open_image(content)
+    image = decode(content, name, SIDE)
     image.thumbnail((SIDE, SIDE))
     packed = io.BytesIO()
     image.save(packed, "JPEG", quality=80)
