@@ -22,7 +22,6 @@ from vqprompt.core.data.source import Source
 from vqprompt.core.data.store import build_store
 from vqprompt.core.errors import UserError, WriteError
 from vqprompt.core.files import (
-    InUseError,
     lock_file,
     lock_folder,
     read_regular,
@@ -244,7 +243,7 @@ class TestLocks:
         process.wait()
 
     def test_a_held_lock_is_refused_and_a_killed_process_holds_none(self, tmp_path, holder):
-        with pytest.raises(InUseError, match="it is taken"), lock_file(tmp_path / "lock", "it is taken"):
+        with pytest.raises(UserError, match="it is taken"), lock_file(tmp_path / "lock", "it is taken"):
             pass
         holder.kill()
         holder.wait()

@@ -12,7 +12,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
 from vqprompt.core.data.views import random_boxes, render
-from vqprompt.core.runtime.device import repeatable_kernels
+from vqprompt.core.runtime.device import Runtime
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
 from vqprompt.research.runs.costs import forget_peak, memory_used
@@ -120,7 +120,7 @@ def test_the_gradient_of_long_attention_is_the_same_bits_every_time():
     def gradients():
         return torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum(), (q, k, v))
 
-    with repeatable_kernels(cuda):
+    with Runtime(cuda).repeatable():
         first = gradients()
         assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(gradients(), first, strict=True))
     assert not torch.are_deterministic_algorithms_enabled(), "it is left as it was"

@@ -102,7 +102,7 @@ def test_the_default_is_one_whole_store_and_a_limit_streams(sources, monkeypatch
     assert torch.equal(whole.store.read(everything), limited.store.read(everything))
     assert torch.equal(whole.store.aspect, limited.store.aspect)
     assert (whole.is_test == limited.is_test).all() and whole.classes == limited.classes
-    assert limited.store._cache._used == (20_000 // (3 * 32 * 32)) == limited.store._cache._room, "no more than that"
+    assert limited.store._used == (20_000 // (3 * 32 * 32)) == limited.store._room, "no more than that"
 
 
 @pytest.mark.parametrize("source", ["tars", "parquet"])

@@ -220,10 +220,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # some network file systems have none
 
 
-class InUseError(UserError):
-    """Another process (or thread) works here."""
-
-
 @contextmanager
 def lock_file(path: Path, busy: str | None = None) -> Iterator[None]:
     """Hold the lock at `path`, which is created and deleted again.
@@ -238,7 +234,7 @@ def lock_file(path: Path, busy: str | None = None) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout:
-            raise InUseError(busy) from None
+            raise UserError(busy) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

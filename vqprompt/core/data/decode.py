@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels, check_sides
+from vqprompt.core.data.limits import JPEG_FACTOR, check_file_size, check_pixels
 from vqprompt.core.errors import ImageError, UserError, missing
 from vqprompt.core.files import open_regular
 
@@ -266,7 +266,7 @@ def _from_memory(image: Image.Image | np.ndarray) -> Image.Image:
         raise UserError(f"give a path, a Pillow image or a uint8 array as an image, not {type(image).__name__}")
     if min(image.size) < 1:
         raise UserError(f"a Pillow image needs pixels, and this one has {image.width}×{image.height}")
-    check_sides("an image", *image.size)
+    check_pixels("an image", *image.size, factor=math.inf)  # only its sides: its pixels are in memory already
     try:
         return to_rgb(image)
     except OSError as error:  # Pillow reads a file only when its pixels are asked for

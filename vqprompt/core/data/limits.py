@@ -61,12 +61,8 @@ def check_ratio(name: str, unpacked: int, packed: int) -> None:
         RATIO.check(name, what, unpacked / max(packed, 1))
 
 
-def check_sides(name: str, width: int, height: int) -> None:
-    """Refuse an image that is very long. It may have few pixels, but resizing takes memory for each of them."""
+def check_pixels(name: str, width: int, height: int, factor: float) -> None:
+    """Refuse an image with too many pixels, or a very long one: it may have few pixels, but resizing takes memory for
+    each of them. `factor` raises the limit on pixels for formats that shrink while decoding."""
     SIDE.check(name, f"{width}×{height} pixels", max(width, height))
-
-
-def check_pixels(name: str, width: int, height: int, factor: float = 1.0) -> None:
-    """Refuse an image with too many pixels; `factor` raises the limit for formats that shrink while decoding."""
-    check_sides(name, width, height)
     MEGAPIXELS.check(name, f"{width}×{height} pixels", width * height / 1e6, factor)

@@ -193,7 +193,12 @@ class StreamedStore(Store):
         # without a fingerprint: what is computed from so many images would fill the disk too
         super().__init__(np.zeros((0, 3, side, side), np.uint8), aspect, "")
         self.groups = groups
-        self._cache = DecodedCache(self.count, 3 * side * side)
+        self._slots = np.full(self.count, -1, np.int32)  # where each row is in the file
+        self._lock, self._used, self._room = threading.Lock(), 0, 0
+        with suppress(OSError):  # no cache: everything is decoded every time
+            self._file = temporary_file()
+            free = shutil.disk_usage(cache_folder()).free
+            self._room = int(min(CACHE_GB.value * 1e9, free / 2) // (3 * side * side))
 
     def __len__(self) -> int:
         return self.count
@@ -213,39 +218,20 @@ class StreamedStore(Store):
         return "files:" + hashlib.sha256(f"{self.rows.key}:".encode() + rows.tobytes()).hexdigest()[:16]
 
     def _fill(self, pixels: np.ndarray, row: int) -> None:
-        if not self._cache.load(row, pixels):
+        if (slot := int(self._slots[row])) >= 0:
+            data = read_at(self._file, slot * pixels.nbytes, pixels.nbytes)
+            pixels[:] = np.frombuffer(data, np.uint8).reshape(pixels.shape)
+        else:
             pixels[:] = decode_pixels(_content(self.rows, row), self.rows.where(row), self.side)[0]
-            self._cache.keep(row, pixels)
+            self._keep(row, pixels)
 
-
-class DecodedCache:
-    """Pixels of the rows that were read first, in a temporary file."""
-
-    def __init__(self, count: int, row_bytes: int) -> None:
-        self.row_bytes = row_bytes
-        self._slots = np.full(count, -1, np.int32)
-        self._lock = threading.Lock()
-        self._used, self._room = 0, 0
-        with suppress(OSError):  # no cache: everything is decoded every time
-            self._file = temporary_file()
-            free = shutil.disk_usage(cache_folder()).free
-            self._room = int(min(CACHE_GB.value * 1e9, free / 2) // row_bytes)
-
-    def load(self, row: int, pixels: np.ndarray) -> bool:
-        slot = int(self._slots[row])
-        if slot < 0:
-            return False
-        data = read_at(self._file, slot * self.row_bytes, self.row_bytes)
-        pixels.reshape(-1)[:] = np.frombuffer(data, np.uint8)
-        return True
-
-    def keep(self, row: int, pixels: np.ndarray) -> None:
+    def _keep(self, row: int, pixels: np.ndarray) -> None:
         with self._lock:
             if self._used >= self._room or self._slots[row] >= 0:
                 return
             slot, self._used = self._used, self._used + 1
         try:
-            write_at(self._file, slot * self.row_bytes, pixels.tobytes())
+            write_at(self._file, slot * pixels.nbytes, pixels.tobytes())
         except OSError:  # the disk is full: no more are kept
             self._room = 0
             return

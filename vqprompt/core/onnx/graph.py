@@ -51,8 +51,10 @@ class Graph:
 
     def constant(self, values: Any, kind: str = "float32") -> str:
         array = np.asarray(values, kind)
-        same = (name for name, known in self.weights.items() if name.startswith("constant") and _equal(known, array))
-        return next(same, None) or self.weight(f"constant{len(self.weights)}", array)
+        for name, known in self.weights.items():
+            if name.startswith("constant") and known.dtype == array.dtype and np.array_equal(known, array):
+                return name
+        return self.weight(f"constant{len(self.weights)}", array)
 
     def integers(self, *values: int) -> str:
         return self.constant(values, "int64")
@@ -107,10 +109,6 @@ class Session:
     def run(self, **inputs: Array) -> list[Array]:
         outputs: list[Array] = self._session.run(None, inputs)
         return outputs
-
-
-def _equal(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 # ---------------------------------------------------------------------------------------------- protobuf

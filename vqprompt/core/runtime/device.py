@@ -63,8 +63,38 @@ class Runtime:
         """Compute in bf16 where the weights are kept in fp32 because they learn."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision != vit.dtype)
 
-    def repeatable(self) -> AbstractContextManager[None]:
-        return repeatable_kernels(self.device, self.deterministic)
+    @contextmanager
+    def repeatable(self) -> Iterator[None]:
+        """Inside the block, CUDA uses only kernels that give the same bits every time, and refuses operations without
+        such a kernel. (CPUs have no other kind.) It matters for attention and its gradient: cuDNN may add in any order.
+
+        PyTorch has one such setting per process, so the first thread that enters sets it and the last one that leaves
+        restores it.
+        """
+        global _inside, _before
+        if self.device.type != "cuda" or not self.deterministic:
+            yield
+            return
+        more: Any = torch.utils.deterministic
+        with _lock:
+            if not _inside:
+                _before = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
+                torch.set_deterministic_debug_mode("error")
+                more.fill_uninitialized_memory = False  # it helps debugging, but is slow
+            _inside += 1
+        try:
+            yield
+        finally:
+            with _lock:
+                _inside -= 1
+                if not _inside:
+                    torch.set_deterministic_debug_mode(_before[0])
+                    more.fill_uninitialized_memory = _before[1]
+
+
+_lock = threading.Lock()
+_inside = 0  # how many threads are inside `Runtime.repeatable` now
+_before: tuple[int, bool] = (0, False)  # PyTorch's settings before the first of them entered
 
 
 def keep_kernels(folder: Path) -> None:
@@ -98,42 +128,6 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
-
-
-# ------------------------------------------------------------------------------------------ repeatable kernels
-
-_lock = threading.Lock()
-_inside = 0  # how many threads are inside `repeatable_kernels` now
-_before: tuple[int, bool] = (0, False)  # PyTorch's settings before the first of them entered
-
-
-@contextmanager
-def repeatable_kernels(device: torch.device, wanted: bool = True) -> Iterator[None]:
-    """Inside the block, CUDA uses only kernels that give the same bits every time, and refuses operations without such
-    a kernel. (CPUs have no other kind.) It matters for attention and its gradient: cuDNN may add in any order.
-
-    PyTorch has one such setting per process, so the first thread that enters sets it and the last one that leaves
-    restores it.
-    """
-    global _inside, _before
-    if device.type != "cuda" or not wanted:
-        yield
-        return
-    more: Any = torch.utils.deterministic
-    with _lock:
-        if not _inside:
-            _before = torch.get_deterministic_debug_mode(), more.fill_uninitialized_memory
-            torch.set_deterministic_debug_mode("error")
-            more.fill_uninitialized_memory = False  # it helps debugging, but is slow
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                torch.set_deterministic_debug_mode(_before[0])
-                more.fill_uninitialized_memory = _before[1]
 
 
 # -------------------------------------------------------------------------------------------------------- seeds

@@ -73,19 +73,13 @@ class ClassStatistics(nn.Module, ABC):
     def shared_covariance(self) -> Tensor:
         """One covariance for all classes [D, D], about each centroid."""
 
-    def _move_spread(self, drift: Drift) -> None:
-        """Move the covariance with the drift. Here: for matrices."""
-        if drift.matrix is not None:
-            self.spread = _moved(self.spread, drift.matrix)
+    def _moved_spread(self, matrix: Tensor) -> Tensor:
+        """The covariance of points that were multiplied by a matrix. Here: for matrices."""
+        return _moved(self.spread, matrix)
 
     def roots(self) -> Tensor | None:
         """Matrices that turn white noise into each class's noise [C or 1, D, D]; None for diagonal covariances."""
         return None
-
-    def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
-        """Turn white noise [C, n, D] into the classes' noise, in place if possible."""
-        assert roots is not None
-        return white @ roots.mT
 
     # ------------------------------------------------------------------ what all kinds share
 
@@ -171,7 +165,8 @@ class ClassStatistics(nn.Module, ABC):
         measured, the means are in doubt by that much more."""
         if len(self.means):
             self.means = drift.points(self.means)
-            self._move_spread(drift)
+            if drift.matrix is not None:
+                self.spread = self._moved_spread(drift.matrix.to(self.spread))
             if drift.error is not None and hasattr(self, "doubt"):
                 doubt = self.doubt if drift.matrix is None else _moved(self.doubt, drift.matrix)
                 self.doubt = doubt + len(self.means) * drift.error.to(doubt)
@@ -184,12 +179,9 @@ class ClassStatistics(nn.Module, ABC):
         """One covariance for all classes [D, D]: within centroids, plus between the centroids of a class, plus the mean
         doubt about where the classes are."""
         apart = (self.means - self.class_means()[:, None]) * self.shares[..., None].sqrt()
-        within = self.shared_covariance() + self._between(torch.einsum("ckd,cke->de", apart, apart) / len(apart))
+        between = torch.einsum("ckd,cke->de", apart, apart) / len(apart)
+        within = self.shared_covariance() + (between.diag().diag() if self.kind == "diagonal" else between)
         return within + self.doubt / len(apart) if hasattr(self, "doubt") else within
-
-    def _between(self, covariance: Tensor) -> Tensor:
-        """What this kind keeps of the covariance between centroids."""
-        return covariance
 
     def sample(
         self,
@@ -211,7 +203,9 @@ class ClassStatistics(nn.Module, ABC):
             member = torch.multinomial(self.shares[labels], count, replacement=count > 1, generator=generator)
             where = (labels[:, None], member)
         white = torch.randn(len(labels), count, self.width, device=device, generator=generator)
-        drawn = self._color(white, where, self.roots() if roots is None else roots)
+        roots = self.roots() if roots is None else roots
+        # diagonal: in place, because this is the largest tensor here
+        drawn = white.mul_(self.spread[where].sqrt()) if roots is None else white @ roots.mT
         means = self.means[where]
         drawn += means if scales is None else means * scales[labels, None, None]
         return drawn.flatten(0, 1), labels.repeat_interleave(count)
@@ -236,16 +230,8 @@ class DiagonalGaussians(ClassStatistics):
     def shared_covariance(self) -> Tensor:
         return torch.diag((self.spread * self.shares[..., None]).sum(1).mean(0))
 
-    def _between(self, covariance: Tensor) -> Tensor:
-        return covariance.diag().diag()
-
-    def _move_spread(self, drift: Drift) -> None:
-        if drift.matrix is not None:  # the diagonal of Aᵀ diag(v) A
-            self.spread = self.spread @ drift.matrix.to(self.spread).square()
-
-    def _color(self, white: Tensor, where: tuple[Tensor, ...], roots: Tensor | None) -> Tensor:
-        white *= self.spread[where].sqrt()  # in place, because this is the largest tensor here
-        return white
+    def _moved_spread(self, matrix: Tensor) -> Tensor:
+        return self.spread @ matrix.square()  # the diagonal of Aᵀ diag(v) A
 
 
 class FullGaussians(ClassStatistics):

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vqprompt.core.backbones.load import fingerprint, load_backbone
-from vqprompt.core.backbones.registry import BACKBONES, TIMM
+from vqprompt.core.backbones.registry import BACKBONES, PIXELS, TIMM
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.backbones.weights import backbone_path
 from vqprompt.core.errors import CheckpointError, UserError, explain
@@ -19,12 +19,6 @@ from vqprompt.research.learner.state import SavedState
 from vqprompt.research.methods import find_method
 from vqprompt.research.methods.base import Method
 from vqprompt.research.training.settings import Normalize
-
-Channels = tuple[float, float, float]
-NORMALIZATIONS: dict[Normalize, tuple[Channels, Channels]] = {  # mean and standard deviation
-    "none": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-}
 
 
 @dataclass(frozen=True)
@@ -58,8 +52,7 @@ def build_method(
     vit.resize(size or own_size)
     resized = weights if vit.config.image_size == own_size else fingerprint(vit)
     if normalize != "backbone":
-        mean, std = NORMALIZATIONS[normalize]
-        vit.config = replace(vit.config, mean=mean, std=std)
+        vit.config = replace(vit.config, **PIXELS[normalize])
     vit = runtime.place(vit, kind.tunes_backbone, kind.prompts_stay)
     with seeded(derive_seed(seed, "method")):
         method = kind(vit, checked, tasks).to(runtime.device)
