@@ -371,7 +371,7 @@ class TestLearner:
     def test_a_key_taken_out_is_refused(self, learner, tmp_path, key):
         learner.save(tmp_path)
         edit(tmp_path, key)
-        with pytest.raises(CheckpointError, match=f"lacks {key}"):
+        with pytest.raises(CheckpointError, match=f"restore it or start over: {key}: Field required"):
             load(tmp_path)
 
     def test_another_method_s_checkpoint_is_refused(self, learner, tmp_path):

@@ -173,12 +173,8 @@ def load_array(path: Path, mapped: bool = False) -> np.ndarray | None:
     """
     if sealed_length(path) is None:
         return None
-    try:
-        array: np.ndarray = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
-        return array
-    except (OSError, ValueError, EOFError) as error:
-        warnings.warn(f"{path}: the cached file cannot be read ({error}) and is made again", stacklevel=2)
-        return None
+    array: np.ndarray = np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
+    return array
 
 
 def keep_array(path: Path, array: np.ndarray) -> None:

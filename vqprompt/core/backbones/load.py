@@ -54,6 +54,5 @@ def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32
 
 def fingerprint(vit: ViT) -> str:
     """16 hex digits that change with the config or with any weight."""
-    return Weights(
-        vit.config, {key: value.detach().cpu().numpy() for key, value in vit.state_dict().items()}
-    ).fingerprint
+    state = {key: value.detach().cpu().numpy() for key, value in vit.state_dict().items()}
+    return Weights(vit.config, state).fingerprint

@@ -78,33 +78,23 @@ def locate(backbone: Backbone, progress: Report = ignore) -> Path:
     if there := next((path for path in own if is_file(path)), None):
         return there
     if backbone.name == "vit-s14":
-        if not EMBEDDED.is_file():
-            raise WeightsError(f"{EMBEDDED} should be part of the package: reinstall vqprompt")
         return EMBEDDED
-    if backbone.repo is None:
-        from http.client import HTTPException  # slow to import, and rarely needed
-
-        from vqprompt.core.downloads import download
-
-        target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
-        try:
-            return download(backbone.url, target, backbone.checksum, progress)
-        except (OSError, HTTPException, ValueError) as error:
-            raise WeightsError(how_to_get(backbone, _first_line(error))) from error
     try:
+        if backbone.repo is None:
+            from vqprompt.core.downloads import download  # slow to import, and rarely needed
+
+            target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
+            return download(backbone.url, target, backbone.checksum, progress)
         from huggingface_hub import hf_hub_download
+
+        path = Path(hf_hub_download(backbone.repo, backbone.file))
     except ImportError as error:
         raise WeightsError(how_to_get(backbone, "that takes `pip install huggingface_hub`")) from error
-    try:
-        path = Path(hf_hub_download(backbone.repo, backbone.file))
     except Exception as error:  # any error of the transport has the same way out
-        raise WeightsError(how_to_get(backbone, _first_line(error))) from error
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise WeightsError(how_to_get(backbone, reason)) from error
     check_hub_digest(path)
     return path
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def how_to_get(backbone: Backbone, reason: str) -> str:

@@ -42,26 +42,22 @@ STORED_MARGIN = 8 / 7  # stored images are larger than those for the ViT by this
 ImageLike = str | Path | bytes | Image.Image | np.ndarray  # a path, the content of a file, or what is in memory
 
 
-class PixelBudget:
-    """Lets threads work at the same time on images of at most `most` pixels together, or on a single larger one."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self._used, self._changed = most, 0, threading.Condition()
-
-    @contextmanager
-    def take(self, pixels: int) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._used or self._used + pixels <= self.most)
-            self._used += pixels
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._used -= pixels
-                self._changed.notify_all()
+_in_work, _changed = 0, threading.Condition()  # pixels that all threads decode now
 
 
-_budget = PixelBudget(AT_A_TIME)
+@contextmanager
+def _in_turn(pixels: int) -> Iterator[None]:
+    """Lets threads work at the same time on images of `AT_A_TIME` pixels together, or on a single larger one."""
+    global _in_work
+    with _changed:
+        _changed.wait_for(lambda: not _in_work or _in_work + pixels <= AT_A_TIME)
+        _in_work += pixels
+    try:
+        yield
+    finally:
+        with _changed:
+            _in_work -= pixels
+            _changed.notify_all()
 
 
 @cache
@@ -186,7 +182,7 @@ def _shrunk(image: Image.Image, name: str, side: int | None) -> tuple[Image.Imag
     width, height = image.size
     if jpeg and side is not None and min(width, height) >= 4 * side:
         image.draft(image.mode, (2 * side, 2 * side))
-    with _budget.take(width * height if _is_progressive(image) else image.width * image.height):
+    with _in_turn(width * height if _is_progressive(image) else image.width * image.height):
         small = _in_strips(image, side) if side is not None else image
         rgb = to_rgb(small)
     turned = rgb.size != small.size or (rgb.width == rgb.height and _orientation(image) >= 5)

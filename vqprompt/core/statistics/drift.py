@@ -79,12 +79,10 @@ def fit_drift(before: Tensor, after: Tensor, moving: Moving, labels: Tensor | No
     """
     old, change = before.double(), after.double() - before.double()
     center, shift = old.mean(0), change.mean(0)
-    if moving.how == "none":
-        return Drift(center, torch.zeros_like(shift))
+    if moving.how in ("none", "mean"):
+        return Drift(center, shift if moving.how == "mean" else torch.zeros_like(shift))
     if moving.how == "kernel":
         return KernelDrift(old, change, moving.bandwidth)
-    if moving.how == "mean":
-        return Drift(center, shift)
     if moving.how == "validated":
         if labels is None:
             raise ValueError("a validated drift needs the labels of the images")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from vqprompt.core.errors import CheckpointError
-from vqprompt.core.files import delete_abandoned, lock_file, open_regular, write_atomically, writing
+from vqprompt.core.files import delete_abandoned, lock_file, read_regular, write_atomically, writing
 from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint, upgrade_tensors
 
 FORMAT = "vqprompt-checkpoint"
@@ -35,7 +34,9 @@ def write_checkpoint(folder: Path, tensors: dict[str, Tensor], info: dict[str, A
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / SAVING):
-        target = folder / f"state-{_last_number(folder) + 1}.safetensors"
+        numbers = (path.stem.removeprefix("state-") for path in folder.glob("state-*.safetensors"))
+        last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        target = folder / f"state-{last + 1}.safetensors"
         data = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
         write_atomically(target, data)
         content = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -73,15 +74,9 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         info = _read_info(folder)
         try:
             return upgrade_tensors(_read_tensors(folder, info), info.get("method", "")), info
-        except (CheckpointError, OSError) as error:
+        except CheckpointError:
             if _read_info(folder) == info:  # nobody replaced it: it really is damaged
-                if isinstance(error, CheckpointError):
-                    raise
-                missing = isinstance(error, FileNotFoundError)
-                reason = "are missing" if missing else f"cannot be read ({error.strerror or error})"
-                raise CheckpointError(
-                    f"{folder / info['tensors']}: the checkpoint's tensors {reason}; restore the file or start over"
-                ) from None
+                raise
         time.sleep(0.001 * attempt)
     raise CheckpointError(f"{folder}: another process keeps saving here; try again when it is done")
 
@@ -89,8 +84,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _read_info(folder: Path) -> dict[str, Any]:
     path = folder / INFO
     try:
-        with open_regular(path) as file:
-            info = json.loads(file.read().decode("utf-8"))
+        info = json.loads(read_regular(path).decode("utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no {INFO} here; give a folder that `vqprompt run` or Learner.save wrote"
@@ -113,18 +107,16 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:
     state = folder / info["tensors"]
-    with open_regular(state) as file:  # read once: a writer may delete it as soon as it is closed
-        size = os.fstat(file.fileno()).st_size
-        data = file.read() if size == info.get("bytes") else b""
-    if not data or hashlib.sha256(data).hexdigest() != info.get("sha256"):
+    try:
+        data = read_regular(state)  # read once: a writer may delete it afterwards
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = "are missing" if missing else f"cannot be read ({error.strerror or error})"
+        raise CheckpointError(f"{state}: the checkpoint's tensors {reason}; restore the file or start over") from None
+    if hashlib.sha256(data).hexdigest() != info.get("sha256"):
         raise CheckpointError(f"{state}: damaged or half-written (checksum differs); restore the file or start over")
     try:
         # copied into memory that torch aligns: how a matrix product rounds depends on the alignment
         return {name: t.clone() for name, t in load(data).items()}
     except (SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{state}: not a safetensors file ({error}); restore the file or start over") from None
-
-
-def _last_number(folder: Path) -> int:
-    names = (path.stem.removeprefix("state-") for path in folder.glob("state-*.safetensors"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)

@@ -75,7 +75,12 @@ class Predictor:
             raise UserError("nothing has been learned yet; learn a task first")
         side = stored_side(self._evaluator.method.vit.config.image_size, self._stored)
         for start in range(0, len(pictures), OPENED_AT_ONCE):
-            part = [_open(picture, side) for picture in pictures[start : start + OPENED_AT_ONCE]]
+            part: list[tuple[np.ndarray, float] | UserError] = []
+            for picture in pictures[start : start + OPENED_AT_ONCE]:
+                try:
+                    part.append(decode_pixels(picture, "an image", side))
+                except UserError as error:
+                    part.append(error)
             good = [opened for opened in part if not isinstance(opened, UserError)]
             scores: Iterator[Tensor] = iter(())
             if good:
@@ -85,11 +90,3 @@ class Predictor:
                 scores = iter(logits[:, : len(self.classes)].softmax(dim=1).cpu())
             for opened in part:
                 yield opened if isinstance(opened, UserError) else next(scores)
-
-
-def _open(picture: Picture, side: int) -> tuple[np.ndarray, float] | UserError:
-    """Pixels, already shrunk to what the network needs, and aspect ratio."""
-    try:
-        return decode_pixels(picture, "an image", side)
-    except UserError as error:
-        return error

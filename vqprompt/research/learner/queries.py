@@ -46,9 +46,8 @@ class QueryCache:
         self.compute, self.method, self.device, self.depends_on = compute, method, device, depends_on
         self.vit = method.vit
         self.width = self.vit.config.width * (method.class_tokens if method.uses_frozen else 1)
-        self.kept: dict[str, Rows] = {}
+        self.kept: dict[str, Rows | None] = {}  # None: they could not be written
         self._of_the_task: list[str] = []  # keys of the open task's training images
-        self._refused: set[str] = set()  # keys of queries that could not be written
 
     def start_task(self, images: Images) -> None:
         """Free the memory of the previous task's training images; they are not needed again."""
@@ -61,7 +60,7 @@ class QueryCache:
         there is no room for them, or because they are many and not needed `again`: compute them batch by batch."""
         images.check()  # images of a closed task are refused, even if their queries are known
         key = self.key(images, mirrored)
-        if key not in self.kept and key not in self._refused:
+        if key not in self.kept:
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             file = cache_folder() / "queries" / f"{name}.npy" if images.named else None
             computed, shape = self.compute(images, mirrored), (len(images), self.width)
@@ -72,7 +71,7 @@ class QueryCache:
                 elif (rows := self._in_file(computed, shape, file, again)) is not None:
                     self.kept[key] = rows
             except OSError as error:  # all were computed and could not be written: do not try that again
-                self._refused.add(key)
+                self.kept[key] = None
                 warn_no_cache(error)
         return self.kept.get(key)
 
@@ -107,11 +106,7 @@ class QueryCache:
                 room = temporary_file(size)
         if not ranks.all(room is not None) or room is None:
             return None
-        failed: OSError | None = None
-        try:
-            write_rows(room, computed.in_order())
-        except OSError as error:
-            failed = error
+        failed = write_rows(room, computed.in_order())
         if not ranks.all(failed is None):
             raise failed or OSError("another process has no space left")
         return RowsInFile(room, 0, shape, device)

@@ -54,8 +54,8 @@ class JoinedRows:
         return torch.cat(rows)
 
 
-def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> None:
-    """Raises OSError if the disk is full, but only after all pieces are computed: other processes take part in that."""
+def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> OSError | None:
+    """Returns the error if the disk is full. All pieces are computed also then: other processes take part in that."""
     failed: OSError | None = None
     for piece in pieces:
         if failed is None:
@@ -64,15 +64,15 @@ def write_rows(file: BinaryIO, pieces: Iterable[Tensor]) -> None:
                 file.flush()
             except OSError as error:
                 failed = error
-    if failed is not None:
-        raise failed
+    return failed
 
 
 def save_rows(path: Path, pieces: Iterable[Tensor], shape: tuple[int, int]) -> None:
     """Writes what `save_array` writes, but never has all of it in memory."""
     with replacing_cached(path) as partial, open(partial, "wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        write_rows(file, pieces)
+        if failed := write_rows(file, pieces):
+            raise failed
 
 
 def open_rows(path: Path, shape: tuple[int, int], device: torch.device) -> RowsInFile | None:

@@ -92,13 +92,11 @@ class SavedState:
     @classmethod
     def read(cls, folder: Path) -> SavedState:
         tensors, info = read_checkpoint(folder)
-        required = [name for name, field in LearnerRecord.model_fields.items() if field.is_required()]
-        if missing := [name for name in required if name not in info]:
-            raise CheckpointError(f"{folder}: the checkpoint lacks {', '.join(missing)}; restore it or start over")
         try:
             record = LearnerRecord(**info)
         except ValidationError as error:
-            raise CheckpointError(explain(error, f"{folder}: the checkpoint is damaged")) from None
+            what = f"{folder}: the checkpoint is damaged; restore it or start over"
+            raise CheckpointError(explain(error, what)) from None
         if not record.consistent:
             raise CheckpointError(f"{folder}: its classes and tasks contradict each other; restore it or start over")
         return cls(folder, record, tensors, None if record.unfinished is None else _unpack(record.unfinished, tensors))

@@ -10,11 +10,11 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from vqprompt.core import metrics as m
 from vqprompt.core.data.stream import Stream, Task
-from vqprompt.core.errors import CheckpointError, UserError, explain, number_from_environment
+from vqprompt.core.errors import CheckpointError, UserError, number_from_environment
 from vqprompt.core.files import lock_folder, write_atomically
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime, hardware, rounding
@@ -73,6 +73,7 @@ def run(
 class RunState(Progressed):
     """What a run remembers in its checkpoint besides the learner."""
 
+    what = "state"
     accuracy: list[list[float]] = []  # after each task, on the tasks so far
     prompt_use: list[list[list[int]] | None] = []  # after each task, of its training images
     test_prompt_use: list[list[list[dict[int, int]]]] = []  # after the last task, of the test images of each
@@ -141,10 +142,7 @@ class Run:
     def _restore(self, saved: SavedState) -> None:
         runtime = Runtime.pick(**{key: getattr(self.config, key) for key in RESUMABLE_SETTINGS})
         self.learner = Learner.from_state(saved, runtime, self.config.backbone)
-        try:
-            self.state = RunState(**(saved.record.run or {}))
-        except ValidationError as error:
-            raise CheckpointError(explain(error, f"{self.out}: the run in its checkpoint is damaged")) from None
+        self.state = RunState.parse(saved.record.run, str(self.out / INFO))
 
     def _refuse_other_images(self) -> None:
         """A resumed run must have the classes and images that it began with."""
