@@ -152,8 +152,8 @@ def test_a_resume_reads_its_checkpoint_once(tiny_run, tmp_path, monkeypatch):
     with pytest.raises(Killed):
         tiny_run("killed", "vq-prompt", progress=dying)
     (state,) = (tmp_path / "killed").glob("state-*")
-    opened, plain = [], checkpoint.open_regular
-    monkeypatch.setattr(checkpoint, "open_regular", lambda path: opened.append(path) or plain(path))
+    opened, plain = [], checkpoint.read_regular
+    monkeypatch.setattr(checkpoint, "read_regular", lambda path: opened.append(path) or plain(path))
     tiny_run("killed", "vq-prompt", resume=True)
     assert opened.count(state) == 1
 

@@ -13,7 +13,6 @@ import os
 import shutil
 import threading
 import uuid
-import warnings
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -101,13 +100,10 @@ def build_store(rows: Rows, side: int, progress: Report = ignore) -> Store:
 
 
 def _load(target: Path, aspects: Path, count: int, side: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Pixels and aspect ratios, if both files are complete and have the right shape."""
+    """Pixels and aspect ratios, if both files are complete and of these images."""
     aspect = load_array(aspects)
     pixels = load_array(target, mapped=True) if aspect is not None else None
-    if pixels is None or aspect is None:
-        return None
-    if pixels.dtype != np.uint8 or pixels.shape != (count, 3, side, side) or aspect.shape != (count,):
-        warnings.warn(f"{target}: the cached file has the wrong shape and is made again", stacklevel=3)
+    if pixels is None or aspect is None or pixels.shape != (count, 3, side, side) or aspect.shape != (count,):
         return None
     return pixels, aspect
 
