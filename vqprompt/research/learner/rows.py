@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vqprompt.core.cache import load_array, replacing_cached
-from vqprompt.core.files import open_regular
+from vqprompt.core.files import open_regular, read_at
 
 BYTES = 4  # per number: rows are kept in float32
 
@@ -22,12 +21,13 @@ class RowsInFile:
     """Rows in a file that stays open as long as they are needed. start: the byte where the first row begins."""
 
     def __init__(self, file: BinaryIO, start: int, shape: tuple[int, int], device: torch.device) -> None:
-        self.device, self.nbytes = device, shape[0] * shape[1] * BYTES
-        # mapped only while some rows are read: otherwise all that were ever read would count as memory of the process
-        self._map = partial(np.memmap, file, np.float32, "r", start, shape)
+        self.file, self.start, self.width, self.device = file, start, shape[1], device
+        self.nbytes = shape[0] * shape[1] * BYTES
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        return torch.from_numpy(self._map()[index.cpu().numpy()]).to(self.device)
+        size = self.width * BYTES  # read, not mapped: mapped pages around the rows would count as memory of the process
+        data = bytearray().join(read_at(self.file, self.start + row * size, size) for row in index.tolist())
+        return torch.from_numpy(np.frombuffer(data, np.float32).reshape(len(index), self.width)).to(self.device)
 
 
 Rows = Tensor | RowsInFile
