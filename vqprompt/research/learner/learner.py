@@ -170,8 +170,9 @@ class Learner:
 
     def _agree(self) -> None:
         """Give all processes the values of the first: they compute the same, but machines may round differently."""
-        names = saved_names(self.method)
-        self.runtime.ranks.copy_first(t for name, t in self.method.state_dict().items() if name in names)
+        if self.runtime.ranks.count > 1:
+            names = saved_names(self.method)
+            self.runtime.ranks.copy_first(t for name, t in self.method.state_dict().items() if name in names)
 
     def _make_loop(self, data: TaskData, seed: int, progress: Report) -> TrainingLoop | None:
         """None if the method has nothing to train."""

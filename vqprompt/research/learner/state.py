@@ -116,8 +116,7 @@ class SavedState:
 
 def write_state(folder: Path, record: LearnerRecord, method: Method, open_task: OpenTask | None) -> None:
     """Write everything learned; a frozen backbone is named in the record, not copied."""
-    names = saved_names(method)
-    tensors = {f"{METHOD}{name}": t for name, t in method.state_dict().items() if name in names}
+    tensors = {f"{METHOD}{name}": t for name, t in method.state_dict().items() if method.saved(name)}
     if open_task is not None:
         record.unfinished, more = _pack(open_task)
         tensors |= more
