@@ -7,8 +7,7 @@ reported as done is on disk; if it is killed at any moment, the file is the old 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from vqprompt.core.files import write_atomically
-from vqprompt.core.progress import Progress, Stage
+from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import counted
 from vqprompt.product.model.correcting import check_known
 from vqprompt.product.model.efforts import check_effort
@@ -27,8 +26,6 @@ from vqprompt.product.model.pictures import Picture, check_spelling
 from vqprompt.product.serve.errors import Conflict, NotThere
 from vqprompt.product.serve.images import Thumbnail, thumbnails
 from vqprompt.product.serve.models import Snapshot
-
-Tell = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,6 @@ class Outcome:
     thumbnails: tuple[Thumbnail, ...] = ()
 
 
-@contextmanager
-def changed_model(change: Change, tell: Tell) -> Iterator[Model]:
-    """The model, which replaces its file when the block ends, if it has changed then."""
-    with changing(change.path, change.defaults.open) as model:
-        yield model
-        tell(Progress(Stage.STATISTICS, 1, 1, detail="writing the model"))  # the last moment to cancel
-
-
 PREVIEW = Field(default=False, description="Only tell which answers would change; the model stays as it is.")
 FOR_GOOD = Field(default=False, description="Also delete all that is kept of it, older versions too.")
 NO_LABEL = "none"  # of images that are none of the classes, until they are learned
@@ -80,14 +69,19 @@ class Body(BaseModel):
     def check(self, now: Snapshot) -> None:
         """Refuse what cannot be done with the model as it is now."""
 
-    def do(self, change: Change, tell: Tell) -> Outcome:
-        with changed_model(change, tell) as model:
-            result = self.apply(model)
-        return Outcome("done", result=result)
+    def do(self, change: Change, tell: Report) -> Outcome:
+        with changing(change.path, change.defaults.open) as model:
+            result = self.apply(model, change.images, tell)
+            made = () if getattr(self, "preview", False) else tuple(thumbnails(change.images))
+            tell(Progress(Stage.STATISTICS, 1, 1, detail="writing the model"))  # the last moment to cancel
+        return Outcome("done", result=result, thumbnails=made)
 
-    def apply(self, model: Model) -> dict[str, Any]:
-        """Change the model, and return the job's result."""
-        raise NotImplementedError
+    def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
+        """Change the model, and return the job's result. Here: by the model's method of the same name, which takes the
+        fields in this order."""
+        options = {name: value for name, value in self if name in ("for_good", "preview")}
+        done = getattr(model, self.kind)(*[value for name, value in self if name not in options], **options)
+        return self.model_dump() if done is None else done.to_json()
 
 
 class Teach(Body):
@@ -102,20 +96,17 @@ class Teach(Body):
     def check(self, now: Snapshot) -> None:
         check_effort(self.effort, now.model.knowledge.trained)
 
-    def do(self, change: Change, tell: Tell) -> Outcome:
-        with changed_model(change, tell) as model:
-            taught = model.learn(
-                change.images, effort=self.effort, as_unknown=self.as_unknown, preview=self.preview, skip_broken=True,
-                progress=tell,
-            )  # fmt: skip
-            made = () if self.preview else tuple(thumbnails(change.images))
-        return Outcome("done", result=taught.to_json(), thumbnails=made)
+    def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
+        return model.learn(
+            images, effort=self.effort, as_unknown=self.as_unknown, preview=self.preview, skip_broken=True,
+            progress=tell,
+        ).to_json()  # fmt: skip
 
 
 class Check(Body):
     """Look through the images of an upload, before they are taught."""
 
-    def do(self, change: Change, tell: Tell) -> Outcome:
+    def do(self, change: Change, tell: Report) -> Outcome:
         from vqprompt.product.check.check import check as check_images  # slow to import
 
         report = check_images(change.images, model=change.defaults.open(change.path), progress=tell)
@@ -135,7 +126,7 @@ class Undo(Body):
         if self.steps > (possible := now.model.can_undo):
             raise Conflict(f"{counted(possible, 'change')} can be undone, not {self.steps}")
 
-    def apply(self, model: Model) -> dict[str, Any]:
+    def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
         return {"undone": model.undo(self.steps)}
 
 
@@ -149,7 +140,7 @@ class Return(Body):
         if self.version not in others:
             raise NotThere(f"there is no other version {self.version}; the other versions are {others or 'none'}")
 
-    def apply(self, model: Model) -> dict[str, Any]:
+    def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
         model.return_to(self.version)
         return self.model_dump()
 
@@ -163,10 +154,6 @@ class Rename(Body):
     def check(self, now: Snapshot) -> None:
         copy(now.model).rename(self.old, self.new)
 
-    def apply(self, model: Model) -> dict[str, Any]:
-        model.rename(self.old, self.new)
-        return self.model_dump()
-
 
 class Relabel(Body):
     """Move images that were taught to another class, known or new."""
@@ -178,9 +165,6 @@ class Relabel(Body):
     def check(self, now: Snapshot) -> None:
         check_spelling(now.model.classes, [self.label])
 
-    def apply(self, model: Model) -> dict[str, Any]:
-        return model.relabel(self.images, self.label, preview=self.preview).to_json()
-
 
 class Unlearn(Body):
     """Take images away that were taught, as if they had never been."""
@@ -188,9 +172,6 @@ class Unlearn(Body):
     images: list[ImageId] = IMAGES
     for_good: bool = FOR_GOOD
     preview: bool = PREVIEW
-
-    def apply(self, model: Model) -> dict[str, Any]:
-        return model.unlearn(self.images, for_good=self.for_good, preview=self.preview).to_json()
 
 
 class Merge(Body):
@@ -204,9 +185,6 @@ class Merge(Body):
         for name in self.names:
             check_known(name, now.model.classes)
 
-    def apply(self, model: Model) -> dict[str, Any]:
-        return model.merge(self.names, self.new, preview=self.preview).to_json()
-
 
 class Forget(Body):
     """Remove a class, as if it had never been taught; "unknown" removes all that was taught as none of the classes."""
@@ -218,7 +196,7 @@ class Forget(Body):
         if not self.for_good:  # what it has forgotten before may have left traces
             check_known(self.name, now.model.knowledge.records)
 
-    def apply(self, model: Model) -> dict[str, Any]:
+    def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
         before = model.accuracy
         notes = model.forget(self.name, for_good=self.for_good)
         result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": notes}
@@ -231,7 +209,7 @@ class Onnx(Body):
     def check(self, now: Snapshot) -> None:
         now.check_taught()
 
-    def do(self, change: Change, tell: Tell) -> Outcome:
+    def do(self, change: Change, tell: Report) -> Outcome:
         from vqprompt.product.export.onnx import onnx_file  # slow to import
 
         content = onnx_file(change.defaults.open(change.path))[0]
