@@ -488,7 +488,7 @@ class TestTrouble:
         monkeypatch.setattr("vqprompt.commands.bench.run_with_bars", lambda *given: interrupt())
         status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path)
         assert status == 130 and err.endswith(f"  vqprompt bench run cub200 --small --out {tmp_path}\n")
-        monkeypatch.setattr("vqprompt.commands.predict.image_files", lambda path: interrupt())
+        monkeypatch.setattr("vqprompt.core.data.source.images_in", lambda path: interrupt())
         status, _, err = command("predict", tmp_path, tmp_path)
         assert status == 130 and err == "\ninterrupted\n"
 

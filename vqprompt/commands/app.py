@@ -14,9 +14,9 @@ import typer
 
 from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
-from vqprompt.commands.console import accept_all_characters, print_error, verbosity
+from vqprompt.commands.console import accept_all_characters, print_error, running
 from vqprompt.commands.interrupted import as_command, report_interruption
-from vqprompt.commands.options import option, out_folder
+from vqprompt.commands.options import option
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.search import search
@@ -94,7 +94,7 @@ def main() -> None:
         end_run(LOST_STATUS, partial(report_interruption, str(error)), lost=True)
     except Exception as error:
         explanation = explain(error)
-        if verbosity.verbose:
+        if running.verbose:
             traceback.print_exc()
         if explanation is not None:
             end_run(2, partial(print_error, explanation))
@@ -124,6 +124,6 @@ def explain_disk_error(error: Exception) -> str | None:
     named = getattr(error, "filename", None)
     if number is None or (named is None and number not in DISK_ERRORS):
         return None
-    path = str(named or out_folder() or "writing a file")
+    path = str(named or running.out or "writing a file")
     hint = DISK_ERRORS.get(number) or f"{os.strerror(number)}; check the path"
     return f"{path if len(path) <= 200 else path[:200] + '…'}: {hint}"

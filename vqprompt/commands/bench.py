@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from vqprompt.commands.console import SafeConsole, console, print_plain, text_table
+from vqprompt.commands.console import console, print_error, print_plain, text_table
 from vqprompt.commands.interrupted import as_command
 from vqprompt.commands.options import Track, flag, numbers, option
 from vqprompt.commands.progress_bar import Bars
@@ -122,10 +122,8 @@ def chosen_methods(text: str) -> list[str]:
 def report_failures(failed: dict[str, str], runs: int, next_time: str = "the same command tries them again") -> None:
     """End with status 1 if runs failed, and say which."""
     if failed:
-        stderr = SafeConsole(stderr=True)
-        stderr.print(f"\n[red]{len(failed)} of {runs} runs failed[/red]; {next_time}:")
-        for name, reason in failed.items():
-            stderr.print(f"  {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        reasons = (f"  {name}: {reason}" for name, reason in failed.items())
+        print_error("\n".join([f"{len(failed)} of {runs} runs failed; {next_time}:", *reasons]))
         raise typer.Exit(1)
 
 

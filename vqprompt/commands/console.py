@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,14 +29,16 @@ console = SafeConsole()
 
 
 @dataclass
-class Verbosity:
-    """quiet: no progress and no notes. verbose: errors come with a traceback."""
+class Running:
+    """The command that runs. quiet: no progress and no notes. verbose: errors come with a traceback. out: where it
+    writes."""
 
     quiet: bool = False
     verbose: bool = False
+    out: Path | None = None
 
 
-verbosity = Verbosity()  # of the command that runs
+running = Running()
 
 
 def print_error(text: str, mark: str = "[red]error:[/red]") -> None:
@@ -57,7 +60,7 @@ def print_plain(text: str, style: str | None = None) -> None:
 
 def print_note(text: str) -> None:
     """What a person may like to know, but did not ask for."""
-    if not verbosity.quiet:
+    if not running.quiet:
         print_plain(f"note: {text}")
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vqprompt.commands.console import SafeConsole, verbosity
-from vqprompt.commands.options import Quiet, Verbose, out_folder
+from vqprompt.commands.console import SafeConsole, running
+from vqprompt.commands.options import Quiet, Verbose
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import end_run
 
@@ -24,7 +24,7 @@ def as_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def complete(*arguments: Any, quiet: bool, verbose: bool, **named: Any) -> None:
-        verbosity.quiet, verbosity.verbose = quiet, verbose
+        running.quiet, running.verbose, running.out = quiet, verbose, named.get("out")
         try:
             command(*arguments, **named)
         except KeyboardInterrupt:
@@ -43,8 +43,8 @@ def as_command(command: Callable[..., None]) -> Callable[..., None]:
 def report_interruption(reason: str = "interrupted") -> None:
     lines = ["", reason]
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    if command in RESUMABLE_COMMANDS:
-        lines += [*_kept(out_folder() or Path("demo")), "Go on with:", f"  {_quoted('--resume')}"]
+    if command in RESUMABLE_COMMANDS and running.out:
+        lines += [*_kept(running.out), "Go on with:", f"  {_quoted('--resume')}"]
     elif command == "learn":
         lines.append(
             "The model has not changed: it changes in one step, at the end. To learn, give the same command again."

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,11 +64,3 @@ def numbers(text: str, option: str, wanted: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{option} {text[:100]!r}: expected {wanted}") from None
-
-
-def out_folder() -> Path | None:
-    """The folder in the command line, given as `--out DIR` or `--out=DIR`."""
-    for argument, following in pairwise([*sys.argv, ""]):
-        if argument.startswith("--out=") or (argument == "--out" and following):
-            return Path(argument.partition("=")[2] or following)
-    return None

@@ -36,7 +36,9 @@ def predict(
 
     [bold]vqprompt predict garden.vqp photo.jpg holiday/ --top 3[/bold]
     """
-    files = [file for path in images for file in image_files(path)]
+    from vqprompt.core.data.source import images_in
+
+    files = [file for path in images for file in (images_in(path) if path.is_dir() else [path])]
     if learned.is_dir():
         from vqprompt.research.learner.predictor import Predictor
 
@@ -84,10 +86,3 @@ def print_answer(file: Path, answer: Answer, as_json: bool) -> None:
         print_plain(f"{file}: {names} ({answer.note})")
     else:
         print_plain(f"{file}: " + ", ".join(f"{name} {share:.0%}" for name, share in answer.classes))
-
-
-def image_files(path: Path) -> list[Path]:
-    """The path itself if it is a file, else the images in the folder."""
-    from vqprompt.core.data.source import images_in
-
-    return images_in(path) if path.is_dir() else [path]

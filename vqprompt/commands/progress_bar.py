@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from vqprompt.commands.console import verbosity
+from vqprompt.commands.console import running
 from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import duration, printable
 
@@ -63,7 +63,7 @@ class Bars:
             rich.BarColumn(20), rich.TaskProgressColumn(), rich.TimeElapsedColumn(), rich.TextColumn("elapsed,"),
             rich.TimeRemainingColumn(), rich.TextColumn("remaining"),
             rich.TextColumn("{task.description}", markup=False),
-            console=console, transient=True, disable=verbosity.quiet,
+            console=console, transient=True, disable=running.quiet,
         )  # fmt: skip
         self.bars: dict[str, Bar] = {}
 
@@ -79,7 +79,7 @@ class Bars:
         bar, text = self.bars[name], printable(f"{name} · {event}" if name else str(event))
         self.live.update(bar.id, completed=event.done, total=event.total or None, description=text)
         remaining = bar.remaining(event)
-        if not self.console.is_terminal and not verbosity.quiet and bar.is_line_due(event):
+        if not self.console.is_terminal and not running.quiet and bar.is_line_due(event):
             text += f", {event.done / event.total:.0%} done" if event.total else ""
             text += f", {duration(time.monotonic() - bar.started)} elapsed"
             text += f", {duration(remaining)} remaining" if remaining is not None else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vqprompt.commands.console import print_json, print_note, print_plain, verbosity
+from vqprompt.commands.console import print_json, print_note, print_plain, running
 from vqprompt.core.words import counted, duration
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def announce(plan: Plan) -> None:
-    if verbosity.quiet:
+    if running.quiet:
         return
     new = f" ({len(plan.new_classes)} new)" if plan.new_classes else ""
     effort = "" if plan.effort == "instant" else f" at effort {plan.effort}"

@@ -25,7 +25,7 @@ from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import lock_file
 from vqprompt.core.words import counted
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.opening import ModelDefaults, changing
+from vqprompt.product.model.opening import ModelDefaults, changing, stamp_of
 from vqprompt.product.model.pictures import check_spelling, clean_name
 from vqprompt.product.model.predicting import Answer
 from vqprompt.product.model.teaching import Taught
@@ -53,7 +53,7 @@ class Watch:
     _done: dict[Path, Stamp] = field(init=False, default_factory=dict)
     _moved: set[Stamp] = field(init=False, default_factory=set)  # images that left the folder of their class
     _warned: set[str] = field(init=False, default_factory=set)
-    _loaded: tuple[Stamp, Model] | None = field(init=False, default=None)
+    _loaded: tuple[Stamp | None, Model] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
@@ -98,10 +98,9 @@ class Watch:
         stamps = {}
         for path in sorted(self.folder.rglob("*")):
             place = path.relative_to(self.folder)
-            if path.suffix.lower() in IMAGE_SUFFIXES and place.parts[0] != SORTED and not hidden(place.as_posix()):
-                with suppress(OSError):  # it was moved just now
-                    if stat.S_ISREG(path.stat().st_mode):
-                        stamps[path] = _stamp(path)
+            wanted = path.suffix.lower() in IMAGE_SUFFIXES and place.parts[0] != SORTED and not hidden(place.as_posix())
+            if wanted and (found := stamp_of(path)) and stat.S_ISREG(found[0]):  # no stamp: it was moved just now
+                stamps[path] = found
         return stamps
 
     def _class_of(self, path: Path) -> str:
@@ -120,7 +119,7 @@ class Watch:
                     classes = {path: other for path, other in classes.items() if other != name}
             lessons = self._learn(model, list(classes.items()))
         if self.model.exists():
-            self._loaded = _stamp(self.model), model
+            self._loaded = stamp_of(self.model), model
         self._done |= {path: self._seen[path] for path in classes}
         for taught in lessons:
             for message in taught.broken:
@@ -174,7 +173,7 @@ class Watch:
 
     def _open(self) -> Model:
         """The model as its file is now; other programs may teach it as well."""
-        stamp = _stamp(self.model)
+        stamp = stamp_of(self.model)
         if self._loaded is None or self._loaded[0] != stamp:
             self._loaded = stamp, self.defaults.open(self.model)
         return self._loaded[1]
@@ -183,8 +182,3 @@ class Watch:
         if message not in self._warned:
             self._warned.add(message)
             self.warn(message)
-
-
-def _stamp(path: Path) -> Stamp:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -32,6 +32,15 @@ class ModelDefaults:
         return Model(self.backbone or "vit-s14", size=self.size, device=self.device)
 
 
+def stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Differs when a file was changed or replaced; None if it is not there. The first number is its mode."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @contextmanager
 def changing(path: Path, opened: Callable[[Path], Model] = Model.load) -> Iterator[Model]:
     """A model that replaces its file when the block ends, if it has changed. Until then nobody else can change it."""

@@ -34,6 +34,7 @@ from vqprompt.product.serve.settings import Limits
 
 FINISHED_KEPT = 100
 SECONDS_TO_CANCEL = 3.0  # a worker that has not stopped by then is killed
+SECONDS_BETWEEN_UPDATES = 0.1
 CANCEL = "cancel"  # the server sends this to stop the running change
 
 
@@ -50,7 +51,6 @@ class Job(BaseModel):
     total: float = 0
     result: dict[str, Any] = {}
     error: str | None = None
-    _change: Change = PrivateAttr()
     _finish: Callable[[Outcome], None] = PrivateAttr()
     _future: Future[None] = PrivateAttr()
     _cancelled: threading.Event = PrivateAttr(default_factory=threading.Event)
@@ -100,14 +100,14 @@ class Jobs:
 
     def add(self, job: Job, change: Change, finish: Callable[[Outcome], None]) -> Job:
         """finish: called with the last update, before the job is shown as ended."""
-        job._change, job._finish = change, finish
+        job._finish = finish
         with self._lock:
             if (waiting := self.waiting()) >= self.limits.jobs:
                 raise Busy(f"{waiting} changes are already waiting; try again later", headers={"Retry-After": "10"})
             ended = [j for j in self.all() if not j.is_active]
             for old in ended[: max(0, len(self._jobs) + 1 - FINISHED_KEPT)]:
                 self._jobs.pop(old.id, None)
-            job._future = self._thread.submit(self._run, job)
+            job._future = self._thread.submit(self._run, job, change)
             self._jobs[job.id] = job
         return job
 
@@ -146,11 +146,11 @@ class Jobs:
         self._thread.shutdown(cancel_futures=True)
         self._stop_worker()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, change: Change) -> None:
         job._started, job.state, job.stage = time.time(), "running", "starting"
         job._stage_began = time.monotonic()
         try:
-            update = self._hand_over(job)
+            update = self._hand_over(job, change)
         except Exception as error:
             if not isinstance(error, EOFError | OSError):  # these: it was killed, by the system or by a person
                 traceback.print_exc()
@@ -158,9 +158,9 @@ class Jobs:
             update = Outcome("failed", error="the learning process was killed; the model is as it was")
         self._end(job, update)
 
-    def _hand_over(self, job: Job) -> Outcome:
+    def _hand_over(self, job: Job, change: Change) -> Outcome:
         self._start_worker()
-        self._connection.send(job._change)
+        self._connection.send(change)
         deadline, asked_to_stop = time.monotonic() + self.limits.job_minutes * 60, None
         while True:
             if self._connection.poll(0.05):
@@ -241,11 +241,16 @@ def _end_with_the_server() -> None:
 
 
 def _do(change: Change, connection: Connection) -> Outcome:
+    told_at = 0.0
+
     def tell(event: Progress) -> None:
+        nonlocal told_at
         if connection.poll():
             connection.recv()
             raise Cancelled
-        connection.send(event)
+        if event.done == event.total or time.monotonic() > told_at + SECONDS_BETWEEN_UPDATES:
+            connection.send(event)
+            told_at = time.monotonic()
 
     try:
         return change.body.do(change, tell)

@@ -16,7 +16,7 @@ import numpy as np
 from vqprompt.core.errors import UserError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.opening import ModelDefaults
+from vqprompt.product.model.opening import ModelDefaults, stamp_of
 from vqprompt.product.serve.errors import Conflict, NotThere
 
 
@@ -93,14 +93,10 @@ class ServedModel:
             raise Conflict(f"the model {self.name} cannot be used: {self.problem}")
         return self.current
 
-    @property
-    def usable(self) -> bool:
-        return self.current is not None
-
     def load_new(self) -> Snapshot | None:
         """The file's snapshot, if the file is not the one that was loaded last. A file that cannot be used is a problem
         of this model alone, until it changes."""
-        if (stamp := _stamp(self.path)) == self._stamp:
+        if (stamp := stamp_of(self.path)) == self._stamp:
             return None
         self._stamp, self.problem = stamp, None
         try:
@@ -126,14 +122,6 @@ def warn(text: str) -> None:
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns
-
-
 class ModelFolder:
     """All models of a server, by name. folder: where to look for new ones; None if there is one model alone."""
 
@@ -143,7 +131,7 @@ class ModelFolder:
 
     def __iter__(self) -> Iterator[ServedModel]:
         """Those that can answer."""
-        return iter([model for model in self._models.values() if model.usable])
+        return iter([model for model in self._models.values() if model.current])
 
     def get(self, name: str | None) -> ServedModel:
         """name: None for the only model there is."""
@@ -164,13 +152,13 @@ class ModelFolder:
                 if not path.name.startswith(".") and path.stem.isprintable():
                     models.setdefault(path.stem, ServedModel(path.stem, path, self.defaults))
         for served in list(models.values()):
-            is_empty = served.usable and not served.snapshot.model.classes  # it has no file until it is taught
+            is_empty = served.current and not served.current.model.classes  # it has no file until it is taught
             if self.folder is not None and not served.path.exists() and not is_empty:
                 del models[served.name]
                 continue
             before = served.problem
             refresh(served)
-            is_told = self.folder is None and not served.usable  # by the command, which then ends
+            is_told = self.folder is None and not served.current  # by the command, which then ends
             if served.problem not in (None, before) and not is_told:
                 warn(f"{served.path.parent}: {served.problem}")
         self._models = models

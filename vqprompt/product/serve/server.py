@@ -174,13 +174,8 @@ async def _tidy(state: State) -> None:
 
 
 def _add_pages(app: FastAPI, state: State) -> None:
-    @app.get("/", include_in_schema=False)
-    def page() -> Response:
-        return FileResponse(STATIC / "index.html")
-
-    @app.get("/docs", include_in_schema=False)
-    def docs() -> Response:
-        return FileResponse(STATIC / "docs.html")
+    app.add_route("/", lambda request: FileResponse(STATIC / "index.html"), include_in_schema=False)
+    app.add_route("/docs", lambda request: FileResponse(STATIC / "docs.html"), include_in_schema=False)
 
     @app.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus")
     def metrics() -> Response:

@@ -94,7 +94,7 @@ class State:
         with served.loading:
             if (now := served.load_new()) is None:
                 return frozenset()
-            before = served.snapshot.names if served.usable else frozenset()
+            before = served.current.names if served.current else frozenset()
             try:
                 self.gallery.keep_only(served.name, now.images)
                 served.drop_export()
