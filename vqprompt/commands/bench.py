@@ -25,9 +25,7 @@ app = typer.Typer(help="Make the tables and figures of the paper, one command ea
 LISTED = "`vqprompt bench list` lists them."
 SMALL = flag("--small", "Try it at reduced size, on the embedded drawings and backbone.")
 FIGURE = flag("--figure", "Also draw the figure, into the page and as .svg.")
-WORKERS = option(
-    "Number of runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.", min=1
-)
+WORKERS = option("Runs at the same time. Default: one per GPU or per 8 cores; elsewhere, as many as fit.", min=1)
 ON = option(
     "Where: local, ray (the cluster that this machine is part of), ray=HOST:PORT, slurm, slurm=PARTITION. Results come "
     "back to OUT. A run that loses its machine continues on another one from its last checkpoint.",
@@ -35,8 +33,7 @@ ON = option(
 )
 CPUS = option("CPU cores per run on other machines. Default: 8, or as many as there are.", min=1)
 GPUS = option(
-    "GPUs per run on other machines, such as 0.25 to let four runs share one. Default: 1 with Ray if there are any, 0 "
-    "with SLURM."
+    "GPUs per run on other machines; 0.25: four runs share one. Default: 1 with Ray if there are any, else 0."
 )
 
 
@@ -59,8 +56,7 @@ def run(
     backbone: str | None = option("Another backbone than the paper's. The table marks such numbers."),
     seeds: str | None = option("The seeds, such as 1,2,3."),
     methods: str | None = option(
-        "Only these methods, such as vq-prompt,coda-p. Methods outside the paper's table can be added. `all` means "
-        "every method."
+        "Only these, such as vq-prompt,coda-p; also ones outside the paper's table; or `all`."
     ),
     small: bool = SMALL,
     workers: int | None = WORKERS,

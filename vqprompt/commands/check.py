@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    folder: Path = argument(
-        "What you would give to `vqprompt learn`: a folder or zip with one folder per class, or a table."
-    ),
+    folder: Path = argument("Images as for `vqprompt learn`: a folder or zip with one folder per class, or a table."),
     classes: ClassFolders = None,
     model: Path | None = option("A model that these images are for; what it knows helps to judge.", metavar="FILE"),
     test: Path | None = option("Test images, which must not be among these; FOLDER/test by default.", metavar="FOLDER"),

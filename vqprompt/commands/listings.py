@@ -73,9 +73,7 @@ def settings_of(options: Any, prefix: str = "") -> Iterator[tuple[str, str, str]
 
 
 def backbones(
-    world: Path | None = option(
-        "Show a backbone what ordinary images look like: one folder per kind.", metavar="FOLDER"
-    ),
+    world: Path | None = option("Show a backbone ordinary images, in one folder per kind.", metavar="FOLDER"),
     backbone: str = option("With --world: a name, or a weights file.", "vit-s14"),
     size: int | None = option("With --world: the image size of the models, in px."),
 ) -> None:

@@ -82,9 +82,7 @@ def run(
     epochs: int | None = option("Epochs per task."),
     batch_size: int | None = option("Images per training step."),
     device: str | None = option(DEVICE),
-    validation: float | None = option(
-        "Hold out this fraction of the training images and test on them. Use it to tune settings."
-    ),
+    validation: float | None = option("Hold out this share of the training images and test on it, to tune settings."),
     preset: str | None = option("Named settings of a method, such as `released`; see `vqprompt methods NAME`."),
     config: Path | None = option("JSON or TOML file with settings; the config.json of another run works."),
     assignments: list[str] | None = option(

@@ -15,9 +15,7 @@ from vqprompt.core.files import lock_folder
 
 
 def search(
-    methods: str = argument(
-        "The method; or several, such as vq-prompt,coda-p; or `all` that declare ranges.", metavar="METHOD"
-    ),
+    methods: str = argument("One method, several (vq-prompt,coda-p), or `all` that declare ranges.", metavar="METHOD"),
     out: Path = option("Folder for the trials. Each is a run in OUT/METHOD/seedN/trialN.", ...),
     data: str = option("A data set of `vqprompt datasets`, NAME or NAME=PATH, or your own images.", ...),
     trials: int = option("Trials per method. To search on, give the same command with more.", 20, min=1),

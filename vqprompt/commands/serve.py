@@ -12,10 +12,7 @@ from vqprompt.core.errors import UserError
 
 
 def serve(
-    model: Path | None = argument(
-        "A model that `vqprompt learn` made, a folder of them, or the name of a new one (my-model.vqp if left out).",
-        None,
-    ),
+    model: Path | None = argument("A model, a folder of them, or the name of a new one (default: my-model.vqp).", None),
     example: bool = flag("--example", "Start with a model that knows 20 kinds of drawings, to try it out."),
     lan: bool = flag("--lan", "Also for phones on the same network: prints a code to scan. Uses https."),
     host: str = option("The address to listen on. One that other machines can reach needs a token.", "127.0.0.1"),
@@ -26,12 +23,8 @@ def serve(
         envvar="VQPROMPT_TOKEN",
         show_envvar=True,
     ),
-    allow_host: list[str] | None = option(
-        "A name under which a proxy offers this server, such as models.example.org.", metavar="NAME"
-    ),
-    limit: list[str] | None = option(
-        "Change a limit, such as upload_mb=1000. A wrong name lists them.", metavar="NAME=NUMBER"
-    ),
+    allow_host: list[str] | None = option("A name that a proxy uses, such as models.example.org.", metavar="NAME"),
+    limit: list[str] | None = option("Such as upload_mb=1000; a wrong name lists the limits.", metavar="NAME=NUMBER"),
     size: NewSize = None,
     backbone: NewBackbone = None,
     device: Device = "auto",

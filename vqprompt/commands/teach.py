@@ -206,9 +206,7 @@ def rename(
 def forget(
     model: ModelPath,
     name: str = argument('A class of the model; "unknown": all that was taught as such.', metavar="CLASS"),
-    for_good: bool = flag(
-        "--for-good", "Also delete everything that is kept of it: older versions, its name, file names."
-    ),
+    for_good: bool = flag("--for-good", "Also delete all that is kept of it: older versions, its name, file names."),
 ) -> None:
     """Remove a class, as if it had never been learned.
 
@@ -216,12 +214,11 @@ def forget(
     """
     with _changing(model) as changed:
         notes = changed.forget(name, for_good=for_good)
-        left, accuracy, effort = len(changed.classes), changed.accuracy, changed.effort
-    are = "is" if left == 1 else "are"
-    print_plain(f"{name} is forgotten; {counted(left, 'class')} {are} left, accuracy {percent(accuracy)}")
+    left = counted(len(changed.classes), "class")
+    print_plain(f"{name} is forgotten; {left} left, accuracy {percent(changed.accuracy)}")
     for note in notes:
         print_plain(f"note: {note}")
-    if effort != "instant":
+    if changed.effort != "instant":
         print_plain(
             "note: what the model remembered of this class is deleted, but the network was trained with it and stays "
             "as it is. To leave no trace, make a new model without this class"
@@ -243,8 +240,7 @@ def undo(
         else:
             changed.return_to(to)
             done = f"returned to version {to}"
-        left = len(changed.classes)
-    print_plain(f"{done}; the model has {counted(left, 'class')} now")
+    print_plain(f"{done}; the model has {counted(len(changed.classes), 'class')} now")
 
 
 def example(folder: Path = argument("A new folder, such as drawings.")) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from vqprompt.core.data.archives import hidden
@@ -52,10 +53,10 @@ class Watch:
     _seen: dict[Path, Stamp] = field(init=False, default_factory=dict)  # at the last look
     _done: dict[Path, Stamp] = field(init=False, default_factory=dict)
     _moved: set[Stamp] = field(init=False, default_factory=set)  # images that left the folder of their class
-    _warned: set[str] = field(init=False, default_factory=set)
     _loaded: tuple[Stamp | None, Model] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self._warn_once = cache(self.warn)  # it is not even called again with the same message
         if not self.folder.is_dir():
             raise UserError(f"{self.folder}: no such folder; make it, or give the folder where images arrive")
         if self.model.exists():
@@ -177,8 +178,3 @@ class Watch:
         if self._loaded is None or self._loaded[0] != stamp:
             self._loaded = stamp, self.defaults.open(self.model)
         return self._loaded[1]
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            self.warn(message)

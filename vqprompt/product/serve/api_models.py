@@ -132,7 +132,7 @@ def phone(state: Serving) -> dict[str, str | None]:
 class UploadForm(BaseModel):
     """Images with their classes."""
 
-    files: list[UploadFile]
+    files: list[UploadFile] = Field(min_length=1)
     label: str = Field("", description="The class of all images.")
     labels: Json[list[str]] | None = Field(None, description="Or the class of each image, as a JSON list.")
     effort: str = "instant"
@@ -143,8 +143,6 @@ class UploadForm(BaseModel):
         """The class of each image. It is checked before anything is kept."""
         label = NO_LABEL if self.as_unknown else self.label
         names = [label] * len(self.files) if self.labels is None else self.labels
-        if not self.files:
-            raise Refused("the form has no image; send images in fields called files")
         if self.labels is None and not label.strip():
             raise Refused("which class is it? Send its name in the field label, or one name per image in labels")
         if len(names) != len(self.files):

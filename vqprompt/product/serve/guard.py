@@ -60,12 +60,9 @@ HEADERS = {
 
 def is_local(host: str) -> bool:
     """Whether only this machine can reach a server that listens on this host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    return False
 
 
 def check_token(host: str, token: str | None) -> None:
@@ -189,10 +186,9 @@ def _digest(token: str) -> bytes:
 
 def _name(host: str) -> str:
     """The name in a Host header, without its port."""
-    try:
+    with suppress(ValueError):
         return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------- connections
