@@ -37,15 +37,11 @@ def _defaults(command: Any, table: Any, where: str, prefix: str, environment: Ma
         raise UserError(f"{where}: there is no {key}; there are {shorten(sorted(known))}")
     if inside is not None:
         return {
-            name: _defaults(c, table.get(name, {}), f"{where} [{name}]", f"{prefix}_{_variable(name)}", environment)
+            name: _defaults(c, table.get(name, {}), f"{where} [{name}]", f"{prefix}_{name}", environment)
             for name, c in inside.items()
         }
     defaults = {options[name].name: value for name, value in table.items()}
     for name, parameter in options.items():
-        if (text := environment.get(f"{prefix}_{_variable(name)}")) is not None:
+        if (text := environment.get(f"{prefix}_{name}".upper().replace("-", "_"))) is not None:
             defaults[parameter.name] = text.split() if parameter.multiple else text
     return defaults
-
-
-def _variable(name: str) -> str:
-    return name.upper().replace("-", "_")

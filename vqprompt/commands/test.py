@@ -74,14 +74,10 @@ def _tell(report: Evaluation, page: Path) -> None:
         print_note(note)
     for message in report.unreadable[:10]:
         print_plain(f"left out: {message}")
-    low, high = report.balanced_accuracy_interval
-    before_that = report.balanced_accuracy_before
+    before_that, sure = report.balanced_accuracy_before, report.balanced_accuracy_interval
     was = "" if before_that is None else f"; before the last teaching {percent(before_that)}"
     if report.images:
-        print_plain(
-            f"right, every class weighted equally: {percent(report.balanced_accuracy)} "
-            f"({percent(low)} to {percent(high)}){was}"
-        )
+        print_plain(f"right, every class weighted equally: {percent(report.balanced_accuracy, sure)}{was}")
         right = report.accuracy
         print_plain(f"right, every image weighted equally: {percent(right.value)} ({right.hits} of {right.total})")
         print_plain(f"called unknown: {report.called_unknown.hits} of {report.called_unknown.total}")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse, PlainTextResponse
+from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 from starlette.concurrency import run_in_threadpool
 
@@ -118,6 +119,18 @@ def card(served: ThisModel) -> Response:
 
     served.snapshot.check_taught()
     return PlainTextResponse(model_card(served.snapshot.model, repo_id=None), media_type="text/markdown")
+
+
+@router.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus")
+def metrics(state: Serving) -> Response:
+    m = state.metrics
+    for served in state.models:
+        snapshot = served.snapshot
+        m.classes.labels(served.name).set(len(snapshot.model.classes))
+        m.version.labels(served.name).set(snapshot.version)
+        if snapshot.model.accuracy is not None:
+            m.accuracy.labels(served.name).set(snapshot.model.accuracy)
+    return Response(generate_latest(m.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/phone", tags=["state"], summary="The address for phones, and a code to scan; null without --lan")

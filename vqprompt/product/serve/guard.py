@@ -213,8 +213,7 @@ class Connection(HttpToolsProtocol):
         assert isinstance(self.config.app, Guard)
         self.limits = self.config.app.limits
         self.due: dict[str, asyncio.TimerHandle] = {}
-        connections = (other for other in self.connections if isinstance(other, Connection))
-        others = [other for other in connections if not other.transport.is_closing()]
+        others = [c for c in self.connections if isinstance(c, Connection) and not c.transport.is_closing()]
         waiting = [other for other in others if other.awaits_client]
         full = len(others) >= self.limits.connections - 1
         if full and waiting:

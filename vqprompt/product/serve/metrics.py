@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-
 
 class Metrics:
     """One registry per server, so that several can live in one process."""
@@ -15,7 +13,7 @@ class Metrics:
         own = self.registry
         self.requests = Counter("vqprompt_requests", "Answered requests.", ["method", "status"], registry=own)
         self.seconds = Histogram(
-            "vqprompt_predict_seconds", "From a whole prediction request to its answer.", buckets=SECONDS, registry=own
+            "vqprompt_predict_seconds", "From a whole prediction request to its answer.", registry=own
         )
         self.predictions = Counter("vqprompt_predictions", "Images answered.", ["model", "answer"], registry=own)
         self.batch_images = Histogram(

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import generate_latest
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -84,7 +83,7 @@ def open_server(settings: Settings, say: Callable[[str], None], ready: Callable[
             raise UserError(f"{settings.model}: {advice}" if state.models.folder else state.models.get(None).problem)
         if settings.example:
             state.gallery.add(state.models.get(None).name, map(thumbnail, example.example_drawings()[0]))
-        server = Server(settings, state, listening, ready)
+        server = Server(state, listening, ready)
         opened.pop_all()
         return server
 
@@ -100,10 +99,8 @@ def _listen(host: str, port: int) -> socket.socket:
 class Server(uvicorn.Server):
     """Answers that it is not ready when it is being stopped."""
 
-    def __init__(
-        self, settings: Settings, state: State, listening: socket.socket, ready: Callable[[str], None]
-    ) -> None:
-        self.state, self._listening = state, listening
+    def __init__(self, state: State, listening: socket.socket, ready: Callable[[str], None]) -> None:
+        self.state, self._listening, settings = state, listening, state.settings
         host, port = settings.host, listening.getsockname()[1]
         self.url = f"http{'s' if settings.lan else ''}://{f'[{host}]' if ':' in host else host}:{port}/"
         if settings.lan:
@@ -157,7 +154,9 @@ def make_app(state: State, ready: Callable[[], None]) -> FastAPI:
         app.include_router(part)
     for kind in (UserError, OSError, MemoryError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: as_response(error))
-    _add_pages(app, state)
+    app.add_route("/", lambda request: FileResponse(STATIC / "index.html"), include_in_schema=False)
+    app.add_route("/docs", lambda request: FileResponse(STATIC / "docs.html"), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
     added: Registry[APIRouter] = Registry("vqprompt.serve", APIRouter, {})
     for part in added.values():  # after our own, whose addresses it cannot take
         app.include_router(part)
@@ -171,21 +170,3 @@ async def _tidy(state: State) -> None:
             await run_in_threadpool(state.tidy)
         except Exception:  # whatever a model or a disk does, the next one is done
             traceback.print_exc()
-
-
-def _add_pages(app: FastAPI, state: State) -> None:
-    app.add_route("/", lambda request: FileResponse(STATIC / "index.html"), include_in_schema=False)
-    app.add_route("/docs", lambda request: FileResponse(STATIC / "docs.html"), include_in_schema=False)
-
-    @app.get("/metrics", tags=["metrics"], summary="Numbers for Prometheus")
-    def metrics() -> Response:
-        m = state.metrics
-        for served in state.models:
-            snapshot = served.snapshot
-            m.classes.labels(served.name).set(len(snapshot.model.classes))
-            m.version.labels(served.name).set(snapshot.version)
-            if snapshot.model.accuracy is not None:
-                m.accuracy.labels(served.name).set(snapshot.model.accuracy)
-        return Response(generate_latest(m.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -26,14 +26,14 @@ class State:
     """Made once per server; the routes work with it."""
 
     def __init__(self, settings: Settings) -> None:
-        self.limits = limits = settings.limits
+        self.settings, self.limits = settings, settings.limits
         self.models = ModelFolder([], settings.defaults)
         self.folder: Path = private_folder()
         self.metrics = Metrics()
-        self.gallery = Gallery(int(limits.thumbnails))
-        self.uploads = Uploads(self.folder, limits)
-        self.batcher = Batcher(limits, self.metrics)
-        self.jobs = Jobs(limits, self.metrics)
+        self.gallery = Gallery(int(settings.limits.thumbnails))
+        self.uploads = Uploads(self.folder, settings.limits)
+        self.batcher = Batcher(settings.limits, self.metrics)
+        self.jobs = Jobs(settings.limits, self.metrics)
         self.parsing, self.attending = asyncio.Lock(), asyncio.Lock()
         self.closing = False
         self.phone_url: str | None = None  # for phones on the same network
