@@ -62,9 +62,6 @@ def _tell(report: CheckResult, page: Path, listed: Path) -> None:
         print_plain(f"classes {one} and {other} look alike: {share:.0%} of their images are taken for the other")
     for name, count in report.few:
         print_plain(f"class {name} has only {counted(count, 'image')}")
-    print_plain(
-        f"doubtful: {report.doubtful} of {counted(report.images, 'image')}"
-        if report.doubtful
-        else f"{counted(report.images, 'image')}, nothing doubtful"
-    )
+    found = f"doubtful: {report.doubtful} of" if report.doubtful else "nothing doubtful in"
+    print_plain(f"{found} {counted(report.images, 'image')}")
     print_plain(f"look at {page}; {listed} names {counted(len(report.left_out), 'image')} for vqprompt learn --exclude")

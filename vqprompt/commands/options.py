@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from vqprompt.core.errors import UserError
-
-
-class ClassFolder(StrEnum):
-    outer = "outer"
-    inner = "inner"
 
 
 def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:
@@ -42,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other progra
 Device = Annotated[str, typer.Option(help=DEVICE)]
 Preview = Annotated[bool, typer.Option("--preview", help="Only tell which answers would change; change nothing.")]
 ClassFolders = Annotated[
-    ClassFolder | None,
+    Literal["outer", "inner"] | None,
     typer.Option(help="Of folders in folders, which ones are the classes. Without this you are asked if it matters."),
 ]
 Track = Annotated[

@@ -37,7 +37,6 @@ from vqprompt.product.serve.settings import Settings
 
 SHORTEST_TOKEN = 12
 OPEN = ("/", "/docs", "/v2/health/live", "/v2/health/ready")  # without a token: pages without data, and probes
-OPEN_FOLDER = "/static/"
 SAFE = ("GET", "HEAD", "OPTIONS")
 JSON_BYTES = 1_000_000  # of a body that describes a change
 ALLOWANCE = 16e6  # bytes that must arrive within `body_seconds`; larger bodies get more time
@@ -143,7 +142,7 @@ class Guard:
         if self.hosts is not None and _name(host) not in self.hosts:
             advice = "use the address that it printed, or start it with --allow-host"
             raise Refused(f"this server is not called {host[:100]!r}; {advice}", 421)
-        page = path in OPEN or path.startswith(OPEN_FOLDER)
+        page = path in OPEN or path.startswith("/static/")
         if not (page and scope["method"] in SAFE):
             site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
             if site not in ("same-origin", "none") or (origin is not None and self._is_foreign(origin, host)):

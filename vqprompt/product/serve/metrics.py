@@ -9,12 +9,9 @@ class Metrics:
     """One registry per server, so that several can live in one process."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        own = self.registry
+        self.registry = own = CollectorRegistry()
         self.requests = Counter("vqprompt_requests", "Answered requests.", ["method", "status"], registry=own)
-        self.seconds = Histogram(
-            "vqprompt_predict_seconds", "From a whole prediction request to its answer.", registry=own
-        )
+        self.seconds = Histogram("vqprompt_predict_seconds", "From a prediction request to its answer.", registry=own)
         self.predictions = Counter("vqprompt_predictions", "Images answered.", ["model", "answer"], registry=own)
         self.batch_images = Histogram(
             "vqprompt_batch_images", "Images shown to a model together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=own
