@@ -131,8 +131,8 @@ def test_a_file_made_of_a_model_that_has_forgotten_a_class_meanwhile_is_not_kept
             client.teach(drawn(tmp_path, name, range(3)), name)
         plain = Jobs._hand_over
 
-        def forget_after(jobs, job):
-            update = plain(jobs, job)
+        def forget_after(*given):
+            update = plain(*given)
             other = Model.load(tmp_path / "m.vqp", device="cpu")  # another program
             other.forget("car", for_good=True)
             other.save()
