@@ -47,7 +47,7 @@ def test_the_story_of_a_model(command, drawn, tmp_path):
     status, out, _ = command("rename", model, "apple", "apples")
     assert status == 0 and "apples" in out
     status, out, _ = command("forget", model, "bicycle")
-    assert status == 0 and "2 classes are left" in out
+    assert status == 0 and "2 classes left" in out
     status, out, _ = command("show", model)
     assert status == 0 and "apples" in out and "bicycle" in out  # in the history
     status, out, _ = command("show", model, "--json")

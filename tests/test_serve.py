@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from serving import SIZE, Client, drawn, serving, until
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
+from vqprompt.core.progress import Progress, Stage
 from vqprompt.product.model.file import checksum, parse_metadata
 from vqprompt.product.model.left_out import left_out_answers
 from vqprompt.product.serve.batching import Batcher
-from vqprompt.product.serve.jobs import Jobs
+from vqprompt.product.serve.changes import Outcome
+from vqprompt.product.serve.jobs import Jobs, _do
 from vqprompt.product.serve.models import ModelFolder
 from vqprompt.product.serve.settings import Limits
 
@@ -502,3 +506,18 @@ def test_the_ten_lines_in_the_docs_do_what_they_say(tmp_path, pictures, monkeypa
         exec(code.replace("http://127.0.0.1:8000", client.url), {})
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "done None" and told[1].split()[0] in ("kestrel", "unknown")
+
+
+def test_progress_crosses_the_pipe_at_most_ten_times_a_second():
+    ours, theirs = multiprocessing.Pipe()
+
+    def do(change, tell):
+        for number in range(200):
+            tell(Progress(Stage.LEARNING, number + 1, 200))
+        return Outcome("done")
+
+    assert _do(SimpleNamespace(body=SimpleNamespace(do=do)), theirs).state == "done"
+    sent = []
+    while ours.poll():
+        sent.append(ours.recv().done)
+    assert sent[0] == 1 and sent[-1] == 200 and len(sent) < 20
