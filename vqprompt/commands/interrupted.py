@@ -46,9 +46,7 @@ def report_interruption(reason: str = "interrupted") -> None:
     if command in RESUMABLE_COMMANDS and running.out:
         lines += [*_kept(running.out), "Go on with:", f"  {_quoted('--resume')}"]
     elif command == "learn":
-        lines.append(
-            "The model has not changed: it changes in one step, at the end. To learn, give the same command again."
-        )
+        lines.append("The model has not changed: it changes in one step, at the end. Give the same command again.")
     elif command == "search" or (command == "bench" and "run" in sys.argv):
         lines += ["Finished runs and checkpoints are kept. Go on with:", f"  {_quoted()}"]
     SafeConsole(stderr=True).print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
