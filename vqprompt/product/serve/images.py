@@ -16,13 +16,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from vqprompt.core.data.decode import decode
-from vqprompt.core.errors import UserError
+from vqprompt.core.errors import ImageError, UserError
 from vqprompt.core.files import delete_abandoned, partial_path
 from vqprompt.product.model.pictures import Given, Picture, content_id
 from vqprompt.product.serve.errors import Busy, Conflict, NotThere
@@ -47,6 +48,14 @@ def shown_name(name: str | None) -> str:
     """A client's name for its file, safe to show: the last part of a path, printable, not too long."""
     last = (name or "").replace("\\", "/").rpartition("/")[2]
     return "".join(c if c.isprintable() else "�" for c in last)[:LONGEST_NAME] or "image"
+
+
+def _read(file: Path, name: str) -> bytes:
+    """A message has the client's name of the image, never the server's path."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ImageError(f"{name}: cannot be read ({error.strerror})") from None
 
 
 @dataclass(eq=False)
@@ -78,7 +87,7 @@ class Upload:
         shown, names = shown_name(name), {image.where for image in self.images}
         while shown in names:
             shown += f" ({len(self.images) + 1})"
-        self.images.append(Picture(shown, label, file.read_bytes))
+        self.images.append(Picture(shown, label, partial(_read, file, shown)))
 
     def decide(self, numbers: Sequence[int], label: str | None, left_out: bool | None) -> None:
         """Move images to another class, or leave them out, or take them back in."""
