@@ -1,5 +1,6 @@
 """Searches: the same seed gives the same trials whatever happens; the best is written where `bench` reads it."""
 
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from vqprompt.commands import bench
 from vqprompt.core.backbones.load import save_backbone
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper.table_rows import setting_of
-from vqprompt.research.results.config import resolve
+from vqprompt.research.results.config import flatten, resolve
 from vqprompt.research.results.result import RunResult
 
 
@@ -97,6 +98,22 @@ def test_the_best_settings_are_written_where_bench_reads_them(search, command, t
     options = ["--methods", "linear", "--seeds", "1", "--settings", tmp_path / "out" / "settings.toml"]
     assert command("bench", "run", "cub200", "--small", "--out", tmp_path / "tables", *options)[0] == 0
     assert planned["linear"].config.lr == chosen["linear"]["lr"]
+
+
+def test_the_file_repeats_the_best_trial_with_all_that_it_started_from(search, command, tmp_path, monkeypatch):
+    start, runs = tmp_path / "start.json", []
+    section = {"epochs": 3, "first_tasks": None, "lr": 0.02, "rebalancing": {"lr": 0.001, "ratio": 2}, "mirror": True}
+    start.write_text(json.dumps({"l2p++-v2": section}))
+    search("--settings", start, "--trials", "6", "--range", "rebalancing.lr=1e-4:1e-2", method="l2p++-v2,linear")
+    chosen = bench.read_settings(tmp_path / "out" / "settings.toml")["l2p++-v2"]
+    best = max((tmp_path / "out" / "l2p++-v2").rglob("config.json"), key=lambda file: RunResult.read(file.parent).faa)
+    monkeypatch.setattr(bench, "run_with_bars", lambda todo, *rest: runs.extend(todo) or {})
+    options = ["--methods", "l2p++-v2", "--seeds", "1", "--set", "validation=0.2"]
+    options += ["--data", "quickdraw50", "--settings", tmp_path / "out" / "settings.toml"]
+    assert command("bench", "run", "cub200", "--out", tmp_path / "tables", *options)[0] == 0
+    again, trial = (flatten(config) for config in (runs[0].config.model_dump(), json.loads(best.read_text())))
+    assert chosen["epochs"] == 3 and trial["options.rebalancing.ratio"] == "2"
+    assert {k for k in trial if again[k] != trial[k]} <= {"backbone", "size", "tasks"}, "the table's own"
 
 
 def test_a_best_value_at_the_edge_of_its_range_is_pointed_out(search, tmp_path):

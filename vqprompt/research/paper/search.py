@@ -58,7 +58,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the command prints its own messages
         self.optuna: Any = optuna
         self.out, self.method, self.title = out, method, find_method(method).title
-        self.given, self.trials, self.at_once = {**given, **start}, trials, at_once
+        self.start, self.given, self.trials, self.at_once = start, {**given, **start}, trials, at_once
         self.config = self.config_of({})  # as without a search
         if not self.config.validation:
             raise UserError("a search needs images to test on; hold some out, as with --validation 0.2")
@@ -181,18 +181,27 @@ class Search:
 
 
 def write_findings(searches: Sequence[Search], out: Path) -> list[Search]:
-    """Write the settings file and the page. Returns the searches that have a result."""
+    """Write the settings file, in which a section has all that its method started from, with the best values instead;
+    and the page. Returns the searches that have a result."""
     successful = [search for search in searches if any(trial.value is not None for trial in search.over)]
     lines = ["# Chosen by `vqprompt search` on held-out training images, for `vqprompt bench run --settings`."]
     for search in successful:
-        values = (f"{json.dumps(key)} = {json.dumps(value)}" for key, value in search.settings.items())
-        lines += ["", f"[{json.dumps(search.method)}]", *values]
+        section = {**search.start, **search.settings}
+        values = (f"{toml(key)} = {toml(value)}" for key, value in section.items() if value is not None)
+        lines += ["", f"[{toml(search.method)}]", *values]
     if successful:
         write_atomically(out / SETTINGS, "\n".join([*lines, ""]))
         config = successful[0].config
         page = render("search.html", searches=successful, data=data_name(config.data), config=config)
         write_atomically(out / PAGE, page)
     return successful
+
+
+def toml(value: Any) -> str:
+    """A value of a JSON file in TOML. It has no null, which is the default of every setting that can be null."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml(key)} = {toml(inner)}' for key, inner in value.items() if inner is not None)}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def logarithmic(low: float, high: float) -> bool:
