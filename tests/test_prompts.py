@@ -20,6 +20,10 @@ from vqprompt.research.training.view import View
 BLOCKS, SIZE, LENGTH, WIDTH, BATCH = 3, 5, 4, 8, 6
 
 
+def soft_prompts(pool, query, *how, **named):
+    return pool.mix(pool.weights(query, *how, **named))
+
+
 def make_pool(**changes) -> PromptPool:
     shape = {"blocks": BLOCKS, "size": SIZE, "length": LENGTH, "width": WIDTH} | changes
     return PromptPool(**shape)
@@ -40,7 +44,7 @@ class TestSoftSelection:
     @pytest.mark.parametrize("tau", [0.5, 5.0])
     def test_formula(self, unit_keys, unit_query, tau):
         pool, queries = make_pool().double(), torch.randn(BATCH, WIDTH, dtype=torch.float64)
-        found = pool.soft(queries, tau, unit_keys, unit_query).detach().numpy()
+        found = soft_prompts(pool, queries, tau, unit_keys, unit_query).detach().numpy()
         keys, prompts = pool.keys.detach().numpy(), pool.prompts.detach().numpy()
         for b, query in enumerate(queries.numpy()):
             q = query / np.linalg.norm(query) if unit_query else query
@@ -52,13 +56,14 @@ class TestSoftSelection:
     def test_defaults_are_the_released_code_s(self):
         """Keys of unit length, the query as it is, no temperature."""
         pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
-        assert torch.equal(pool.soft(queries), pool.soft(queries, 1.0, normalize_keys=True, normalize_query=False))
+        written_out = soft_prompts(pool, queries, 1.0, normalize_keys=True, normalize_query=False)
+        assert torch.equal(soft_prompts(pool, queries), written_out)
 
     def test_temperature_goes_from_one_prompt_to_their_mean(self):
         pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
-        torch.testing.assert_close(pool.soft(queries, 1e6)[0], pool.prompts.mean(1), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(soft_prompts(pool, queries, 1e6)[0], pool.prompts.mean(1), rtol=1e-4, atol=1e-4)
         best = torch.einsum("d,mnd->mn", queries[0], torch.nn.functional.normalize(pool.keys, dim=-1)).argmax(-1)
-        torch.testing.assert_close(pool.soft(queries, 1e-4)[0], pool.prompts[range(BLOCKS), best])
+        torch.testing.assert_close(soft_prompts(pool, queries, 1e-4)[0], pool.prompts[range(BLOCKS), best])
 
     def test_pool_and_keys_start_uniform(self):
         pool = PromptPool(blocks=5, size=10, length=8, width=64)
@@ -130,7 +135,7 @@ class TestStraightThrough:
 class TestLosses:
     def test_vq_loss_moves_only_the_chosen_elements(self):
         pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
-        soft = pool.soft(queries)
+        soft = soft_prompts(pool, queries)
         soft.retain_grad()
         quantized = pool.quantize(soft)
         quantized.vq.backward()
@@ -148,7 +153,7 @@ class TestLosses:
 
     def test_commitment_loss_takes_the_soft_prompt_s_path_only(self):
         pool, queries = make_pool(), torch.randn(BATCH, WIDTH)
-        soft = pool.soft(queries)
+        soft = soft_prompts(pool, queries)
         quantized = pool.quantize(soft)
         expected = 2 * (soft - pool.prompts[range(BLOCKS), quantized.choice]).detach() / (BATCH * LENGTH * WIDTH)
         through_soft = torch.autograd.grad(soft, [pool.keys, pool.prompts], expected, retain_graph=True)
@@ -287,7 +292,7 @@ def test_the_simpler_forms_are_the_same_class_with_options(simpler, options, ter
 
 def test_soft_prompt_uses_the_soft_prompt_itself():
     method, view = start_method(SoftPrompt)
-    prompts = dict(enumerate(method.pool.soft(view.query, method.options.tau).unbind(1)))
+    prompts = dict(enumerate(soft_prompts(method.pool, view.query, method.options.tau).unbind(1)))
     torch.testing.assert_close(method.features(view)[0], method.vit(view.images, prompts))
 
 
@@ -366,11 +371,11 @@ class TestSpread:
         torch.manual_seed(0)
         pool = PromptPool(2, 3, 4, 16, Spread(keys="k-means"))
         pool.start_keys(queries, seed=1)
-        choices = pool.nearest(pool.soft(queries, 0.1)).view(3, 20, 2)
+        choices = pool.nearest(soft_prompts(pool, queries, 0.1)).view(3, 20, 2)
         assert (choices == choices[:, :1]).all()  # one prompt per group
         assert all(len(set(choices[:, 0, block].tolist())) == 3 for block in range(2))
         plain = PromptPool(2, 3, 4, 16)
-        assert len(plain.nearest(plain.soft(queries, 0.1)).unique(dim=0)) == 1  # without it all share one
+        assert len(plain.nearest(soft_prompts(plain, queries, 0.1)).unique(dim=0)) == 1  # without it all share one
 
     def test_fewer_queries_than_keys(self):
         torch.manual_seed(0)

@@ -34,6 +34,7 @@ __all__ = [
     "Classifier", "Head", "Losses", "Method", "Options", "PromptOptions", "ReadoutOptions", "StatisticsOptions",
     "TaskData", "TaskInfo", "View",
 ]  # fmt: skip
+TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
 
 
 class Classifier(nn.Linear):
@@ -160,7 +161,8 @@ class Method(nn.Module):
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate. An empty list: there is nothing to train."""
         own = [p for p in self.prompting_parameters() if p.requires_grad]
-        if not own and not self.tunes_backbone and self._solved:
+        solved = self.statistics is not None and self.options.rebalancing.how == "closed-form"
+        if not own and not self.tunes_backbone and solved:
             return []  # the classifier is solved for afterwards, so training it would be useless
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
@@ -206,13 +208,21 @@ class Method(nn.Module):
     def read(self, view: View) -> tuple[Tensor, Losses]:
         """`features` of the images as they are."""
         tokens, own = self.encode(view, self.token_blocks)
-        return (scaled(tokens, self.class_tokens) if getattr(self.options, "scaled", False) else tokens), own
+        return self.scaled(tokens), own
+
+    def scaled(self, tokens: Tensor) -> Tensor:
+        """Class tokens [B, blocks · D]; each has the same length, if the option `scaled` says so."""
+        if not getattr(self.options, "scaled", False):
+            return tokens
+        return (TOKEN_LENGTH * F.normalize(tokens.unflatten(1, (self.class_tokens, -1)), dim=-1)).flatten(1)
 
     def losses(self, view: View) -> Losses:
         features, own = self.features(view)
         losses = {"task": self.task_loss(self.head(features), view.labels), **own}
         if self.former is not None:
-            losses |= self.keep_features(features, self.former_features(view))
+            with torch.no_grad():
+                before = self.former.read(view.through(self.former.vit))[0]
+            losses |= self.keep_features(features, before)
         return losses
 
     def task_loss(self, logits: Tensor, labels: Tensor | None) -> Tensor:
@@ -310,10 +320,6 @@ class Method(nn.Module):
             "trainable": sum(p.numel() for group in self.parameter_groups() for p in group["params"]),
         }
 
-    @property
-    def _solved(self) -> bool:
-        return self.statistics is not None and self.options.rebalancing.how == "closed-form"
-
     def new_statistics(self, settings: Rebalancing | None) -> ClassStatistics | None:
         """Empty statistics for these settings. None if the method has no such settings, or if they are turned off."""
         if settings is None or not getattr(self.options, "statistics", True):
@@ -338,12 +344,6 @@ class Method(nn.Module):
         if old_classes or settings.how == "closed-form":
             rebalance(classifier, statistics, old_classes, data.batch_size, settings, data.seed, self.task_sizes)
 
-    @torch.no_grad()
-    def former_features(self, view: View) -> Tensor:
-        """The features that this method gave for the view before the task."""
-        assert self.former is not None
-        return self.former.read(view.through(self.former.vit))[0]
-
     def keep_features(self, features: Tensor, before: Tensor) -> Losses:
         return {"feature distillation": self.options.feature_distillation * F.mse_loss(features, before)}
 
@@ -356,11 +356,3 @@ class Method(nn.Module):
         vit = self.vit.frozen_copy().requires_grad_(True) if self.tunes_backbone else self.vit
         left_out = {id(getattr(self, name)): None for name in self.only_for_learning}
         return copy.deepcopy(self, {id(self.vit): vit, id(self.frozen): self.frozen} | left_out).eval()
-
-
-TOKEN_LENGTH = 20.0  # about the length of a class token after the final norm, so that variances keep their size
-
-
-def scaled(tokens: Tensor, count: int) -> Tensor:
-    """Class tokens [B, count · D], each scaled to the same length."""
-    return (TOKEN_LENGTH * F.normalize(tokens.unflatten(1, (count, -1)), dim=-1)).flatten(1)

@@ -133,11 +133,9 @@ class Exemplars(nn.Module):
 
     def update(self, quota: int, pixels: Tensor, aspect: Tensor, labels: Tensor) -> None:
         """Cut every class down to `quota` images and take in new ones, already chosen."""
-        classes, counts = self.labels.unique_consecutive(return_counts=True)
-        rank = torch.cat([torch.arange(int(c)) for c in counts]) if len(classes) else torch.zeros(0)
-        keep = (rank < quota).to(self.labels.device)
-        kept = self.pixels[keep] if len(self) else pixels[:0]
-        self.pixels = torch.cat([kept, pixels])
+        first = torch.searchsorted(self.labels, self.labels)  # of each image's class; labels are in order
+        keep = torch.arange(len(self), device=first.device) - first < quota
+        self.pixels = torch.cat([self.pixels[keep], pixels])
         self.aspect = torch.cat([self.aspect[keep], aspect.to(self.aspect)])
         self.labels = torch.cat([self.labels[keep], labels.to(self.labels)])
 

@@ -28,16 +28,7 @@ from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.statistics.drift import Drift
 from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
-from vqprompt.research.methods.base import (
-    Classifier,
-    Losses,
-    Method,
-    StatisticsOptions,
-    TaskData,
-    TaskInfo,
-    View,
-    scaled,
-)
+from vqprompt.research.methods.base import Classifier, Losses, Method, StatisticsOptions, TaskData, TaskInfo, View
 from vqprompt.research.training.rebalancing import precision_of, solve, symmetric_cross_entropy
 
 ALONE = 0.1  # shrinkage of the moved or the frozen features, if they are used alone
@@ -105,8 +96,7 @@ class MovingMemory(Method):
 
     def frozen_features(self, view: View) -> Tensor:
         views = [view, view.mirrored()] if self.mirror and view.labels is None else [view]
-        tokens = [self.encode_frozen(own, self.token_blocks) for own in views]
-        parts = [scaled(part, self.class_tokens) for part in tokens] if self.options.scaled else tokens
+        parts = [self.scaled(self.encode_frozen(own, self.token_blocks)) for own in views]
         return parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2
 
     def classifiers(self) -> list[nn.Linear]:

@@ -62,4 +62,6 @@ class MovingPrompts(MovingMemory):
 
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
-        return self.pool.nearest(self.pool.soft(query, self.options.tau)) if self.options.pool > 1 else None
+        if self.options.pool == 1:
+            return None
+        return self.pool.nearest(self.pool.mix(self.pool.weights(query, self.options.tau)))

@@ -76,14 +76,8 @@ class PromptPool(nn.Module):
         return torch.softmax(torch.einsum("bd,mnd->bmn", query, keys) / temperature, dim=-1)
 
     def mix(self, alpha: Tensor) -> Tensor:
-        """p' = sum_i alpha_i P_i: [B, M, N] to [B, M, L_p, D]."""
+        """The soft prompts p' = sum_i alpha_i P_i: [B, M, N] to [B, M, L_p, D]."""
         return torch.einsum("bmn,mnld->bmld", alpha, self.prompts)
-
-    def soft(
-        self, query: Tensor, temperature: float = 1.0, normalize_keys: bool = True, normalize_query: bool = False
-    ) -> Tensor:
-        """The soft prompts of queries: [B, D] to [B, M, L_p, D]."""
-        return self.mix(self.weights(query, temperature, normalize_keys, normalize_query))
 
     def balance(self, alpha: Tensor) -> dict[str, Tensor]:
         """Spreads a batch over the pool: the divergence of the mean weights from equal ones, averaged over blocks."""
