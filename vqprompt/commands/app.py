@@ -46,7 +46,7 @@ for research_command in (demo, run, search, listings.methods, listings.backbones
     app.command(rich_help_panel=RESEARCH)(as_command(research_command))
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
-TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub")  # modules of the extra `train`
+TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub", "yaml")  # modules of the extra `train`
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
     errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",

@@ -35,20 +35,8 @@ from vqprompt.core.data.stream import Dataset
 from vqprompt.core.errors import ImageError
 from vqprompt.core.progress import Report, ignore
 from vqprompt.core.words import shorten
-from vqprompt.research.datasets.common import (
-    Listing,
-    Published,
-    archive_or_folder,
-    check_whole,
-    list_images,
-    list_parquet,
-    locate,
-    make_dataset,
-    natural,
-    open_files,
-    ordered,
-    read_file,
-)
+from vqprompt.research.datasets import common
+from vqprompt.research.datasets.common import Listing, Published, read_file
 
 TABLES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 LISTS = {"train": "imagenet-r_train.yaml", "test": "imagenet-r_test.yaml"}
@@ -68,17 +56,17 @@ SIDE, RECORD = 32, 2 + 3 * 32 * 32  # a binary record of CIFAR-100: coarse label
 
 def open_published(name: str, source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     known = PUBLISHED[name]
-    listing = LAYOUTS.get(name, list_published)(known, locate(known, source, progress))
-    return make_dataset(name, listing, side, seed, progress, known)
+    listing = LAYOUTS.get(name, list_published)(known, common.locate(known, source, progress))
+    return common.make_dataset(name, listing, side, seed, progress, known)
 
 
 def list_published(known: Published, path: Path) -> Listing:
     """Parquet files, or class folders, packed or not."""
     if known.labels and parquet_files(path):
-        listing = list_parquet(path, known.labels)
+        listing = common.list_parquet(path, known.labels)
     else:
-        listing = list_images(archive_or_folder(path))
-    listing.classes = ordered(listing.classes, known.names)
+        listing = common.list_images(common.archive_or_folder(path))
+    listing.classes = common.ordered(listing.classes, known.names)
     return listing
 
 
@@ -88,7 +76,7 @@ def list_published(known: Published, path: Path) -> Listing:
 def list_cub200(known: Published, path: Path) -> Listing:
     tables: list[str] = []
     if not parquet_files(path):
-        files = open_files(path)
+        files = common.open_files(path)
         tables = sorted((p for p in files.names if p.rpartition("/")[2] in TABLES[:3]), key=lambda p: p.count("/"))
     listing = _official(files, tables[0].rpartition("/")[0]) if tables else list_published(known, path)
     if listing.entries[0].split is None:
@@ -165,22 +153,18 @@ def list_imagenet_r(known: Published, path: Path) -> Listing:
 
 
 def read_list(path: Path) -> dict[str, int]:
-    """`<wnid>/<image>` to class number. The lists are YAML of the simplest kind, `data:` and `targets:` with one
-    `- value` per line; nothing else is accepted."""
-    parts: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
-        text = line.strip()
-        if text in ("data:", "targets:"):
-            current = parts.setdefault(text[:-1], [])
-        elif text.startswith("- ") and current is not None:
-            current.append(text[2:].strip().strip("'\""))
-        elif text and not text.startswith("#"):
-            raise ImageError(f"{path}, line {number}: {line!r} is not of a list of data: and targets:; get it again")
-    names, targets = parts.get("data", []), parts.get("targets", [])
-    if not names or len(names) != len(targets) or not all(t.isdecimal() for t in targets):
-        raise ImageError(f"{path}: needs as many numbers under targets: as paths under data:; get it again")
-    return {"/".join(name.split("/")[-2:]): int(target) for name, target in zip(names, targets, strict=True)}
+    """`<wnid>/<image>` to class number."""
+    import yaml  # for these lists alone
+
+    try:
+        listed = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # plain data, nothing else
+        pairs = zip(listed["data"], listed["targets"], strict=True)
+        return {"/".join(name.split("/")[-2:]): int(target) for name, target in pairs}
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise ImageError(
+            f"{path}: needs as many numbers under targets: as paths under data: ({reason}); get it again"
+        ) from None
 
 
 # ---------------------------------------------------------------------------------------------- VTAB
@@ -192,7 +176,7 @@ def list_vtab(known: Published, path: Path) -> Listing:
         raise ImageError(
             f"{path}: no train/ and test/ folders in it; expected vtab/train/<class>/… and vtab/test/<class>/…"
         )
-    classes = sorted(listing.classes, key=natural)
+    classes = sorted(listing.classes, key=common.natural)
     domain = {name: DOMAINS[i * len(DOMAINS) // len(classes)] for i, name in enumerate(classes)}
     full = {name: f"{domain[name]}/{name}" for name in classes}  # numbers do not tell a reader much
     return replace(
@@ -208,19 +192,19 @@ def list_vtab(known: Published, path: Path) -> Listing:
 
 def open_cifar100(source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
     known = PUBLISHED["cifar100"]
-    path = locate(known, source, progress)
+    path = common.locate(known, source, progress)
     if parquet_files(path):
-        listing = list_parquet(path, known.labels, known.names)
+        listing = common.list_parquet(path, known.labels, known.names)
         if listing.entries[0].split is None:
             raise ImageError(f"{path}: needs parquet files of both train and test; get the missing ones")
-        return make_dataset("cifar100", listing, SIDE, seed, progress, known)
-    files = open_files(path)
+        return common.make_dataset("cifar100", listing, SIDE, seed, progress, known)
+    files = common.open_files(path)
     (train, train_labels), (test, test_labels) = (_read_cifar(files, path, split) for split in ("train", "test"))
     pixels, labels = np.concatenate([train, test]), np.concatenate([train_labels, test_labels])
     is_test = np.arange(len(labels)) >= len(train_labels)
     there, labels = np.unique(labels, return_inverse=True)
     classes = [CIFAR_NAMES[label] for label in there]
-    check_whole(known, path, classes, len(labels))
+    common.check_whole(known, path, classes, len(labels))
     store = Store(pixels, np.ones(len(pixels)), hashlib.sha256(pixels.data).hexdigest()[:24])
     return Dataset("cifar100", classes, store, labels, is_test)
 

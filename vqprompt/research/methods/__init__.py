@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
@@ -10,34 +12,13 @@ from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError
 from vqprompt.core.plugins import Registry
 from vqprompt.core.words import did_you_mean
-from vqprompt.research.methods.base import Method, TaskInfo
-from vqprompt.research.methods.bic import BiC
-from vqprompt.research.methods.coda import CodaPrompt
-from vqprompt.research.methods.dualprompt import DualPrompt
-from vqprompt.research.methods.ease import EASE
-from vqprompt.research.methods.evoprompt import EvoPrompt
-from vqprompt.research.methods.fecam import FeCAM
-from vqprompt.research.methods.finetuning import FT, FTPlusPlus, Joint, LinearProbe
-from vqprompt.research.methods.hide_prompt import HidePrompt
-from vqprompt.research.methods.l2p import L2P, L2PV2, DeepL2P
-from vqprompt.research.methods.lwf import LwF
-from vqprompt.research.methods.moving_prompts import MovingPrompts
-from vqprompt.research.methods.moving_weights import MovingWeights
-from vqprompt.research.methods.prototypes import APER, SimpleCIL
-from vqprompt.research.methods.ranpac import RanPAC
-from vqprompt.research.methods.sd_lora import SDLoRA
-from vqprompt.research.methods.slca import SLCA
-from vqprompt.research.methods.sldc import SLDC
-from vqprompt.research.methods.ssiat import SSIAT
-from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
+from vqprompt.research.methods.base import OWN, Method, TaskInfo
+from vqprompt.research.methods.recipes import FACTS
 
-OWN: list[type[Method]] = [
-    MovingPrompts, MovingWeights, VQPrompt, VQPromptS, SoftPrompt, L2P, DeepL2P, L2PV2, DualPrompt, CodaPrompt,
-    HidePrompt, EvoPrompt, LinearProbe, FT, FTPlusPlus, LwF, BiC, SLCA, SimpleCIL, APER, FeCAM, RanPAC, EASE, SSIAT,
-    SDLoRA, SLDC, Joint,
-]  # fmt: skip
-# a method's name is its title in small letters: "vq-prompt", "l2p++", "deep-l2p++"
-METHODS = Registry("vqprompt.methods", Method, {method.title.lower().replace(" ", "-"): method for method in OWN})
+for _module in iter_modules(__path__):  # importing a method's module makes it known
+    import_module(f"{__name__}.{_module.name}")
+# a method's name is its title in small letters: "vq-prompt", "l2p++", "deep-l2p++"; the order is that of methods.toml
+METHODS = Registry("vqprompt.methods", Method, {title.lower().replace(" ", "-"): OWN[title] for title in FACTS})
 
 
 def after_all_tasks(method: type[Method], config: ViTConfig, tasks: int, **options: Any) -> Method:

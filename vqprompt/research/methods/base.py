@@ -62,6 +62,9 @@ class Head(Classifier):
         self.out_features = classes
 
 
+OWN: dict[str, type[Method]] = {}  # the methods of this package, by title
+
+
 class Method(nn.Module):
     title: ClassVar[str]
     year: ClassVar[int]
@@ -89,8 +92,9 @@ class Method(nn.Module):
         """Facts about methods of this package are in methods.toml, and their presets in recipes.toml."""
         super().__init_subclass__()
         title = str(cls.__dict__.get("title", ""))
-        if cls.__module__.startswith(f"{__package__}."):
-            for key, value in FACTS.get(title, {}).items():
+        if cls.__module__.startswith(f"{__package__}.") and title in FACTS:
+            OWN[title] = cls
+            for key, value in FACTS[title].items():
                 setattr(cls, key, value)
         if "option_defaults" in cls.__dict__:
             cls.Options = with_defaults(cls.Options, cls.option_defaults)

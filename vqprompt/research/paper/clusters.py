@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -259,7 +259,6 @@ class SlurmExecutor(ClusterExecutor):
         self.out = self.out.resolve()  # jobs start in another folder
         self.folder = self.out / SLURM_FOLDER
         self.executor = self._open(self.folder)
-        self.heard: dict[str, bytes] = {}  # by run name: its last event
         try:
             yield
         finally:
@@ -276,13 +275,9 @@ class SlurmExecutor(ClusterExecutor):
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
-        asked: dict[str, Any] = {
-            "cpus_per_task": self.cpus,
-            "gpus_per_node": int(self.gpus or 0),
-            "slurm_partition": self.address,
-        }
-        asked = {name: value for name, value in asked.items() if value}
-        executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, **asked)
+        # what is None is not asked for
+        executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, slurm_partition=self.address)
+        executor.update_parameters(cpus_per_task=self.cpus, gpus_per_node=1 if self.gpus else None)
         return executor
 
     def _news(self, run: Run) -> Path:
@@ -290,17 +285,15 @@ class SlurmExecutor(ClusterExecutor):
 
     def start(self, run: Run, job: Job) -> Any:
         self._news(run).unlink(missing_ok=True)
-        self.heard[run.name] = b""
         return self.executor.submit(SlurmJob(job, self._news(run)))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         time.sleep(SECONDS_BETWEEN_LOOKS)
         for job, run in list(self.jobs.items()):
-            news, done = self._news(run), job.done()
-            said = news.read_bytes() if news.exists() else b""
-            if said != self.heard[run.name]:
-                self.heard[run.name] = said
-                yield job, pickle.loads(said)  # our own file
+            done, heard = job.done(), self.folder / "heard"
+            with suppress(FileNotFoundError):  # nothing new
+                self._news(run).replace(heard)  # taken away, so that nothing is heard twice
+                yield job, pickle.loads(heard.read_bytes())  # our own file
             if done:
                 yield job, self._end(run, job)
 
