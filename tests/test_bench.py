@@ -275,7 +275,8 @@ class TestTables:
             (run,) = plan(GRIDS["imagenet-r-5"], [method], [1])
             write_run(tmp_path / run.name, run, 70.0, 78.0)
         grid = GRIDS["mitigation"]
-        assert [(row.label, row.seeds) for row in self.rows(tmp_path, grid) if row.runs] == [("L2P++, tasks=5", [1])]
+        (row,) = (row for row in self.rows(tmp_path, grid) if row.runs)
+        assert (row.title, row.variant, row.seeds) == ("L2P++", {"tasks": 5}, [1])
 
     def test_what_another_table_has_done_is_not_done_again(self, tmp_path):
         """Also where the user has changed settings, in which case the table cannot tell whose runs they are."""
@@ -292,7 +293,8 @@ class TestTables:
         assert left_to_do([one, two, three, slower, bf16], tmp_path) == [two, three, slower, bf16]
         assert left_to_do([one], tmp_path) == []
         assert (tmp_path / one.name / "report.html").read_text() == "how it went"
-        assert [(row.label, row.seeds) for row in self.rows(tmp_path, grid) if row.runs] == [("L2P++, tasks=5", [1])]
+        (row,) = (row for row in self.rows(tmp_path, grid) if row.runs)
+        assert (row.title, row.variant, row.seeds) == ("L2P++", {"tasks": 5}, [1])
 
     def test_formats_agree(self, out):
         table = self.table(out)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from vqprompt.core.errors import UserError
 from vqprompt.research.learner.learner import Learner
+from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.prompts import PromptPool, Spread
 from vqprompt.research.methods.task import TaskInfo
-from vqprompt.research.methods.vq_prompt import SoftPrompt, VQPrompt, VQPromptS
+from vqprompt.research.methods.vq_prompt import VQPrompt
 from vqprompt.research.results.config import resolve
 from vqprompt.research.training.view import View
 
@@ -275,8 +276,8 @@ def test_placement_and_blocks_reach_the_vit(monkeypatch):
 @pytest.mark.parametrize(
     ("simpler", "options", "terms"),
     [
-        (VQPromptS, {"statistics": False}, {"task", "vq", "commitment"}),
-        (SoftPrompt, {"statistics": False, "quantize": False}, {"task"}),
+        (METHODS["vq-prompt-s"], {"statistics": False}, {"task", "vq", "commitment"}),
+        (METHODS["soft-prompt"], {"statistics": False, "quantize": False}, {"task"}),
     ],
 )
 def test_the_simpler_forms_are_the_same_class_with_options(simpler, options, terms):
@@ -291,7 +292,7 @@ def test_the_simpler_forms_are_the_same_class_with_options(simpler, options, ter
 
 
 def test_soft_prompt_uses_the_soft_prompt_itself():
-    method, view = start_method(SoftPrompt)
+    method, view = start_method(METHODS["soft-prompt"])
     prompts = dict(enumerate(soft_prompts(method.pool, view.query, method.options.tau).unbind(1)))
     torch.testing.assert_close(method.features(view)[0], method.vit(view.images, prompts))
 

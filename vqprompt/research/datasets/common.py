@@ -51,6 +51,7 @@ class Published:
     hub: str | None = None
     labels: tuple[str, ...] = ()
     by_hand: str = ""  # instructions for the user if nothing can be downloaded automatically
+    no_split: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
@@ -172,6 +173,8 @@ def make_dataset(
     is_test = np.array([e.split == "test" for e in listing.entries])
     notes = list(listing.notes)
     if expected is not None:
+        if expected.no_split and listing.entries[0].split is None:
+            raise ImageError(f"{listing.path}: which images are for testing? {expected.no_split}")
         check_whole(expected, listing.path, listing.classes, len(labels))
     elif listing.ignored:  # known data sets come with READMEs, which need no mention
         notes.append(f"left out, not an image in a class folder: {shorten(listing.ignored, 3)}")

@@ -34,13 +34,3 @@ class FT(Method):
     tunes_backbone = True
     classes_return = True
     masks_old_logits = False
-
-
-class FTPlusPlus(FT):
-    title = "FT++"
-    masks_old_logits = True
-
-
-class Joint(FT):
-    title = "Joint"
-    joint = True

@@ -60,14 +60,6 @@ class L2P(Method):
         return cosine_similarity(query, self.pool.keys).topk(self.options.top, dim=-1).indices
 
 
-class DeepL2P(L2P):
-    title = "Deep L2P++"
-
-
-class L2PV2(L2P):
-    title = "L2P++ V2"
-
-
 def pull_to_batch(cosines: Tensor, choice: Tensor) -> Tensor:
     """Distances 1 − cosine [B, M, N] of all queries to all chosen keys [B, M, k], a key as often as it is chosen: sum
     over blocks and chosen keys, mean over both images. CODA-Prompt's code adds them up; keys learn from this loss alone

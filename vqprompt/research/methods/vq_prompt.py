@@ -73,11 +73,3 @@ class VQPrompt(Method):
     @torch.no_grad()
     def choices(self, query: Tensor) -> Tensor | None:
         return self.pool.nearest(self.pool.mix(self.prompt_weights(query))) if self.options.quantize else None
-
-
-class VQPromptS(VQPrompt):
-    title = "VQ-Prompt-S"
-
-
-class SoftPrompt(VQPrompt):
-    title = "Soft-Prompt"

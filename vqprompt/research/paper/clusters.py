@@ -195,21 +195,18 @@ def connected(address: str | None) -> Iterator[Any]:
         raise UserError("--on ray needs Ray: pip install 'vqprompt[ray]'") from None
     if address is not None:
         check_answers(address)
-    already = ray.is_initialized()
-    if not already:
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        try:
-            ray.init(address=address, **quiet) if address else ray.init(include_dashboard=False, **quiet)
-        except (Exception, SystemExit) as error:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise UserError(
-                f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {HOW}"
-            ) from None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        ray.init(address=address, **quiet) if address else ray.init(include_dashboard=False, **quiet)
+    except (Exception, SystemExit) as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {HOW}"
+        ) from None
     try:
         yield ray
     finally:
-        if not already:
-            ray.shutdown()
+        ray.shutdown()
 
 
 def check_answers(address: str) -> None:

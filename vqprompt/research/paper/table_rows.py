@@ -52,10 +52,6 @@ class Row:
         return METHODS[self.method].title
 
     @property
-    def label(self) -> str:
-        return ", ".join([self.title, *described(self.variant)])
-
-    @property
     def seeds(self) -> list[int]:
         return sorted(self.runs)
 
@@ -224,4 +220,5 @@ def distinct_name(row: Row, rows: Sequence[Row]) -> str:
     """The method, its values on the axes, and the settings in which it differs from other rows of its method."""
     alike = [r.changed for r in rows if r.method == row.method and r.runs]
     particular = [key for key, change in row.changed.items() if any(other.get(key) != change for other in alike)]
-    return ", ".join([row.label, *(f"{key}={row.changed[key][0]}" for key in particular)])
+    changed = (f"{key}={row.changed[key][0]}" for key in particular)
+    return ", ".join([row.title, *described(row.variant), *changed])

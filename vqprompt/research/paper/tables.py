@@ -49,7 +49,7 @@ def in_words(caption: str, lines: Sequence[figures.Line]) -> str:
 class TextTable:
     """The same cells in every format. columns: cells by heading. text: headings of columns that hold no numbers.
     numbers: rows for CSV by column, not rounded. runs: per row, the folders of its runs by seed, to which seeds
-    link on the page. source: where the paper has it. warning: on top of the page."""
+    link on the page. source: where the paper has it. other_backbone: numbers of another one are among them."""
 
     name: str  # of its files
     title: str
@@ -60,7 +60,7 @@ class TextTable:
     charts: Sequence[Chart] = ()
     runs: Sequence[Mapping[int, Path | None]] = ()
     source: str = ""
-    warning: str = ""
+    other_backbone: bool = False
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -131,10 +131,6 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
         "backbone": lambda row: row.backbone + mark(row) if row.runs else UNKNOWN,
     }
     columns = {heading: [cell(row) for row in rows] for heading, cell in cells.items()}
-    warning = (
-        f"Not the paper’s backbone: numbers marked {OTHER_BACKBONE} were measured with another one and cannot be "
-        "compared with the paper’s."
-    )
     return TextTable(
         grid.name,
         grid.title,
@@ -145,7 +141,7 @@ def make_table(grid: Grid, rows: Sequence[Row], figure: bool = False) -> TextTab
         make_charts(grid, rows) if figure else (),
         [{seed: row.runs[seed].folder for seed in row.seeds} for row in rows],
         f"beside the paper’s {grid.table}" if grid.table else "",
-        warning if any(row.other_backbone for row in rows) else "",
+        any(row.other_backbone for row in rows),
     )
 
 
