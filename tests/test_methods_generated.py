@@ -459,7 +459,8 @@ def test_evo_classifier_is_composed_before_training(composes):
     for task in stream:
         learner.learn(task)
         if composes:
-            query = method.plain_features(learner.queries(task.train))
+            query = learner.queries(task.train)
+            query = method.vit.norm(query) if method.options.query == "raw" else query
             expected = torch.stack([query[task.train.labels == c].mean(0) for c in range(2)])
             torch.testing.assert_close(method.prototypes[-2:], expected)
     rest = [composes] * 2

@@ -15,7 +15,6 @@ import numpy as np
 
 from vqprompt.core.cache import cache_folder
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES, Files
-from vqprompt.core.data.archives import open_files as open_archive
 from vqprompt.core.data.shards import ParquetShards
 from vqprompt.core.data.source import Entry, RowsOfEntries, Source
 from vqprompt.core.data.store import build_store
@@ -82,7 +81,7 @@ def locate(known: Published, given: str | None, progress: Report) -> Path:
         path = Path(given).expanduser()
         if not exists(path):
             raise ImageError(f"{known.name}={given}: no such file or folder; {how_to_get(known)}")
-        return path
+        return archive_or_folder(path)
     folder = data_folder() / known.name
     packed = [file for suffix in ARCHIVE_SUFFIXES if (file := folder.with_name(known.name + suffix)).is_file()]
     if packed and not folder.exists():
@@ -90,7 +89,7 @@ def locate(known: Published, given: str | None, progress: Report) -> Path:
     there = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.is_dir() else set()
     if not there - {remote.name for remote in known.optional_files}:
         _download(known, folder, there, progress)
-    return folder
+    return archive_or_folder(folder)
 
 
 def _download(known: Published, folder: Path, there: set[str], progress: Report) -> None:
@@ -132,16 +131,12 @@ def how_to_get(known: Published) -> str:
 
 
 def archive_or_folder(path: Path) -> Path:
-    """The archive inside a folder, if the folder has no subfolders; else the path as it is."""
+    """The archive inside a folder that has neither subfolders nor parquet files; else the path as it is."""
     if path.is_file():
         return path
     inside = [p for p in sorted(path.iterdir()) if not p.name.startswith(".")]
     archives = [p for p in inside if p.name.lower().endswith(ARCHIVE_SUFFIXES)]
-    return archives[0] if archives and not any(p.is_dir() for p in inside) else path
-
-
-def open_files(path: Path) -> Files:
-    return open_archive(archive_or_folder(path))
+    return archives[0] if archives and not any(p.is_dir() or p.suffix == ".parquet" for p in inside) else path
 
 
 def read_file(files: Files, name: str) -> bytes:

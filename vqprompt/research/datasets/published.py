@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from vqprompt.core.data.archives import Files, hidden
+from vqprompt.core.data.archives import Files, hidden, open_files
 from vqprompt.core.data.shards import parquet_files
 from vqprompt.core.data.source import Entry
 from vqprompt.core.data.store import Store
@@ -65,7 +65,7 @@ def list_published(known: Published, path: Path) -> Listing:
     if known.labels and parquet_files(path):
         listing = common.list_parquet(path, known.labels)
     else:
-        listing = common.list_images(common.archive_or_folder(path))
+        listing = common.list_images(path)
     listing.classes = common.ordered(listing.classes, known.names)
     return listing
 
@@ -76,7 +76,7 @@ def list_published(known: Published, path: Path) -> Listing:
 def list_cub200(known: Published, path: Path) -> Listing:
     tables: list[str] = []
     if not parquet_files(path):
-        files = common.open_files(path)
+        files = open_files(path)
         tables = sorted((p for p in files.names if p.rpartition("/")[2] in TABLES[:3]), key=lambda p: p.count("/"))
     return _official(files, tables[0].rpartition("/")[0]) if tables else list_published(known, path)
 
@@ -186,7 +186,7 @@ def open_cifar100(source: str | None, side: int, seed: int, progress: Report = i
     if parquet_files(path):
         listing = common.list_parquet(path, known.labels, known.names)
         return common.make_dataset("cifar100", listing, SIDE, seed, progress, known)
-    files = common.open_files(path)
+    files = open_files(path)
     (train, train_labels), (test, test_labels) = (_read_cifar(files, path, split) for split in ("train", "test"))
     pixels, labels = np.concatenate([train, test]), np.concatenate([train_labels, test_labels])
     is_test = np.arange(len(labels)) >= len(train_labels)

@@ -120,7 +120,8 @@ class EvoPrompt(Method):
     def prepare_training(self, data: TaskData) -> None:
         if not self.options.compose_classifier:
             return
-        features, labels = self.plain_features(data.queries), data.labels
+        queries, labels = data.queries, data.labels
+        features = self.vit.norm(queries.to(self.vit.dtype)).float() if self.options.query == "raw" else queries
         classes = range(self.task.old_classes, self.task.all_classes)
         new = torch.stack([features[labels == c].mean(0) for c in classes])
         if self.task.old_classes:
@@ -128,10 +129,6 @@ class EvoPrompt(Method):
             o = self.options
             new_rows.copy_(compose(new, self.prototypes, old_rows, o.compose_width, o.compose_temperature))
         self.prototypes = torch.cat([self.prototypes, new])
-
-    def plain_features(self, query: Tensor) -> Tensor:
-        """Features without prompts [n, D]: queries after the final norm."""
-        return self.vit.norm(query.to(self.vit.dtype)).float() if self.options.query == "raw" else query
 
     def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         return dict(enumerate(self.memory(view.query).unbind(1))), {}

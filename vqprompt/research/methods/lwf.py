@@ -45,12 +45,9 @@ class LwF(Method):
             losses["distillation"] = self.options.distillation_weight * self.distillation(logits, view)
         return losses
 
-    @torch.no_grad()
-    def target(self, view: View) -> Tensor:
-        """Scores of the network from before the task [B, old classes]."""
-        assert self.former is not None
-        return self.former.logits(view.through(self.former.vit))
-
     def distillation(self, logits: Tensor, view: View) -> Tensor:
-        target = self.target(view)
+        """From the network before the task."""
+        assert self.former is not None
+        with torch.no_grad():
+            target = self.former.logits(view.through(self.former.vit))
         return distillation(logits[:, : target.shape[1]], target, self.options.temperature)
