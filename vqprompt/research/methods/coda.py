@@ -38,7 +38,6 @@ class CodaPrompt(Method):
     title = "CODA-P"
     Options = CodaOptions
     uses_query = True
-    classes_return = True
 
     def __init__(self, vit: ViT, options: CodaOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

@@ -31,7 +31,6 @@ class DualPrompt(Method):
     title = "DualPrompt"
     Options: ClassVar[Any] = DualPromptOptions
     uses_query = True
-    classes_return = True
 
     def __init__(self, vit: ViT, options: DualPromptOptions, tasks: int) -> None:
         super().__init__(vit, options.model_copy(update={"pool": options.pool or tasks}), tasks)

@@ -14,7 +14,6 @@ class LinearProbe(Method):
     title = "Linear"
     Options: ClassVar[Any] = StatisticsOptions  # with statistics=True it shows what statistics add
     classifies_frozen = True
-    classes_return = True
 
 
 class TuningOptions(Options):
@@ -32,5 +31,4 @@ class FT(Method):
     title = "FT"
     Options: ClassVar[Any] = FineTuningOptions
     tunes_backbone = True
-    classes_return = True
     masks_old_logits = False

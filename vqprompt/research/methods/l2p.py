@@ -38,7 +38,6 @@ class L2P(Method):
     title = "L2P++"
     Options: ClassVar[Any] = L2POptions
     uses_query = True
-    classes_return = True
 
     def __init__(self, vit: ViT, options: L2POptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

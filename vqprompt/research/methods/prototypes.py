@@ -25,7 +25,6 @@ TEMPERATURE = 0.1  # turns cosines into scores; it changes percentages, not answ
 class SimpleCIL(Method):
     title = "SimpleCIL"
     classifies_frozen = True
-    classes_return = True
     joined: ClassVar[int] = 1  # class tokens that make up the features
     prototypes: Tensor  # [C, D], sums of the features of each class; a cosine with them is one with the mean
 

@@ -32,7 +32,6 @@ class RanPAC(FirstTaskAdapters):
     title = "RanPAC"
     Options: ClassVar[Any] = RanPACOptions
     classifies_frozen = True
-    classes_return = True
     projection: Tensor  # [D, M]; not saved, because the seed gives it again
     gram: Tensor  # [M, M], sum of hᵀh
     products: Tensor  # [M, C], sum of hᵀy

@@ -65,7 +65,6 @@ class SDLoRA(Method):
     title = "SD-LoRA"
     Options: ClassVar[Any] = SDLoRAOptions
     tunes_backbone = True
-    classes_return = True
     backbone_parts = (".ups.", ".downs.", ".magnitudes")
 
     def __init__(self, vit: ViT, options: SDLoRAOptions, tasks: int) -> None:

@@ -21,7 +21,6 @@ class SLCA(Method):
     title = "SLCA"
     Options: ClassVar[Any] = FineTuningOptions
     tunes_backbone = True
-    classes_return = True
     unaligned: Tensor  # [C, D + 1], weights and biases as training left them
 
     def __init__(self, vit: ViT, options: StatisticsOptions, tasks: int) -> None:

@@ -37,7 +37,6 @@ class CosineHead(Head):
 class SSIAT(Method):
     title = "SSIAT"
     Options: ClassVar[Any] = SSIATOptions
-    classes_return = True
 
     def __init__(self, vit: ViT, options: SSIATOptions, tasks: int) -> None:
         super().__init__(vit, options, tasks)

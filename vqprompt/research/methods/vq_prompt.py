@@ -40,7 +40,6 @@ class VQOptions(PromptOptions, StatisticsOptions):
 class VQPrompt(Method):
     title = "VQ-Prompt"
     Options: ClassVar[Any] = VQOptions
-    classes_return = True
     uses_query = True
 
     def __init__(self, vit: ViT, options: VQOptions, tasks: int) -> None:
