@@ -120,7 +120,7 @@ def test_the_unknown_is_as_described(taught):
 
 
 @pytest.mark.parametrize("file", ["instant", "good", "best", "no-weighing", "instant-3", "good-3"])
-def test_files_of_older_formats_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
+def test_kept_files_of_formats_3_and_4_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
     monkeypatch.chdir(OLD)  # their backbone is named without a folder
     answers, name = np.load("answers.npz"), file.removesuffix("-3")
     drawn, stored = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28)), read(Path(f"{file}.vqp"))[1]
