@@ -30,7 +30,7 @@ from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import check_effort, held_out, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
 from vqprompt.product.model.hub import OnTheHub
-from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored, Version
+from vqprompt.product.model.knowledge import Event, Knowledge, Stored, Version
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
@@ -81,13 +81,6 @@ class Model(Correcting, OnTheHub):
     def from_bytes(cls, data: bytes, *, device: str = "auto", backbone: str | Path | None = None) -> Model:
         """The content of a model's file."""
         return cls._of(files.parse(data, Path("the model")), device, backbone)
-
-    @classmethod
-    def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
-        """A model of classes whose features were computed elsewhere, under the same backbone."""
-        model = cls._of(Stored.empty(backbone), device, None)
-        model.learn_records(records)
-        return model
 
     @classmethod
     def _of(cls, stored: Stored, device: str, backbone: str | Path | None) -> Model:
@@ -262,14 +255,13 @@ class Model(Correcting, OnTheHub):
                 self._stored = self._opened().with_version(now)
             return summary(before, now, new, notes, started, effort, Changes.between(before, now) if preview else None)
 
-    def learn_records(self, records: Mapping[str, ClassRecord], *, measured: bool = True) -> None:
-        """Learn classes whose features were computed elsewhere, under the same network. measured: whether accuracy is
-        wanted."""
+    def learn_records(self, records: Mapping[str, ClassRecord]) -> None:
+        """Learn classes whose features were computed elsewhere, under the same network."""
         with self._changing:
             before = self._opened().knowledge
             check_spelling(before.classes, records)
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
-            now = before.changed(event, records=added(before.records, records), measured=measured)
+            now = before.changed(event, records=added(before.records, records))
             self._stored = self._opened().with_version(now)
 
     def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:
