@@ -220,7 +220,8 @@ def identify(
         try:
             content = picture.open()
             own = content_id(content)
-            if decoded is None or _is_in(own, known):
+            here = np.searchsorted(known, np.uint64(own))
+            if decoded is None or np.uint64(own) in known[here : here + 1]:
                 return own, None
             return own, load(replace(picture, open=lambda: content), decoded.side)
         except (UserError, OSError, ValueError) as error:
@@ -242,11 +243,6 @@ def features_of(new: NewPictures, extractor: Extractor, progress: Report) -> Ite
     for done, feature in enumerate(extractor.of(new), start=1):
         yield feature
         progress(Progress(Stage.LEARNING, done, len(new)))
-
-
-def _is_in(number: int, ascending: np.ndarray) -> bool:
-    place = int(np.searchsorted(ascending, np.uint64(number)))
-    return place < len(ascending) and int(ascending[place]) == number
 
 
 def learn_world(model: Model, folder: str | Path) -> tuple[World, Path]:

@@ -116,9 +116,6 @@ class Model(Correcting, OnTheHub):
         vars(copied).update(vars(self), _network=copy(self._network), _changing=threading.RLock())
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
-        return copy(self)
-
     # ------------------------------------------------------------------ what it knows
 
     @property

@@ -199,7 +199,7 @@ class Forget(Body):
     def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
         before = model.accuracy
         model.forget(self.name, for_good=self.for_good)
-        result = {"accuracy_before": before, "accuracy": model.accuracy, "notes": []}
+        result: dict[str, Any] = {"accuracy_before": before, "accuracy": model.accuracy, "notes": []}
         return result if self.for_good else {"name": self.name, **result}
 
 
