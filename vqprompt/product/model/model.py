@@ -35,7 +35,7 @@ from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
 from vqprompt.product.model.records import ClassRecord, added
-from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, decided, summary
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
@@ -208,8 +208,12 @@ class Model(Correcting, OnTheHub):
             check_effort(effort, before.trained)
             if not 0 <= hold_out < 1:
                 raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
-            if as_unknown:
-                check_unknown(labels, effort)
+            if as_unknown and labels is not None:
+                raise UserError(
+                    "images that are none of the classes have no class; leave out --as, or leave out --as-unknown"
+                )
+            if as_unknown and effort != "instant":
+                raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
             pictures, notes = open_pictures(source, "none" if as_unknown else labels, exclude, classes)
             if as_unknown:
                 pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))

@@ -110,8 +110,7 @@ def retrain(
         expected = None if without is None or measured is None else (without.accuracy, measured.accuracy)
         if pays(without, measured):
             return Retrained(trained, records, kept, expected)
-    nothing_trained_on = np.ones_like(unseen)
-    return Retrained(before, remembered(old, known, nothing_trained_on), 0.0, expected)
+    return Retrained(before, remembered(old, known, np.ones_like(unseen)), 0.0, expected)  # nothing was trained on
 
 
 def _measured(records: Mapping[str, ClassRecord]) -> Measurements | None:
