@@ -154,12 +154,13 @@ def one_more_class(home: Path) -> dict[str, float]:
         features = center + rng.normal(size=(20, width)) @ mix
         return ClassRecord.of(np.arange(20, dtype=np.uint64) + np.uint64(100 * number), to_fixed_point(features))
 
-    backbone = Model(size=224, device="cpu").backbone
     photos = photographs(home / "one more", 1, 20, 400, start=5000)
     measured: dict[str, float] = {}
     for classes in (10, 1000):
         path = home / f"{classes}.vqp"
-        Model.from_records(backbone, {f"class {i:04}": record(i) for i in range(classes)}).save(path)
+        model = Model(size=224, device="cpu")
+        model.learn_records({f"class {i:04}": record(i) for i in range(classes)})
+        model.save(path)
         times = []
         for i in range(3):
             started = time.perf_counter()

@@ -120,20 +120,23 @@ def test_the_unknown_is_as_described(taught):
 
 
 @pytest.mark.parametrize("file", ["instant", "good", "best", "no-weighing", "instant-3", "good-3"])
-def test_files_of_older_formats_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
+def test_kept_files_of_formats_3_and_4_open_answer_the_same_and_are_written_as_format_4(file, tmp_path, monkeypatch):
     monkeypatch.chdir(OLD)  # their backbone is named without a folder
     answers, name = np.load("answers.npz"), file.removesuffix("-3")
-    drawn = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28))
+    drawn, stored = list(drawings()[0][:6, 80:82].reshape(-1, 28, 28)), read(Path(f"{file}.vqp"))[1]
     old = Model.load(f"{file}.vqp", device="cpu")
     new = Model.load(old.save(tmp_path / "new.vqp"), device="cpu")
     for model in (old, new):
         x = model.embed(drawn)
         np.testing.assert_allclose(x, answers[f"{name}.features"], atol=1e-4)
         np.testing.assert_allclose(model.judge(x)[0], answers[f"{name}.probabilities"], atol=1e-4)
-        # from the same features to the bit: nothing is solved again
+        # from the same features to rounding: other processors add up in another order, but nothing is solved again
         shares, margin = model.judge(answers[f"{name}.features"])
-        assert np.array_equal(shares, answers[f"{name}.probabilities"])
-        assert np.array_equal(margin, answers[f"{name}.familiarity"])
+        assert np.array_equal(shares.argmax(1), answers[f"{name}.probabilities"].argmax(1))
+        np.testing.assert_allclose(shares, answers[f"{name}.probabilities"], atol=1e-4)
+        np.testing.assert_allclose(margin, answers[f"{name}.familiarity"], rtol=1e-3, atol=0.02)
+        solved = model.knowledge.solution.discriminant
+        assert np.array_equal(solved.weights, stored["weights"]) and np.array_equal(solved.bias, stored["bias"])
     assert [e.detail for e in new.history if e.what != "learned"] == ["airplane → renamed", "apple"]
     assert read(tmp_path / "new.vqp")[0]["version"] == "4"
     new.undo(2)

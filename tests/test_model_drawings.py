@@ -46,10 +46,12 @@ def left_out(groups: Groups, basis: Basis, trials: Trials) -> LeaveOneOut:
 
 def model_of(records: dict[str, ClassRecord]) -> Model:
     """A model around records, without a backbone."""
-    from vqprompt.product.model.knowledge import Backbone
+    from vqprompt.product.model.knowledge import Backbone, Stored
 
     width = len(next(iter(records.values())).total)
-    return Model.from_records(Backbone("none", "", SIZE, 0.875, width), records)
+    model = Model._of(Stored.empty(Backbone("none", "", SIZE, 0.875, width)), "cpu", None)
+    model.learn_records(records)
+    return model
 
 
 def test_percentages_are_believable(features):

@@ -77,7 +77,7 @@ def test_the_origin_of_the_embedded_backbone_is_stated_wherever_it_goes() -> Non
 
     model = Model(size=42, device="cpu")
     features = np.random.default_rng(0).normal(size=(4, model.backbone.width))
-    model.learn_records({"a": ClassRecord.of(np.arange(4, dtype=np.uint64), to_fixed_point(features))}, measured=False)
+    model.learn_records({"a": ClassRecord.of(np.arange(4, dtype=np.uint64), to_fixed_point(features))})
     places = {
         "NOTICE": (ROOT / "NOTICE").read_text(encoding="utf-8"),
         "the registry": BACKBONES["vit-s14"].origin,

@@ -95,8 +95,13 @@ def test_files_and_exported_models_compare_with_the_world_too(taught):
     again = Model.from_bytes(taught.to_bytes())
     assert np.array_equal(again.judge(x)[1], familiarity) and len(taught.to_bytes()) < 6e6
     again.rename("cat", "zebra")
-    # solved again with classes in another order: the search for the temperature ends 7e-4 around the same place
-    np.testing.assert_allclose(again.judge(x)[1], familiarity, rtol=7e-4)
+    # Solved again with classes in another order, so sums round in another way. The search for the temperature ends
+    # within 1e-3 of the best logarithm, or somewhat beyond, where rounding hides the valley. All else is equal.
+    one, two = taught.knowledge.solution, again.knowledge.solution
+    assert np.log(two.calibration.temperature) == pytest.approx(np.log(one.calibration.temperature), abs=3e-3)
+    same = replace(two, calibration=one.calibration)
+    np.testing.assert_allclose(same.judge(x)[1], familiarity, rtol=1e-4, atol=5e-3)
+    np.testing.assert_allclose(again.judge(x)[1], familiarity, rtol=1e-3, atol=0.02)
     graph = Graph()
     add_answers(graph, graph.input("x", "float32", "n", x.shape[1]), taught.knowledge.solution)
     got, score = Session(graph).run(x=x)

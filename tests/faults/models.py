@@ -11,7 +11,6 @@ import copy
 import functools
 import json
 import random
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,13 +22,12 @@ from safetensors.numpy import save
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
-from vqprompt.product.model import file as files
 from vqprompt.product.model.file import ModelError, checksum
 from vqprompt.product.model.records import ClassRecord
 
 DATA = Path(__file__).parents[1] / "data" / "older-models"
 BACKBONE = DATA / "backbone.safetensors"
-MODELS = ("instant", "good", "best", "no-weighing")
+MODELS = ("instant", "good", "best", "no-weighing", "instant-3", "good-3")
 REMOVE = object()
 VALUES: tuple[Any, ...] = (
     REMOVE, None, True, 0, 1, -1, 2, 3, 255, 10**5, 200_000, 10**9, 2**31, 2**63, 10**400, 0.5, -1e300, 1e308, 1e-310,
@@ -43,15 +41,10 @@ Edit = Callable[[Description, Tensors], None]
 
 
 @functools.cache
-def whole(name: str, current: bool) -> tuple[str, Description, Tensors]:
-    """A file that is right: its format, description and tensors. current: in the present format."""
-    path = DATA / f"{name}.vqp"
-    data = files.pack(files.read(path)[0]) if current else path.read_bytes()
-    with tempfile.NamedTemporaryFile() as place:
-        place.write(data)
-        place.flush()
-        with safe_open(place.name, "np") as opened:
-            metadata, tensors = opened.metadata(), {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+def whole(name: str) -> tuple[str, Description, Tensors]:
+    """A file that is right: its format, description and tensors."""
+    with safe_open(DATA / f"{name}.vqp", "np") as opened:
+        metadata, tensors = opened.metadata(), {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     return metadata["version"], json.loads(metadata["model"]), tensors
 
 
@@ -116,9 +109,9 @@ def add_tensor(name: str, _: Description, tensors: Tensors) -> None:
 
 
 @functools.cache
-def edits(name: str, current: bool) -> list[Edit]:
+def edits(name: str) -> list[Edit]:
     """Every edit of a file, each alone."""
-    _, description, tensors = whole(name, current)
+    _, description, tensors = whole(name)
     places = list(places_in(description))
     found: list[Edit] = [functools.partial(set_field, place, value) for place in places for value in VALUES]
     found += [functools.partial(add_field, place) for place in [(), *places]]
@@ -129,9 +122,8 @@ def edits(name: str, current: bool) -> list[Edit]:
 def try_model(rng: random.Random, folder: Path) -> str:
     number = getattr(rng, "number", 0)
     name, turn = MODELS[number % len(MODELS)], number // len(MODELS)
-    current = turn % 4 != 3  # every fourth is of an old format
-    version, description, tensors = whole(name, current)
-    description, tensors, possible = copy.deepcopy(description), dict(tensors), edits(name, current)
+    version, description, tensors = whole(name)
+    description, tensors, possible = copy.deepcopy(description), dict(tensors), edits(name)
     step = 7919  # a prime, so that few tries already meet fields and tensors of every kind
     chosen = [possible[turn * step % len(possible)]]
     if turn >= len(possible):

@@ -213,11 +213,9 @@ def forget(
     [bold]vqprompt forget garden.vqp heron[/bold]
     """
     with _changing(model) as changed:
-        notes = changed.forget(name, for_good=for_good)
+        changed.forget(name, for_good=for_good)
     left = counted(len(changed.classes), "class")
     print_plain(f"{name} is forgotten; {left} left, accuracy {percent(changed.accuracy)}")
-    for note in notes:
-        print_plain(f"note: {note}")
     if changed.effort != "instant":
         print_plain(
             "note: what the model remembered of this class is deleted, but the network was trained with it and stays "

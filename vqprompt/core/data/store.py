@@ -75,7 +75,7 @@ class Store:
         if device not in self._resident:
             if self.pixels.nbytes > torch.cuda.mem_get_info(device)[0] // 3:
                 return None
-            self._resident[device] = torch.from_numpy(np.ascontiguousarray(self.pixels)).to(device)
+            self._resident[device] = torch.from_numpy(np.ascontiguousarray(self.pixels[:])).to(device)
         return self._resident[device]
 
 

@@ -24,15 +24,24 @@ def nearest(rows: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np
 
     rows: float32 [n, D] of length 1. If there are fewer other rows, the rest is -1, with similarity -inf.
     """
-    n = len(rows)
-    neighbours = np.full((n, count), -1, np.int64)
-    similar = np.full((n, count), -np.inf, np.float32)
-    rng = np.random.default_rng(seed)
-    for _ in range(1 if n <= LEAF else TREES):
+    n, trees, rng = len(rows), 1 if len(rows) <= LEAF else TREES, np.random.default_rng(seed)
+    neighbours = np.full((n, trees * count), -1, np.int64)
+    similar = np.full((n, trees * count), -np.inf, np.float32)
+    for start in range(0, trees * count, count):
         for leaf in _leaves(rows, np.arange(n), rng):
-            _join(rows, leaf, neighbours, similar)
-    order = np.argsort(-similar, axis=1, kind="stable")
-    return np.take_along_axis(neighbours, order, 1), np.take_along_axis(similar, order, 1)
+            found = np.arange(min(count, len(leaf) - 1))
+            table = rows[leaf] @ rows[leaf].T
+            np.fill_diagonal(table, -np.inf)
+            best = np.argpartition(-table, len(found) - 1, axis=1)[:, found]
+            neighbours[leaf[:, None], start + found] = leaf[best]
+            similar[leaf[:, None], start + found] = np.take_along_axis(table, best, 1)
+    # the same row from two trees counts once: sort by row number and leave out repetitions
+    order = np.argsort(neighbours, axis=1, kind="stable")
+    neighbours, similar = np.take_along_axis(neighbours, order, 1), np.take_along_axis(similar, order, 1)
+    similar[:, 1:][neighbours[:, 1:] == neighbours[:, :-1]] = -np.inf
+    order = np.argsort(-similar, axis=1, kind="stable")[:, :count]
+    similar = np.take_along_axis(similar, order, 1)
+    return np.where(np.isfinite(similar), np.take_along_axis(neighbours, order, 1), -1), similar
 
 
 def _leaves(rows: np.ndarray, chosen: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -47,23 +56,3 @@ def _leaves(rows: np.ndarray, chosen: np.ndarray, rng: np.random.Generator) -> I
         order = np.argsort(along, kind="stable")
         half = len(part) // 2
         waiting += [part[order[:half]], part[order[half:]]]
-
-
-def _join(rows: np.ndarray, leaf: np.ndarray, neighbours: np.ndarray, similar: np.ndarray) -> None:
-    """Enter what a leaf shows into the tables of neighbours."""
-    count = min(neighbours.shape[1], len(leaf) - 1)
-    if count < 1:
-        return
-    table = rows[leaf] @ rows[leaf].T
-    np.fill_diagonal(table, -np.inf)
-    best = np.argpartition(-table, count - 1, axis=1)[:, :count]
-    places = np.concatenate([neighbours[leaf], leaf[best]], axis=1)
-    values = np.concatenate([similar[leaf], np.take_along_axis(table, best, 1)], axis=1)
-    # the same row from two trees counts once: sort by row number and drop repetitions
-    order = np.argsort(places, axis=1, kind="stable")
-    places, values = np.take_along_axis(places, order, 1), np.take_along_axis(values, order, 1)
-    again = np.concatenate([np.zeros((len(leaf), 1), bool), places[:, 1:] == places[:, :-1]], axis=1)
-    values[again] = -np.inf
-    best = np.argpartition(-values, neighbours.shape[1] - 1, axis=1)[:, : neighbours.shape[1]]
-    places, values = np.take_along_axis(places, best, 1), np.take_along_axis(values, best, 1)
-    neighbours[leaf], similar[leaf] = np.where(np.isfinite(values), places, -1), values

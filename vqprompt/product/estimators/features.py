@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.discriminant_analysis import DiscriminantAnalysisPredictionMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -30,7 +31,7 @@ def check_labels(labels: np.ndarray) -> None:
     check_classification_targets(labels)
 
 
-class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class ClosedFormClassifier(DiscriminantAnalysisPredictionMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A linear discriminant with one covariance for all classes. It is solved, not trained, and learns new classes.
 
     shrinkage: how much of the unit matrix (times the average variance) is mixed into the covariance, from 0 to 1;
@@ -55,19 +56,9 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
         return self._learn(X, y, classes, first=not hasattr(self, "classes_"))
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Scores [n, classes]; for two classes [n]: the score of the second minus the score of the first."""
-        scores = self._scores(X)
-        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The class of each row."""
-        scores = self._scores(X)
-        return self.classes_[scores.argmax(1)]
-
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [n, classes], in the order of `classes_`."""
-        return softmax(self._scores(X) / self.temperature, axis=1)
+        return softmax(self._decision_function(X) / self.temperature, axis=1)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         shares = self.predict_proba(X)
@@ -77,11 +68,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self._check_settings()
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         check_labels(y)
-        announced = np.unique(y) if classes is None else np.union1d(np.asarray(classes), np.unique(y))
-        per_class = self.priors is not None
+        taught, per_class = np.unique(y), self.priors is not None
+        announced = taught if classes is None else np.union1d(np.asarray(classes), taught)
         if first:
-            self.classes_, self._per_class = announced[:0], per_class
-            self._counts_and_means, self._scatter = dict[Any, tuple[float, np.ndarray]](), dict[Any, np.ndarray]()
+            self.classes_, self._per_class, self._scatter = announced[:0], per_class, dict[Any, np.ndarray]()
+            self.class_count_, self.means_ = np.zeros(0), np.zeros((0, X.shape[1]))
         kinds = announced.dtype.kind + self.classes_.dtype.kind
         if "U" in kinds and kinds != "UU":
             raise ValueError(
@@ -89,17 +80,20 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             )
         if self._per_class != per_class:
             raise ValueError("priors were set or removed between two calls of partial_fit; call fit again")
+        fresh = np.setdiff1d(announced, self.classes_)
+        places = np.searchsorted(self.classes_, fresh)
         self.classes_ = np.union1d(self.classes_, announced)
-        for label in np.unique(y).tolist():
-            rows = X[y == label]
+        self.class_count_, self.means_ = (np.insert(of, places, 0, axis=0) for of in (self.class_count_, self.means_))
+        for label, place in zip(taught.tolist(), np.searchsorted(self.classes_, taught), strict=True):
+            rows, known = X[y == label], self.class_count_[place]
             count, mean = len(rows), rows.mean(0)
-            known, former = self._counts_and_means.get(label, (0.0, np.zeros_like(mean)))
-            offsets, apart = rows - mean, mean - former
+            offsets, apart = rows - mean, mean - self.means_[place]
             scatter = offsets.T @ offsets + np.outer(apart, apart) * (known * count / (known + count))
             owner = label if per_class else None
             self._scatter[owner] = self._scatter.get(owner, 0) + scatter
-            self._counts_and_means[label] = known + count, former + apart * (count / (known + count))
-        self._solve(X.shape[1])
+            self.class_count_[place] += count
+            self.means_[place] += apart * (count / (known + count))
+        self._solve()
         return self
 
     def _check_settings(self) -> None:
@@ -110,14 +104,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         if isinstance(self.priors, str) and self.priors != "uniform":
             raise ValueError(f"priors={self.priors!r}: give a probability for each class, 'uniform' or None")
 
-    def _solve(self, width: int) -> None:
-        labels, nothing = self.classes_.tolist(), (0.0, np.zeros(width))
-        counts, means = zip(*(self._counts_and_means.get(label, nothing) for label in labels), strict=True)
-        self.class_count_, self.means_ = np.array(counts), np.stack(means)
+    def _solve(self) -> None:
         seen, total = self.class_count_ > 0, self.class_count_.sum()
         self.priors_ = self._priors(seen)
         if self._per_class:
-            shares = dict(zip(labels, self.priors_ / np.maximum(self.class_count_, 1), strict=True))
+            shares = dict(zip(self.classes_.tolist(), self.priors_ / np.maximum(self.class_count_, 1), strict=True))
             covariance = sum(shares[label] * scatter for label, scatter in self._scatter.items())
         else:
             covariance = self._scatter[None] / total
@@ -138,7 +129,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             raise ValueError(f"priors: give one non-negative number for each of the {len(seen)} classes")
         return given / given.sum()
 
-    def _scores(self, X: Any) -> np.ndarray:
+    def _decision_function(self, X: Any) -> np.ndarray:
+        """Scores [n, classes]; the mixin makes the other answers of them."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return X @ self.coef_.T + self.intercept_

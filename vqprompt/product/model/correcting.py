@@ -6,7 +6,6 @@ remembered are sums of whole numbers, from which the part of an image can be tak
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,13 +65,12 @@ class Correcting(Predicting):
             renamed = known.as_one([old], new, Event.now("renamed", name=old, new_name=new))
             self._stored = self._opened().with_version(renamed)
 
-    def forget(self, name: str, *, for_good: bool = False) -> list[str]:
+    def forget(self, name: str, *, for_good: bool = False) -> None:
         """Remove a class: the model becomes what it would be if it had never learned it. name: "unknown" for all
-        counterexamples. Returns notes for people.
+        counterexamples.
 
         for_good: also remove it from the history, and all other versions that know it, so that nothing can bring it
-        back; and `.NAME.vqp.versions/` beside the file, where servers kept older models before these were part of the
-        file. A running server notices that the file has changed, and deletes what it has (`State.refresh`). A class
+        back. A running server notices that the file has changed, and deletes what it has (`State.refresh`). A class
         that was forgotten before can be forgotten for good later.
         """
         with self._changing:
@@ -80,11 +78,6 @@ class Correcting(Predicting):
             if not (for_good and stored.has_traces(name)):
                 check_known(name, self.knowledge.records)
             self._stored = stored.erased(name) if for_good else stored.without(name)
-            older = self.path and self.path.with_name(f".{self.path.name}.versions")
-            if not for_good or older is None or not older.is_dir():
-                return []
-            shutil.rmtree(older)
-            return [f"deleted {older.name}, where older versions were kept"]
 
     def merge(self, names: Sequence[str], into: str, *, preview: bool = False) -> Correction:
         """Make one class of several, as if their images had been taught as one. preview: only tell what would change.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import timeit
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -56,10 +56,6 @@ class Features:
         self.size, self.width = vit.config.image_size, vit.config.width * joined_blocks(vit.config)
         self.side, self.at_once = stored_side(self.size), 1 if self.device.type == "cpu" else BATCH
 
-    @classmethod
-    def open(cls, weights: Weights, size: int | None, crop: float, device: str) -> Features:
-        return cls(make_vit(weights, size), crop, pick_device(device), fingerprint=weights.fingerprint)
-
     def of(self, pictures: Iterable[Picture]) -> Iterator[Array | Exception]:
         return map(self.of_one, pictures) if self.device.type == "cpu" else self._batched(pictures)
 
@@ -90,6 +86,12 @@ class Features:
                 features = iter(self._forward(np.stack([p for p, _ in filled]), [a for _, a in filled]))
             for p in part:
                 yield p if isinstance(p, Exception) else next(features)
+
+
+@lru_cache(maxsize=2)
+def open_features(weights: Weights, size: int | None, crop: float, device: str) -> Features:
+    """Models of one process share them."""
+    return Features(make_vit(weights, size), crop, pick_device(device), fingerprint=weights.fingerprint)
 
 
 def class_tokens(vit: ViT, images: torch.Tensor) -> torch.Tensor:

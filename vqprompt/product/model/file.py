@@ -32,21 +32,15 @@ from vqprompt.core.files import lock_file, open_regular, read_regular, write_ato
 from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
 from vqprompt.product.model.calibration import Background, Calibration, Measurements, Rivals, Solution, Weighing
-from vqprompt.product.model.description import (
-    FORMATS,
-    LARGEST,
-    Description,
-    SolutionFields,
-    migrated,
-    parse_description,
-)
+from vqprompt.product.model.description import LARGEST, Description, SolutionFields, parse_description
 from vqprompt.product.model.efforts import Trained
 from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored
 from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord, ids_of
 
-FORMAT, VERSION = "vqprompt-model", 4
+FORMAT, VERSION, OLDEST = "vqprompt-model", 4, 3
 BYTES_KEPT = 64 << 20  # of what only other versions have
+OUTDATED = "teach it again with vqprompt learn, or open and save it with an older vqprompt, which still reads it"
 ADVICE = "restore it from a copy, or make a new one with vqprompt learn"
 
 
@@ -163,15 +157,8 @@ def parse(data: bytes, path: Path) -> Stored:
         raise ModelError(f"{path}: damaged ({shown(str(error), 100)}); {ADVICE}") from None
     if checksum(metadata, tensors) != metadata["checksum"]:
         raise ModelError(f"{path}: damaged, its checksum does not match its content; {ADVICE}")
-    text = metadata["model"]
-    if (version := int(metadata["version"])) in FORMATS:
-        try:
-            old, tensors = migrated(version, json.loads(text), tensors)
-            text = json.dumps(old)
-        except Exception:  # it has parts of another type than any vqprompt wrote
-            raise ModelError(f"{path}: damaged, its description is not that of a model; {ADVICE}") from None
     try:
-        return _assemble(parse_description(text), tensors)
+        return _assemble(parse_description(metadata["model"]), tensors)
     except ValueError as error:
         raise ModelError(f"{path}: damaged: {error}; {ADVICE}") from None
 
@@ -191,10 +178,10 @@ def parse_metadata(data: bytes, path: Path) -> dict[str, str]:
         raise ModelError(
             f"{path}: not a model of vqprompt (it says {shown(form, 40)}); give a file that vqprompt learn made"
         )
-    if version not in (*FORMATS, VERSION):
+    if not OLDEST <= version <= VERSION:
         raise ModelError(
-            f"{path}: a model of format {shown(version, 40)}, and this vqprompt reads formats 1 to {VERSION}; "
-            + ("install a newer vqprompt" if version > VERSION else "make a new one with vqprompt learn")
+            f"{path}: a model of format {shown(version, 40)}, and this vqprompt reads formats {OLDEST} to {VERSION}; "
+            + ("install a newer vqprompt" if version > VERSION else OUTDATED)
         )
     if not {"model", "checksum"} <= metadata.keys():
         raise ModelError(f"{path}: damaged, its description is missing; {ADVICE}")

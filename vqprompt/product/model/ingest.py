@@ -37,7 +37,6 @@ from vqprompt.product.model.pictures import Picture, PictureSet, content_id, ope
 from vqprompt.product.model.records import ClassRecord, added, ids_of, to_fixed_point
 
 if TYPE_CHECKING:
-    from vqprompt.core.data.store import Store
     from vqprompt.product.model.model import Model
 
 IN_MEMORY = 128 << 20  # bytes of decoded pictures; 650 of them at 224 px
@@ -45,59 +44,50 @@ PENDING = 1024  # images of a class that are collected before they are added up
 
 
 class DecodedPictures:
-    """Squashed pixels uint8 [3, side, side] and aspect ratios, by content id. Many threads may read them.
+    """Squashed pixels uint8 [n, 3, side, side], which `Store` reads like an array. Many threads may read them.
 
-    on_disk: False keeps all of them in memory.
+    places: rows, by content id. aspects: ratios [n]. on_disk: False keeps all of them in memory.
     """
 
     def __init__(self, side: int, on_disk: bool = True) -> None:
         self.side, self.on_disk = side, on_disk
-        self.places: dict[int, tuple[int, float]] = {}  # in the file, and the aspect ratio
+        self.places, self.aspects = dict[int, int](), list[float]()
         self._file: BinaryIO = io.BytesIO()
         self._lock = threading.Lock()
 
     def add(self, content: int, pixels: np.ndarray, aspect: float) -> None:
         with self._lock, writing(cache_folder()):
-            self.places[content] = self._file.seek(0, io.SEEK_END), aspect
+            self._file.seek(0, io.SEEK_END)
             self._file.write(np.ascontiguousarray(pixels).data)
             if self.on_disk and isinstance(self._file, io.BytesIO) and self._file.tell() > IN_MEMORY:
                 memory, self._file = self._file, temporary_file()
                 self._file.write(memory.getbuffer())
+            self.places[content] = len(self.aspects)
+            self.aspects.append(aspect)
 
-    def __getitem__(self, content: int) -> tuple[np.ndarray, float]:
-        place, aspect = self.places[content]
-        with self._lock:
-            self._file.seek(place)
-            data = bytearray(self._file.read(3 * self.side**2))
-        return np.frombuffer(data, np.uint8).reshape(3, self.side, self.side), aspect
+    def of(self, content: int) -> tuple[np.ndarray, float]:
+        """The pixels of one picture [3, side, side], and its aspect ratio."""
+        row = self.places[content]
+        return self[row : row + 1][0], self.aspects[row]
 
-    def store(self, ids: np.ndarray) -> Store:
-        """Some pictures, as training reads them."""
-        from vqprompt.core.data.store import Store  # imports PyTorch
+    def __len__(self) -> int:
+        return len(self.aspects)
 
-        pixels: Any = _Rows(self, ids)
-        return Store(pixels, np.array([self.places[content][1] for content in ids.tolist()]), "")
+    @property
+    def nbytes(self) -> int:
+        return 3 * self.side**2 * len(self)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        rows = np.arange(len(self))[index]
+        pixels = np.empty((len(rows), 3, self.side, self.side), np.uint8)
+        for own, row in zip(pixels, rows.tolist(), strict=True):
+            with self._lock:
+                self._file.seek(row * own.nbytes)
+                own.reshape(-1)[:] = np.frombuffer(self._file.read(own.nbytes), np.uint8)
+        return pixels
 
     def close(self) -> None:
         self._file.close()
-
-
-class _Rows:
-    """Looks like an array [n, 3, side, side] to `Store`."""
-
-    def __init__(self, pictures: DecodedPictures, ids: np.ndarray) -> None:
-        self.pictures, self.ids = pictures, ids
-        self.shape = (len(ids), 3, pictures.side, pictures.side)
-        self.nbytes = int(np.prod(self.shape))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: np.ndarray) -> np.ndarray:
-        return np.stack([self.pictures[content][0] for content in self.ids[index].tolist()])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[np.arange(len(self))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +112,7 @@ class NewPictures:
 
     def __iter__(self) -> Iterator[Picture]:
         for content, picture in zip(self.ids.tolist(), self.pictures, strict=True):
-            decoded = None if self.decoded is None else partial(self.decoded.__getitem__, content)
+            decoded = None if self.decoded is None else partial(self.decoded.of, content)
             yield replace(picture, content_id=content, decoded=decoded)
 
 
@@ -230,7 +220,8 @@ def identify(
         try:
             content = picture.open()
             own = content_id(content)
-            if decoded is None or _is_in(own, known):
+            here = np.searchsorted(known, np.uint64(own))
+            if decoded is None or np.uint64(own) in known[here : here + 1]:
                 return own, None
             return own, load(replace(picture, open=lambda: content), decoded.side)
         except (UserError, OSError, ValueError) as error:
@@ -252,11 +243,6 @@ def features_of(new: NewPictures, extractor: Extractor, progress: Report) -> Ite
     for done, feature in enumerate(extractor.of(new), start=1):
         yield feature
         progress(Progress(Stage.LEARNING, done, len(new)))
-
-
-def _is_in(number: int, ascending: np.ndarray) -> bool:
-    place = int(np.searchsorted(ascending, np.uint64(number)))
-    return place < len(ascending) and int(ascending[place]) == number
 
 
 def learn_world(model: Model, folder: str | Path) -> tuple[World, Path]:

@@ -30,12 +30,12 @@ from vqprompt.product.model.correcting import Correcting, misspellings
 from vqprompt.product.model.efforts import check_effort, held_out, seconds_of_training, why_not_train
 from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
 from vqprompt.product.model.hub import OnTheHub
-from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored, Version
+from vqprompt.product.model.knowledge import Event, Knowledge, Stored, Version
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
 from vqprompt.product.model.records import ClassRecord, added
-from vqprompt.product.model.teaching import Plan, Taught, about_training, check_unknown, decided, summary
+from vqprompt.product.model.teaching import Plan, Taught, about_training, decided, summary
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
@@ -83,13 +83,6 @@ class Model(Correcting, OnTheHub):
         return cls._of(files.parse(data, Path("the model")), device, backbone)
 
     @classmethod
-    def from_records(cls, backbone: Backbone, records: Mapping[str, ClassRecord], *, device: str = "auto") -> Model:
-        """A model of classes whose features were computed elsewhere, under the same backbone."""
-        model = cls._of(Stored.empty(backbone), device, None)
-        model.learn_records(records)
-        return model
-
-    @classmethod
     def _of(cls, stored: Stored, device: str, backbone: str | Path | None) -> Model:
         own = stored.backbone
         model = cls(backbone or own.name, size=own.size, crop=own.crop, device=device, precision=own.precision)
@@ -122,9 +115,6 @@ class Model(Correcting, OnTheHub):
         copied = type(self).__new__(type(self))
         vars(copied).update(vars(self), _network=copy(self._network), _changing=threading.RLock())
         return copied
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
-        return copy(self)
 
     # ------------------------------------------------------------------ what it knows
 
@@ -218,8 +208,12 @@ class Model(Correcting, OnTheHub):
             check_effort(effort, before.trained)
             if not 0 <= hold_out < 1:
                 raise UserError(f"hold_out={hold_out} must be a share from 0 up to, but not including, 1")
-            if as_unknown:
-                check_unknown(labels, effort)
+            if as_unknown and labels is not None:
+                raise UserError(
+                    "images that are none of the classes have no class; leave out --as, or leave out --as-unknown"
+                )
+            if as_unknown and effort != "instant":
+                raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
             pictures, notes = open_pictures(source, "none" if as_unknown else labels, exclude, classes)
             if as_unknown:
                 pictures = replace(pictures, classes=[UNKNOWN], labels=np.zeros_like(pictures.labels))
@@ -262,14 +256,13 @@ class Model(Correcting, OnTheHub):
                 self._stored = self._opened().with_version(now)
             return summary(before, now, new, notes, started, effort, Changes.between(before, now) if preview else None)
 
-    def learn_records(self, records: Mapping[str, ClassRecord], *, measured: bool = True) -> None:
-        """Learn classes whose features were computed elsewhere, under the same network. measured: whether accuracy is
-        wanted."""
+    def learn_records(self, records: Mapping[str, ClassRecord]) -> None:
+        """Learn classes whose features were computed elsewhere, under the same network."""
         with self._changing:
             before = self._opened().knowledge
             check_spelling(before.classes, records)
             event = Event.now("learned", classes={name: record.count for name, record in records.items()})
-            now = before.changed(event, records=added(before.records, records), measured=measured)
+            now = before.changed(event, records=added(before.records, records))
             self._stored = self._opened().with_version(now)
 
     def _plan(self, new: NewPictures, effort: str, hold_out: float, extractor: Extractor) -> Plan:

@@ -58,18 +58,13 @@ def open_extractor(
 
 
 def open_in_torch(backbone: str, size: int | None, crop: float, device: str) -> Features:
+    from vqprompt.product.model.features import open_features
+
     with _opening:
-        return _open_torch(open_weights(backbone), size, crop, device)
+        return open_features(open_weights(backbone), size, crop, device)
 
 
 _open_onnx = lru_cache(maxsize=2)(OnnxFeatures)
-
-
-@lru_cache(maxsize=2)
-def _open_torch(weights: Weights, size: int | None, crop: float, device: str) -> Features:
-    from vqprompt.product.model.features import Features
-
-    return Features.open(weights, size, crop, device)
 
 
 def _with_trained(plain: Features, trained: Trained) -> Features:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
@@ -125,14 +124,6 @@ class Taught:
             "seconds": round(self.seconds, 2),
             "changes": None if self.changes is None else self.changes.to_json(),
         }
-
-
-def check_unknown(labels: object, effort: str) -> None:
-    """Refuse what does not go with teaching images as unknown."""
-    if labels is not None:
-        raise UserError("images that are none of the classes have no class; leave out --as, or leave out --as-unknown")
-    if effort != "instant":
-        raise UserError(f"effort {effort} trains with classes only; teach what is unknown at effort instant")
 
 
 def summary(

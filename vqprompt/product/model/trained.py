@@ -85,9 +85,12 @@ def retrain(
         len(new) * LOOKS,
     )
     old = _features(extractor(before), new, reports[0])
-    images, targets = new.decoded.store(new.ids[shown]), np.searchsorted(names, labels[shown])
+    pixels: Any = new.decoded
+    rows_shown = np.array([new.decoded.places[content] for content in new.ids[shown].tolist()])
+    store = Store(pixels, np.array(new.decoded.aspects), "")
+    images = Images(store, rows_shown, np.searchsorted(names, labels[shown]))
     share = len(names) / len(known.keys() | set(names))
-    method = train(plain, before, effort, images, targets, share if known else None, seed=seed, progress=reports[1])
+    method = train(plain, before, effort, images, share if known else None, seed=seed, progress=reports[1])
     rows = {name: np.flatnonzero(labels == name) for name in names}
 
     def remembered(features: np.ndarray, memory: Mapping[str, ClassRecord], held: np.ndarray) -> dict[str, ClassRecord]:
@@ -107,8 +110,7 @@ def retrain(
         expected = None if without is None or measured is None else (without.accuracy, measured.accuracy)
         if pays(without, measured):
             return Retrained(trained, records, kept, expected)
-    nothing_trained_on = np.ones_like(unseen)
-    return Retrained(before, remembered(old, known, nothing_trained_on), 0.0, expected)
+    return Retrained(before, remembered(old, known, np.ones_like(unseen)), 0.0, expected)  # nothing was trained on
 
 
 def _measured(records: Mapping[str, ClassRecord]) -> Measurements | None:
@@ -154,11 +156,11 @@ def _features(extractor: Extractor, new: NewPictures, progress: Report) -> np.nd
 
 
 def train(
-    plain: Features, before: Trained | None, effort: str, images: Store, labels: np.ndarray, share: float | None, *,
+    plain: Features, before: Trained | None, effort: str, images: Images, share: float | None, *,
     seed: int, progress: Report,
 ) -> MovingMemory:  # fmt: skip
-    """One task of the learner. labels: [n], from 0. share: of these classes among all; the smaller it is, the slower
-    the network learns, and its features must stay close to where they were. None: there are no other classes."""
+    """One task of the learner. images: with labels from 0. share: of these classes among all; the smaller it is, the
+    slower the network learns, and its features must stay close to where they were. None: there are no other classes."""
     settings, config = TRAINING[effort], plain.vit.config
     kind, tokens = find_method(settings.method), joined_blocks(config)
     rate = getattr(kind.Options(), settings.rate) * (share or 1.0)
@@ -175,8 +177,7 @@ def train(
         _fill(method, before)
     method.trained = before is not None
     learner.continue_after(0 if share is None else 1)
-    shown = Images(images, np.arange(len(images)), labels)
-    learner.learn(Task(0, [str(c) for c in range(int(labels.max()) + 1)], shown, shown), progress)
+    learner.learn(Task(0, [str(c) for c in range(int(images.labels.max()) + 1)], images, images), progress)
     return method
 
 
