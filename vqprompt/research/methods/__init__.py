@@ -18,7 +18,7 @@ from vqprompt.research.methods.recipes import FACTS
 for _module in iter_modules(__path__):  # importing a method's module makes it known
     import_module(f"{__name__}.{_module.name}")
 for _title, _facts in FACTS.items():
-    if "variant_of" in _facts:
+    if "variant_of" in _facts:  # making the class makes it known, and gives it its facts
         _other = OWN[_facts["variant_of"]]
         type(_title, (_other,), {"title": _title, "__module__": _other.__module__})
 # a method's name is its title in small letters: "vq-prompt", "l2p++", "deep-l2p++"; the order is that of methods.toml
