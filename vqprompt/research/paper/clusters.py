@@ -26,8 +26,9 @@ from typing import Any
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder, write_atomically
 from vqprompt.research.paper import execution
-from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Failed, Finished, Job, Refused, Requirements
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Failed, Finished, Job, Refused
 from vqprompt.research.paper.grids import Run
+from vqprompt.research.paper.requirements import Requirements
 
 SECONDS_BETWEEN_MESSAGES = 1.0
 SECONDS_TO_ANSWER = 5.0
@@ -48,14 +49,16 @@ class ClusterExecutor(execution.Executor):
     """address: of the cluster, or a part of it; None for the usual one. cpus, gpus: per run. at_once: the most runs at
     a time; without it, all are sent, and wait in the cluster's queue."""
 
+    needed: Requirements
+
     def __init__(
         self, address: str | None = None, cpus: int | None = None, gpus: float | None = None, at_once: int | None = None
     ) -> None:
         self.address, self.cpus, self.gpus, self.at_once = address, cpus, gpus, at_once or sys.maxsize
 
-    def set_conditions(self, todo: Sequence[Run]) -> None:
-        needed = Requirements.of(todo, self.track)
-        self.conditions = {"seconds_between": SECONDS_BETWEEN_MESSAGES, "threads": self.cpus, "requirements": needed}
+    def job(self, run: Run, cpus: int, at_once: int = 1) -> Job:
+        folder, seconds = self.out / run.name, SECONDS_BETWEEN_MESSAGES
+        return Job(run.config, folder, self.track, seconds, cpus, at_once, requirements=self.needed)
 
 
 # ---------------------------------------------------------------------------------------------- Ray
@@ -67,13 +70,13 @@ class RayExecutor(ClusterExecutor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.set_conditions(todo)
+        self.needed = Requirements.of(todo, self.track)
         with connected(self.address) as self.ray, ExitStack() as self.locks:
             self.locked: set[str] = set()  # names of runs
-            cpus, gpus = self._resources()
-            self.conditions |= {"threads": cpus, "at_once": int(1 / gpus) if gpus else 1}
+            self.run_cpus, self.run_gpus = self._resources()
             # no retries by Ray, which would start a lost run from the beginning; we start it again with its files
-            settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
+            settings = {"max_retries": 0, "num_returns": "streaming"}
+            settings |= {"num_cpus": self.run_cpus, "num_gpus": self.run_gpus}
             self.task = self.ray.remote(**settings)(work)
             try:
                 yield
@@ -97,12 +100,12 @@ class RayExecutor(ClusterExecutor):
             )
         return cpus, gpus
 
-    def start(self, run: Run, job: Job) -> Any:
-        folder = self.out / run.name
+    def start(self, run: Run) -> Any:
+        job = self.job(run, self.run_cpus, at_once=int(1 / self.run_gpus) if self.run_gpus else 1)
         if run.name not in self.locked:
-            self.locks.enter_context(lock_folder(folder))
+            self.locks.enter_context(lock_folder(job.folder))
             self.locked.add(run.name)
-        return self.task.remote(job, pack(folder))
+        return self.task.remote(job, pack(job.folder))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         """Files that arrive are written to the run's folder."""
@@ -249,10 +252,13 @@ class SlurmExecutor(ClusterExecutor):
 
     cluster = "slurm"
 
+    @property
+    def run_cpus(self) -> int:
+        return self.cpus or CORES_PER_RUN
+
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.cpus = self.cpus or CORES_PER_RUN
-        self.set_conditions(todo)
+        self.needed = Requirements.of(todo, self.track)
         self.out = self.out.resolve()  # jobs start in another folder
         self.folder = self.out / SLURM_FOLDER
         self.executor = self._open(self.folder)
@@ -274,15 +280,15 @@ class SlurmExecutor(ClusterExecutor):
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         # what is None is not asked for
         executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, slurm_partition=self.address)
-        executor.update_parameters(cpus_per_task=self.cpus, gpus_per_node=1 if self.gpus else None)
+        executor.update_parameters(cpus_per_task=self.run_cpus, gpus_per_node=1 if self.gpus else None)
         return executor
 
     def _news(self, run: Run) -> Path:
         return self.folder / "news" / run.name.replace("/", "+")
 
-    def start(self, run: Run, job: Job) -> Any:
+    def start(self, run: Run) -> Any:
         self._news(run).unlink(missing_ok=True)
-        return self.executor.submit(SlurmJob(job, self._news(run)))
+        return self.executor.submit(SlurmJob(self.job(run, self.run_cpus), self._news(run)))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         time.sleep(SECONDS_BETWEEN_LOOKS)
