@@ -192,10 +192,8 @@ def connected(address: str | None) -> Iterator[Any]:
     """The module `ray`, connected to the cluster at this address. address=None: the cluster that this machine is part
     of; if there is none, one is started on this machine, and ended after use."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a future Ray's default; else it warns
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--on ray needs Ray: pip install 'vqprompt[ray]'") from None
+    import ray
+
     if address is not None:
         check_answers(address)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -271,10 +269,8 @@ class SlurmExecutor(ClusterExecutor):
 
     def _open(self, folder: Path) -> Any:
         """submitit's executor, with the resources that every job asks for."""
-        try:
-            import submitit
-        except ImportError:
-            raise UserError("--on slurm needs submitit: pip install 'vqprompt[slurm]'") from None
+        import submitit
+
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
