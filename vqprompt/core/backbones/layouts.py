@@ -1,7 +1,7 @@
 """Converts checkpoints of every common layout to the names of our ViT.
 
 What is notable about this implementation:
-- a file is read without running any code in it (read.py), then renamed key by key to timm's names, which vit.py uses
+- a file is read without running any code in it (weights.py), then renamed key by key to timm's names, as in vit.py
 - the shapes say what the model is; a key that is missing, left over or misshapen is an error that names it
 - LayerScale is folded into the projections it follows, so the ViT stays plain and loses nothing
 - the default backbone is in the package as int8; the others come from the Hugging Face hub or from your own disk
@@ -15,18 +15,17 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from vqprompt.core.backbones.config import Gelu, ViTConfig, weight_shapes
+from vqprompt.core.backbones.config import MAX_DEPTH, ViTConfig, weight_shapes
 from vqprompt.core.backbones.registry import PIXELS, WeightsError
-from vqprompt.core.errors import shown
+from vqprompt.core.errors import explain
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Array]
-# far above any in use
-LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384, "registers": 1024}
 
 
 def dequantize(tensors: State) -> State:
@@ -172,30 +171,10 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
             )
         settings["heads"] = settings["width"] // 64
     try:
-        settings |= {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])}  # JSON has lists
-        check_values(settings)
-        return ViTConfig(**settings)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise WeightsError(f"{error}; state the right values in config_overrides") from error
-
-
-def check_values(config: dict[str, Any]) -> None:
-    """Refuse values that no ViT has, before one is built with them."""
-    for name, most in LARGEST.items():
-        value = config.get(name, 1) or (1 if name == "registers" else 0)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(f"{name}={shown(value, 60)}: must be a whole number from 1 to {most:,}")
-    if config.get("gelu", "") not in get_args(Gelu) or not isinstance(config.get("rope", 0.0), int | float):
-        raise ValueError(f"gelu={shown(config.get('gelu'), 60)} must be one of {get_args(Gelu)}, and rope a number")
-    for name in ("mlp_ratio", "eps"):
-        value = config.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
-            raise ValueError(f"{name}={shown(value, 60)}: must be a number above 0 and below 1,000")
-    for name in ("mean", "std"):
-        values = config[name]
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
-        if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
-            raise ValueError(f"{name}={shown(values, 60)}: must be three numbers, one per colour")
+        TypeAdapter(ViTConfig).validate_python(settings)
+    except ValidationError as error:
+        raise WeightsError(f"{explain(error, 'config')}; state the right values in config_overrides") from None
+    return ViTConfig(**settings | {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])})  # JSON has lists
 
 
 def config_from_shapes(state: State) -> dict[str, Any]:
@@ -224,8 +203,8 @@ def config_from_shapes(state: State) -> dict[str, Any]:
 def depth_of(keys: Iterable[str]) -> int:
     """How many blocks the names count."""
     numbers = {block[1] for key in keys if (block := re.match(r"blocks\.(\d+)\.", key))}
-    if absurd := [number for number in numbers if len(number) > 5 or int(number) >= LARGEST["depth"]]:
-        raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {LARGEST['depth']} blocks; fetch it again")
+    if absurd := [number for number in numbers if len(number) > 5 or int(number) >= MAX_DEPTH]:
+        raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {MAX_DEPTH} blocks; fetch it again")
     return 1 + max(map(int, numbers), default=-1)
 
 
