@@ -250,10 +250,6 @@ class SlurmExecutor(ClusterExecutor):
 
     cluster = "slurm"
 
-    @property
-    def run_cpus(self) -> int:
-        return self.cpus or CORES_PER_RUN
-
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
         self.needed = Requirements.of(todo, self.track)
@@ -276,7 +272,7 @@ class SlurmExecutor(ClusterExecutor):
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         # what is None is not asked for
         executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, slurm_partition=self.address)
-        executor.update_parameters(cpus_per_task=self.run_cpus, gpus_per_node=1 if self.gpus else None)
+        executor.update_parameters(cpus_per_task=self.cpus or CORES_PER_RUN, gpus_per_node=1 if self.gpus else None)
         return executor
 
     def _news(self, run: Run) -> Path:
@@ -284,7 +280,7 @@ class SlurmExecutor(ClusterExecutor):
 
     def start(self, run: Run) -> Any:
         self._news(run).unlink(missing_ok=True)
-        return self.executor.submit(SlurmJob(self.job(run, self.run_cpus), self._news(run)))
+        return self.executor.submit(SlurmJob(self.job(run, self.cpus or CORES_PER_RUN), self._news(run)))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         time.sleep(SECONDS_BETWEEN_LOOKS)
