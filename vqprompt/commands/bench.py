@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.research.paper.execution import Executor, More
+    from vqprompt.research.paper.execution import Executor
     from vqprompt.research.paper.grids import Run
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
@@ -154,10 +154,12 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 
 def run_with_bars(
-    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str], more: More = lambda _: [], total: int = 0
-) -> dict[str, str]:
-    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text. The arguments are
-    those of `Executor.run`. Returns the reasons of failures by run name."""
+    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str],
+    next_round: Callable[[dict[str, str]], Sequence[Run]] = lambda failed: (), total: int = 0,
+) -> dict[str, str]:  # fmt: skip
+    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text. Returns the
+    reasons of failures by run name. next_round: the runs to go on with, given these; otherwise as for `Executor.run`.
+    """
     from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 
     total = total or len(todo)
@@ -165,7 +167,7 @@ def run_with_bars(
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
     failed: dict[str, str] = {}
     bars = Bars(console)
-    with bars.live, closing(executor.run(todo, out, track, more, total)) as events:
+    with bars.live, closing(executor.run(todo, out, track, lambda: next_round(failed), total)) as events:
         if total > 1:
             bars.start(together, total=total)
         for run, event in events:

@@ -32,11 +32,11 @@ from vqprompt.research.paper.requirements import Requirements
 
 SECONDS_BETWEEN_MESSAGES = 1.0
 SECONDS_TO_ANSWER = 5.0
-HOW = (
+ADVICE = (
     "start one with `ray start --head`, and run this command on a machine of the cluster, with the address that Ray "
     "printed, as in --on ray=10.0.0.1:6379"
 )
-LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
+WRITTEN_LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
 FolderContent = dict[str, bytes]
 
 SLURM_FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
@@ -121,7 +121,7 @@ class RayExecutor(ClusterExecutor):
                 fault = f"{type(error.cause).__name__}: {error.cause}"
                 item = Refused(f"the machine of {run.name} cannot be used ({fault}); install the same vqprompt there")
             except RayError as error:  # its machine or process was lost
-                item = self.lost(run, str(error).strip().partition("\n")[0])
+                item = self.after_loss(run, str(error).strip().partition("\n")[0])
             if isinstance(item, dict):
                 unpack(item, self.out / run.name)
             else:
@@ -178,7 +178,7 @@ def unpack(content: FolderContent, folder: Path) -> None:
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
             raise UserError(f"a run's files include {name!r}, which leads out of its folder; nothing was unpacked")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sorted(content, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
+    for name in sorted(content, key=lambda name: (WRITTEN_LAST.index(name) if name in WRITTEN_LAST else -1, name)):
         place = folder / name
         if not place.is_file() or place.read_bytes() != content[name]:
             write_atomically(place, content[name])
@@ -202,7 +202,7 @@ def connected(address: str | None) -> Iterator[Any]:
     except (Exception, SystemExit) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {HOW}"
+            f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {ADVICE}"
         ) from None
     try:
         yield ray
@@ -214,11 +214,11 @@ def check_answers(address: str) -> None:
     """Refuse an address where nothing listens, within seconds. (Ray itself would try for two minutes.)"""
     host, colon, port = address.rpartition(":")
     if address.startswith("ray://") or not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"--on ray={address}: expected HOST:PORT of the head, as in --on ray=10.0.0.1:6379; {HOW}")
+        raise UserError(f"--on ray={address}: expected HOST:PORT of the head, as in --on ray=10.0.0.1:6379; {ADVICE}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_ANSWER).close()
     except OSError as error:
-        raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {HOW}") from None
+        raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {ADVICE}") from None
 
 
 # ---------------------------------------------------------------------------------------------- SLURM
@@ -297,9 +297,8 @@ class SlurmExecutor(ClusterExecutor):
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
         try:
-            event: Event = job.result()
+            return job.result()
         except UncompletedJobError as error:  # killed, or its machine was lost: there is no result
-            return self.lost(run, str(error).strip().partition("\n")[0])
+            return self.after_loss(run, str(error).strip().partition("\n")[0])
         except FailedJobError as error:
-            event = Failed(str(error).strip().rpartition("\n")[2])
-        return event
+            return Failed(str(error).strip().rpartition("\n")[2])

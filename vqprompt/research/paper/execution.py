@@ -28,7 +28,7 @@ from vqprompt.research.runs import runner
 
 ERROR_FILE = "error.txt"  # in a run's folder: the traceback of a failure that was not the user's
 MOST_LOSSES = 3  # in a row, without a new checkpoint: then the run itself probably kills its machines
-PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that other machines get
+PASSED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that other machines get
 CORES_PER_RUN = 8  # with more, a single run gets hardly faster
 
 
@@ -61,8 +61,6 @@ class Refused(Failed):
 Event = Started | Advanced | Lost | Finished | Failed
 """What happens to a run."""
 
-More = Callable[[dict[str, str]], Sequence[Run]]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -82,7 +80,7 @@ class Job:
     shared_queries: Path | None = None
     requirements: Requirements | None = None
     environment: dict[str, str] = field(
-        default_factory=lambda: {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        default_factory=lambda: {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     )
     checkpoint_seconds: float = field(default_factory=lambda: runner.CHECKPOINT_SECONDS)
 
@@ -123,17 +121,17 @@ class Executor(ABC):
     at_once: int
 
     def run(
-        self, todo: Sequence[Run], out: Path, track: Sequence[str] = (), more: More = lambda _: [], total: int = 0
-    ) -> Generator[tuple[Run, Event]]:
+        self, todo: Sequence[Run], out: Path, track: Sequence[str] = (), more: Callable[[], Sequence[Run]] = list,
+        total: int = 0,
+    ) -> Generator[tuple[Run, Event]]:  # fmt: skip
         """Do the runs, each in `out`/its name, and yield what happens to them. A failure does not stop the other runs;
         what would fail in every run is refused before the first one. Close it (`contextlib.closing`) to stop early.
 
-        more: asked when all runs are over, with the reasons of failures by run name: the next runs, which need the same
-        as the first; none to end. total: how many runs there are with those to come."""
+        more: asked when all runs are over for the next ones, which need the same as the first; none to end. total: how
+        many runs there are with those to come."""
         self.out, self.track, self.total = out, tuple(track), max(total, len(todo))
         self.jobs: dict[Any, Run] = {}  # those that are not over
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
-        failed: dict[str, str] = {}
         if not todo:
             return
         waiting = deque(todo)
@@ -145,21 +143,18 @@ class Executor(ABC):
                     try:
                         self.jobs[self.start(run)] = run
                     except (UserError, OSError) as error:
-                        failed[run.name] = str(error)
                         yield run, Failed(str(error))
                 for job, event in self.events():
                     run = self.jobs[job]
                     if isinstance(event, Refused):
                         raise UserError(event.reason)
-                    if isinstance(event, Failed):
-                        failed[run.name] = event.reason
                     if isinstance(event, Lost):
                         waiting.appendleft(run)
                     if isinstance(event, Finished | Failed | Lost):
                         del self.jobs[job]
                     yield run, event
                 if not waiting and not self.jobs:
-                    waiting.extend(more(failed))
+                    waiting.extend(more())
 
     @abstractmethod
     def opened(self, todo: Sequence[Run]) -> AbstractContextManager[None]:
@@ -179,7 +174,7 @@ class Executor(ABC):
         """Wait for something to happen to the jobs, and yield it. The last event of a job is Finished, Failed or
         Lost."""
 
-    def lost(self, run: Run, reason: str) -> Lost | Failed:
+    def after_loss(self, run: Run, reason: str) -> Lost | Failed:
         """What becomes of a run that lost its machine."""
         (times, before), now = self.losses.get(run.name, (0, None)), checkpoint_stamp(self.out / run.name)
         times = times + 1 if now == before else 1

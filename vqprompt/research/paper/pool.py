@@ -133,13 +133,13 @@ def start_worker(slot: int) -> Worker:
     ours, theirs = spawn.Pipe()
     gpus = torch.cuda.device_count()
     device = f"cuda:{slot % gpus}" if gpus > 1 else None
-    process = spawn.Process(target=_work, args=(theirs, device), daemon=True)
+    process = spawn.Process(target=_do_jobs, args=(theirs, device), daemon=True)
     process.start()
     theirs.close()
     return Worker(process, ours)
 
 
-def _work(pipe: Connection, device: str | None) -> None:
+def _do_jobs(pipe: Connection, device: str | None) -> None:
     """What a worker does: receive jobs and send events, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
 

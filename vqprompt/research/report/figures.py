@@ -75,9 +75,8 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str, xlabel: str = "a
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
         figure, axes = _axes(4.3, 2.6 + 0.15 * many, xlabel, "accuracy (%)")
         for line in lines:  # not clipped, because a marker at 100 % is partly outside the axes
-            axes.plot(
-                range(1, len(line.values) + 1), np.array(line.values, float), **line.look, clip_on=False, zorder=3
-            )
+            values = np.array(line.values, float)
+            axes.plot(range(1, len(values) + 1), values, **line.look, clip_on=False, zorder=3)
         shown = [v for line in lines for v in line.values if v is not None]
         axes.set_ylim(max(0, 10 * math.floor((min(shown, default=0) - 5) / 10)), 100)
         axes.yaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
