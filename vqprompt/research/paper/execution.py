@@ -75,7 +75,7 @@ class Job:
     folder: Path
     track: tuple[str, ...]
     seconds_between: float
-    threads: int | None
+    threads: int
     at_once: int = 1
     shared_queries: Path | None = None
     requirements: Requirements | None = None
@@ -90,8 +90,7 @@ class Job:
         if self.requirements is not None and (missing := self.requirements.missing()):
             return Refused(f"the machine {platform.node()} cannot be used: {missing}")
         os.environ.update(self.environment)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.threads)
         send(Started(platform.node() if self.requirements is not None else ""))
         folder, last_sent = folder or self.folder, 0.0
 
