@@ -85,7 +85,7 @@ def test_a_shape_larger_than_the_data(tmp_path, key):
 def test_a_tensor_without_numbers(tmp_path, key):
     checkpoint = timm_checkpoint()
     checkpoint[key] = torch.zeros((0,) * checkpoint[key].ndim)
-    assert f"{key}: no numbers in it" in refusal(tmp_path, checkpoint)
+    assert f"{key!r}: no numbers in it" in refusal(tmp_path, checkpoint)
 
 
 def test_a_sparse_tensor(tmp_path):

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from vqprompt.core.backbones.config import MAX_DEPTH, ViTConfig, weight_shapes
 from vqprompt.core.backbones.registry import PIXELS, WeightsError
 from vqprompt.core.errors import explain
+from vqprompt.core.words import shorten
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Array]
@@ -51,7 +52,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
     layout = next((n for n, known in _NAMES["layout"].items() if any(known["mark"] in key for key in tensors)), None)
     if layout is None:
         raise WeightsError(
-            f"{name_keys(tensors)}: not a ViT in the names of timm, DINO, MoCo, CLIP, transformers or google's .npz"
+            f"{shorten(tensors)}: not a ViT in the names of timm, DINO, MoCo, CLIP, transformers or google's .npz"
         )
     known, state = _NAMES["layout"][layout], State()
     only = known.get("only", "") if any(known.get("only", "") in key for key in tensors) else ""
@@ -73,7 +74,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
             raise WeightsError(f"{own} and {origin[key]} are the same weights twice; save one model alone")
         state[key], origin[key] = value, own
     if integers := [origin[key] for key, value in state.items() if value.dtype.kind != "f"]:
-        raise WeightsError(f"{name_keys(integers)} should be floating point; save the weights as float32")
+        raise WeightsError(f"{shorten(integers)} should be floating point; save the weights as float32")
     hints = {**normalization(layout, tensors, stem), **known.get("implied", {})}
     if layout == "transformers" and not any(key.endswith(".gamma") for key in state):
         hints["eps"] = 1e-12  # ViTModel's own; Dinov2Model has the usual 1e-6
@@ -133,7 +134,7 @@ def fold_layer_scale(state: State) -> State:
     gammas = [key for key in state if re.fullmatch(r"blocks\.\d+\.ls[12]\.gamma", key)]
     every = [f"blocks.{i}.ls{n}.gamma" for i in range(depth_of(state)) for n in (1, 2)]
     if gammas and (missing := sorted(set(every) - set(gammas))):
-        raise WeightsError(f"LayerScale in some blocks only, missing {name_keys(missing)}; fetch it again")
+        raise WeightsError(f"LayerScale in some blocks only, missing {shorten(missing)}; fetch it again")
     for key in gammas:
         if state[key].ndim != 1:
             raise WeightsError(f"{key} has the shape {state[key].shape}, not one dimension; fetch it again")
@@ -162,7 +163,7 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
     """A config from the shapes; what the layout implies overrides them, and stated values override both."""
     names = [field.name for field in dataclasses.fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
-        raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
+        raise WeightsError(f"{shorten(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
     settings: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
     if "heads" not in settings:
         if settings["width"] % 64:
@@ -184,7 +185,7 @@ def config_from_shapes(state: State) -> dict[str, Any]:
         if state[key].ndim != ndim:
             raise WeightsError(f"{key} has shape {state[key].shape} instead of {ndim} dimensions; fetch it again")
     if empty := [key for key, value in state.items() if not value.size]:
-        raise WeightsError(f"{name_keys(empty)}: no numbers in it; fetch it again")
+        raise WeightsError(f"{shorten(empty)}: no numbers in it; fetch it again")
     width, _, _, patch = state["patch_embed.proj.weight"].shape
     rows = state["pos_embed"].shape[1]
     side = math.isqrt(max(rows - 1, 0))
@@ -218,13 +219,8 @@ def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
         "wrong shape": [f"{origin.get(key, key)} {given[key]} instead of {expected[key]}" for key in wrong],
         "NaN or infinity": [origin.get(key, key) for key, value in state.items() if not np.isfinite(value).all()],
     }
-    if lines := [f"\n  {what}: {name_keys(keys)}" for what, keys in problems.items() if keys]:
+    if lines := [f"\n  {what}: {shorten(keys)}" for what, keys in problems.items() if keys]:
         raise WeightsError(
             f"does not fit {config}{''.join(lines)}\n"
             "Fetch it again, take a plain ViT's checkpoint, or correct the config with config_overrides"
         )
-
-
-def name_keys(keys: Iterable[str], most: int = 4) -> str:
-    listed = list(keys)
-    return ", ".join(listed[:most]) + (f", ... ({len(listed)} altogether)" if len(listed) > most else "")
