@@ -23,7 +23,7 @@ from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper import pool as runner
-from vqprompt.research.paper.execution import Advanced
+from vqprompt.research.paper.execution import Advanced, Failed
 from vqprompt.research.paper.grids import GRIDS, NUMBERS, Quoted, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.pool import LocalExecutor, left_to_do
 from vqprompt.research.paper.table_rows import Row, differences, make_rows, read_runs
@@ -510,12 +510,13 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
         runs.run(interrupted.config, tmp_path / interrupted.name, progress=stop)
     first = json.loads((tmp_path / interrupted.name / "metrics.json").read_text())["task_seconds"]
 
-    def kill(run, event):
+    failed = {}
+    for run, event in LocalExecutor(1).run(todo, tmp_path):
         if run is killed and isinstance(event, Advanced):
             for child in active_children():
                 os.kill(child.pid, signal.SIGKILL)
-
-    failed = LocalExecutor(1).run(todo, tmp_path, kill)
+        if isinstance(event, Failed):
+            failed[run.name] = event.reason
     assert list(failed) == [killed.name, blocked.name]
     assert "ended with status -9" in failed[killed.name] and "other settings" in failed[blocked.name]
     seconds = json.loads((tmp_path / interrupted.name / "metrics.json").read_text())["task_seconds"]
@@ -547,7 +548,7 @@ def test_one_fails_the_others_finish_and_nothing_is_done_twice(bench, tmp_path, 
 def test_runs_that_share_queries_end_as_runs_alone_do(tmp_path, tiny):
     changes = {**tiny, "tasks": [2, 2], "augment": "crop"}
     todo = plan(smaller(CUB), ["linear", "vq-prompt", "hide-prompt"], [1], changes)
-    assert LocalExecutor(1).run(todo, tmp_path / "shared", lambda run, event: None) == {}
+    assert not any(isinstance(event, Failed) for _, event in LocalExecutor(1).run(todo, tmp_path / "shared"))
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["cub200-small"], "what they shared is gone"
     for run in todo:
         alone = runs.run(run.config, tmp_path / "alone" / run.name, report=False)
@@ -587,7 +588,7 @@ def test_every_table_small_end_to_end(tmp_path, tiny):
     for grid in grids:
         runs_of_grid = plan(replace(grid, seeds=(1,)), changes=changes)
         todo += runs_of_grid[:: 3 if len(runs_of_grid) > 4 else 1]
-    assert LocalExecutor(1).run(todo, tmp_path, lambda run, event: None) == {}
+    assert not any(isinstance(event, Failed) for _, event in LocalExecutor(1).run(todo, tmp_path))
     finished = read_runs(tmp_path)
     assert len(finished) == len(todo)
     for grid in grids:

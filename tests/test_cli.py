@@ -499,19 +499,17 @@ def interrupt():
 
 class TestProgress:
     @pytest.fixture
-    def clock(self, monkeypatch):
-        now = [100.0]
-        monkeypatch.setattr("vqprompt.commands.progress_bar.time.monotonic", lambda: now[0])
-        return now
+    def clock(self):
+        return [100.0]
 
     def lines(self, file: io.StringIO) -> list[str]:
         return [line for line in file.getvalue().splitlines() if line.strip()]
 
     def test_into_a_file_a_line_per_task_and_every_ten_seconds(self, clock):
         file = io.StringIO()
-        with progress_bar(Console(file=file, width=40)) as report:
+        with progress_bar(Console(file=file, width=40, get_time=lambda: clock[0])) as report:
             report(Progress(Stage.DOWNLOADING, 1, 1))  # short work is not worth a line
-            for second in (2, 12):
+            for second in (2, 4, 12):
                 clock[0] = 100.0 + second
                 report(Progress(Stage.DECODING, (second - 2) // 2, 50))
             for second in range(41):
@@ -529,13 +527,22 @@ class TestProgress:
 
     def test_a_resumed_run_is_not_thought_to_be_fast(self, clock):
         file = io.StringIO()
-        with progress_bar(Console(file=file, width=40)) as report:
+        with progress_bar(Console(file=file, width=40, get_time=lambda: clock[0])) as report:
             report(Progress(Stage.LEARNING, 80, 100, 8, 10))
             clock[0] += 10
             report(Progress(Stage.LEARNING, 81, 100, 8, 10))
         assert self.lines(file)[-1] == "task 9/10 · learning, 81% done, 10 s elapsed, 3 min 10 s remaining"
 
-    def test_in_a_terminal_there_is_one_bar(self, clock):
+    def test_a_stage_as_long_as_the_one_before_has_its_own_speed_and_the_clock_goes_on(self, clock):
+        file = io.StringIO()
+        with progress_bar(Console(file=file, width=40, get_time=lambda: clock[0])) as report:
+            for stage, seconds in ((Stage.DECODING, 1), (Stage.STATISTICS, 4)):
+                for done in range(11):
+                    report(Progress(stage, done, 10))
+                    clock[0] += seconds
+        assert self.lines(file)[-1] == "taking statistics 9/10, 90% done, 47 s elapsed, 4.0 s remaining"
+
+    def test_in_a_terminal_there_is_one_bar(self):
         file = io.StringIO()
         with progress_bar(Console(file=file, width=100, force_terminal=True), "VQ-Prompt") as report:
             for done in (0, 50):

@@ -258,8 +258,8 @@ def test_numbers_and_nesting_that_python_cannot_print_are_refused(key):
     deep: list = []
     for _ in range(5000):
         deep = [deep]
-    for value, words in ((1 << 20_000, "20001 bits is too large"), (deep, "nested more than 20 deep")):
-        with pytest.raises(UserError, match=f"{key}: .*{words}"):
+    for value in (1 << 20_000, deep):
+        with pytest.raises(UserError, match=f"{key}: too many digits, or nested too deeply; give a simpler value"):
             resolve({key: value})
 
 

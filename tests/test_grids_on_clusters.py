@@ -16,7 +16,7 @@ from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.research.paper import clusters
 from vqprompt.research.paper.clusters import RayExecutor, SlurmExecutor, pack, unpack
-from vqprompt.research.paper.execution import Advanced, Finished, Lost, Started
+from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 from vqprompt.research.paper.grids import find_grid, plan
 from vqprompt.research.paper.pool import LocalExecutor
 from vqprompt.research.paper.table_rows import make_rows, read_runs
@@ -46,7 +46,7 @@ def grid_here(weights, tmp_path_factory):
     out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(weights), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert LocalExecutor(1).run(todo, out, lambda run, event: None) == {}
+        assert not any(isinstance(event, Failed) for _, event in LocalExecutor(1).run(todo, out))
     finally:
         torch.set_num_threads(threads)
     return todo, out
@@ -76,16 +76,21 @@ class LocalSlurm(SlurmExecutor):
 
 
 class Notes:
-    """A listener that keeps what it hears, and does something at one event."""
+    """Keeps what happens to runs, and does something at one event."""
 
     def __init__(self, when=lambda run, event: False, do=lambda run: None):
         self.events, self.when, self.do = [], when, do
 
-    def __call__(self, run, event):
-        self.events.append((run.name, event))
-        if self.when(run, event):
-            self.when = lambda run, event: False
-            self.do(run)
+    def take(self, events, loss_was_noticed, start_was_heard=None):
+        for run, event in events:
+            self.events.append((run.name, event))
+            if self.when(run, event):
+                self.when = lambda run, event: False
+                self.do(run)
+            if isinstance(event, Started) and start_was_heard is not None:
+                start_was_heard.touch()
+            if isinstance(event, Lost):
+                loss_was_noticed.touch()
 
     def of(self, kind):
         return [(name, event) for name, event in self.events if isinstance(event, kind)]
@@ -117,14 +122,10 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
             ((_, started),) = [(name, event) for name, event in notes.of(Started) if name == run.name]
             cluster.remove_node(nodes[started.where], allow_graceful=False)
 
-        def listen(run, event):
-            notes(run, event)
-            if isinstance(event, Lost):
-                loss_was_noticed.touch()
-
         notes = Notes(in_second_task, lose_machine_of)
         executor = RayExecutor(cluster.address, cpus=1)
-        assert executor.run(todo, out, listen) == {}
+        notes.take(executor.run(todo, out), loss_was_noticed)
+        assert not notes.of(Failed)
         ((lost, _),) = notes.of(Lost)
         assert len(notes.of(Started)) == len(todo) + 1 and len(notes.of(Finished)) == len(todo)
         assert_equal(todo, here, out)
@@ -135,9 +136,9 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
         other = package_of_another_version(tmp_path / "other")
         cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other)}, **size)
         with pytest.raises(UserError, match=r"has vqprompt 0\.0\.1 \(source files .*\), and the work needs"):
-            executor.run(todo, tmp_path / "refused", notes)
+            list(executor.run(todo, tmp_path / "refused"))
         with pytest.raises(UserError, match="no machine has 1 CPUs and 1 GPUs"):
-            RayExecutor(cluster.address, cpus=1, gpus=1).run(todo, tmp_path / "too large", notes)
+            list(RayExecutor(cluster.address, cpus=1, gpus=1).run(todo, tmp_path / "too large"))
         assert not (tmp_path / "too large").exists()
     finally:
         ray.shutdown()
@@ -199,15 +200,9 @@ def test_slurm_goes_on_with_a_job_that_was_killed(grid_here, tmp_path, monkeypat
         (process,) = jobs_of(out / clusters.SLURM_FOLDER)
         os.kill(process, signal.SIGKILL)
 
-    def listen(run, event):
-        notes(run, event)
-        if isinstance(event, Started):
-            start_was_heard.touch()
-        if isinstance(event, Lost):
-            loss_was_noticed.touch()
-
     notes = Notes(in_second_task, kill)
-    assert LocalSlurm(cpus=1, at_once=1).run(todo, out, listen) == {}
+    notes.take(LocalSlurm(cpus=1, at_once=1).run(todo, out), loss_was_noticed, start_was_heard)
+    assert not notes.of(Failed)
     ((lost, _),) = notes.of(Lost)
     assert_equal(todo, here, out)
     assert seconds[lost] and RunResult.read(out / lost).task_seconds[: len(seconds[lost])] == seconds[lost]
@@ -247,7 +242,7 @@ def test_slurm_asks_for_what_a_run_needs(monkeypatch, tmp_path, grid_here):
     submitit = pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch here; give the command on a login node"):
-        SlurmExecutor().run(grid_here[0], tmp_path / "out", lambda run, event: None)
+        list(SlurmExecutor().run(grid_here[0], tmp_path / "out"))
     (tmp_path / "sbatch").touch(0o755)
     (tmp_path / "srun").touch(0o755)
     executor = SlurmExecutor("gpu-long", cpus=4, gpus=1)._open(tmp_path / "jobs")
@@ -307,4 +302,4 @@ def test_tracking_elsewhere_takes_a_server(grid_here, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for executor in (RayExecutor(), LocalSlurm()):
         with pytest.raises(UserError, match="set MLFLOW_TRACKING_URI"):
-            executor.run(grid_here[0], tmp_path / "out", lambda run, event: None, ["mlflow"])
+            list(executor.run(grid_here[0], tmp_path / "out", ["mlflow"]))

@@ -14,8 +14,8 @@ import pytest
 from vqprompt.core import plugins
 from vqprompt.core.errors import UserError
 from vqprompt.core.plugins import Registry
-from vqprompt.research.paper.execution import Requirements
 from vqprompt.research.paper.grids import find_grid, plan
+from vqprompt.research.paper.requirements import Requirements
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ("vqprompt-example", "vqprompt-label-studio")

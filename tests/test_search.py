@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,9 @@ def test_trials_are_ordinary_runs(command, tmp_path):
     assert all(result.done and result.validation == 0.2 and len(result.tasks) == 2 for result in results)
     assert f"{max(result.faa for result in results):.2f} in the best of 3 trials" in printed
     assert all((folder / "report.html").is_file() for folder in folders)
+
+
+def test_without_optuna_the_message_names_the_extra(search, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    status, _, err, _ = search()
+    assert status == 2 and "pip install 'vqprompt[search]'" in err

@@ -47,6 +47,7 @@ for research_command in (demo, run, search, listings.methods, listings.backbones
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
 TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub", "yaml")  # modules of the extra `train`
+EXTRAS = {**dict.fromkeys(TRAIN, "train"), "optuna": "search", "ray": "ray", "submitit": "slurm"}  # by module
 DISK_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
     errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",
@@ -107,8 +108,9 @@ def explain(error: Exception) -> str | None:
     """What the user can do about it; None for a bug."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and error.name in TRAIN:
-        return f"this needs {error.name}, which a small install does not have; pip install 'vqprompt[train]'"
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        extra = EXTRAS[error.name]
+        return f"this needs {error.name}, which a small install does not have; pip install 'vqprompt[{extra}]'"
     if isinstance(error, RecursionError):
         return "a file or setting is nested too deeply; give a simpler one"
     if isinstance(error, ValueError) and "null byte" in str(error):

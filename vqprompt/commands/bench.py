@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
 
 if TYPE_CHECKING:
-    from vqprompt.research.paper.execution import Event, Executor, More
+    from vqprompt.research.paper.execution import Executor
     from vqprompt.research.paper.grids import Run
 
 app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
@@ -153,21 +154,24 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
 
 
 def run_with_bars(
-    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str], more: More = lambda _: [], total: int = 0
-) -> dict[str, str]:
-    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text. The arguments are
-    those of `Executor.run`."""
+    todo: Sequence[Run], out: Path, executor: Executor, track: Sequence[str],
+    next_round: Callable[[dict[str, str]], Sequence[Run]] = lambda failed: (), total: int = 0,
+) -> dict[str, str]:  # fmt: skip
+    """Do the runs, with one bar per run in progress. When a run ends, its bar becomes a line of text. Returns the
+    reasons of failures by run name. next_round: the runs to go on with, given these; otherwise as for `Executor.run`.
+    """
     from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
 
     total = total or len(todo)
     together = counted(total, "run")
     shares: dict[str, float] = {}  # how much of each run is done, from 0 to 1
+    failed: dict[str, str] = {}
     bars = Bars(console)
-    with bars.live:
+    with bars.live, closing(executor.run(todo, out, track, lambda: next_round(failed), total)) as events:
         if total > 1:
             bars.start(together, total=total)
-
-        def listen(run: Run, event: Event) -> None:
+        for run, event in events:
+            line = ""
             match event:
                 case Started(where):
                     bars.start(run.name, where=where)
@@ -176,24 +180,21 @@ def run_with_bars(
                     known = progress.task is not None and progress.total > 0
                     shares[run.name] = progress.done / progress.total if known else 0.0
                 case Lost(reason):
-                    bars.remove(run.name)
                     line = f"{run.name} lost its machine and continues on another one: {reason}"
-                    console.print(f"[yellow]↻[/yellow] {escape(line)}", highlight=False, soft_wrap=True)
+                    line = f"[yellow]↻[/yellow] {escape(line)}"
                 case Finished(result):
                     numbers = f"FAA {result.faa:.2f}, CAA {result.caa:.2f}, {result.seconds:.0f} s"
-                    over(run, f"[green]✓[/green] {escape(run.name)}: {numbers}")
+                    line, shares[run.name] = f"[green]✓[/green] {escape(run.name)}: {numbers}", 1.0
                 case Failed(reason):
+                    failed[run.name] = reason
                     first = reason.partition("\n")[0]
-                    over(run, f"[red]✗[/red] {escape(run.name)}: {escape(first)}")
+                    line, shares[run.name] = f"[red]✗[/red] {escape(run.name)}: {escape(first)}", 1.0
+            if line:
+                bars.remove(run.name)  # it has no bar if it failed before it started
+                console.print(line, highlight=False, soft_wrap=True)
             if total > 1:
                 bars.set(together, sum(shares.values()))
-
-        def over(run: Run, line: str) -> None:
-            bars.remove(run.name)  # it has no bar if it failed before it started
-            shares[run.name] = 1.0
-            console.print(line, highlight=False, soft_wrap=True)
-
-        return executor.run(todo, out, listen, track, more, total)
+    return failed
 
 
 @app.command("table")

@@ -6,10 +6,9 @@ much is done, the time elapsed and the time remaining.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,33 +18,24 @@ from vqprompt.core.progress import Progress, Report, Stage
 from vqprompt.core.words import duration, printable
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Task
 
 SECONDS_BETWEEN_LINES = 10.0
+SPEED_PERIOD = 3600.0  # seconds of which the speed is the average; one epoch may take minutes
 
 
 @dataclass
 class Bar:
-    """When some work started, and what is needed to estimate the remaining time and to print lines now and then."""
+    """The bar of some work, and what is needed to print a line about it now and then."""
 
-    id: TaskID
-    started: float = field(default_factory=lambda: time.monotonic())
-    work: Stage | None = None  # a run's events are about all of its work, others about one stage
-    first: tuple[float, float] = (0.0, 0.0)  # time and work done, at the first event about it
+    rich: Task  # knows how much is done, the time elapsed and the time remaining
+    last_line: float  # when
+    stage: Stage | None = None
     task: int | None = None
-    last_line: float = 0.0
 
-    def remaining(self, event: Progress) -> float | None:
-        """Estimated seconds, from the speed so far; None while nothing is known."""
-        now, work = time.monotonic(), event.stage if event.task is None else Stage.LEARNING
-        if work is not self.work:
-            self.work, self.first, self.last_line = work, (now, event.done), self.last_line or now
-        seconds, done = now - self.first[0], event.done - self.first[1]
-        return seconds / done * (event.total - event.done) if done > 0 and event.total else None
-
-    def is_line_due(self, event: Progress) -> bool:
+    def is_line_due(self, event: Progress, now: float) -> bool:
         """Into a file: one line per task, and one after every ten seconds."""
-        now, new_task = time.monotonic(), event.task is not None and event.task != self.task
+        new_task = event.task is not None and event.task != self.task
         if not new_task and now - self.last_line < SECONDS_BETWEEN_LINES:
             return False
         self.last_line, self.task = now, event.task
@@ -63,7 +53,7 @@ class Bars:
             rich.BarColumn(20), rich.TaskProgressColumn(), rich.TimeElapsedColumn(), rich.TextColumn("elapsed,"),
             rich.TimeRemainingColumn(), rich.TextColumn("remaining"),
             rich.TextColumn("{task.description}", markup=False),
-            console=console, transient=True, disable=running.quiet,
+            console=console, transient=True, disable=running.quiet, speed_estimate_period=SPEED_PERIOD,
         )  # fmt: skip
         self.bars: dict[str, Bar] = {}
 
@@ -71,27 +61,37 @@ class Bars:
         """where: the machine, if it is another one."""
         starting = f"starting on {where}" if where else "starting"
         text = printable(f"{name} · {starting}" if name else starting)
-        self.bars[name] = Bar(self.live.add_task(text, total=total))
+        self.live.add_task(text, total=total)
+        self.bars[name] = Bar(self.live.tasks[-1], self.live.get_time())
 
     def show(self, name: str, event: Progress) -> None:
         if name not in self.bars:  # of a run on another machine, the start may have been missed
             self.start(name)
         bar, text = self.bars[name], printable(f"{name} · {event}" if name else str(event))
-        self.live.update(bar.id, completed=event.done, total=event.total or None, description=text)
-        remaining = bar.remaining(event)
-        if not self.console.is_terminal and not running.quiet and bar.is_line_due(event):
+        stage = event.stage if event.task is None else Stage.LEARNING  # a run's events are about all of its work
+        if stage is not bar.stage:
+            self._begin(bar, stage)
+        self.live.update(bar.rich.id, completed=event.done, total=event.total or None, description=text)
+        if not self.console.is_terminal and not running.quiet and bar.is_line_due(event, self.live.get_time()):
             text += f", {event.done / event.total:.0%} done" if event.total else ""
-            text += f", {duration(time.monotonic() - bar.started)} elapsed"
+            text += f", {duration(bar.rich.elapsed or 0)} elapsed"
+            remaining = bar.rich.time_remaining
             text += f", {duration(remaining)} remaining" if remaining is not None else ""
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _begin(self, bar: Bar, stage: Stage) -> None:
+        """Forget the speed of the stage before, and that it was finished; the time elapsed goes on."""
+        started = bar.rich.start_time
+        self.live.reset(bar.rich.id)
+        bar.rich.start_time, bar.rich.total, bar.stage = started, None, stage
+
     def set(self, name: str, completed: float) -> None:
         """For a bar that gets no events, such as the one of all runs together."""
-        self.live.update(self.bars[name].id, completed=completed, description=printable(name))
+        self.live.update(self.bars[name].rich.id, completed=completed, description=printable(name))
 
     def remove(self, name: str) -> None:
         if name in self.bars:
-            self.live.remove_task(self.bars.pop(name).id)
+            self.live.remove_task(self.bars.pop(name).rich.id)
 
 
 @contextmanager

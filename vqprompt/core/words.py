@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 def counted(count: int, noun: str) -> str:
@@ -13,9 +13,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun if count == 1 else plural}"
 
 
-def shorten(names: Sequence[str], most: int = 5) -> str:
+def shorten(names: Iterable[str], most: int = 5) -> str:
     """The first names in quotes, and how many there are in total."""
-    return ", ".join(map(repr, names[:most])) + (f" … ({len(names)} in total)" if len(names) > most else "")
+    listed = list(names)
+    return ", ".join(map(repr, listed[:most])) + (f" … ({len(listed)} in total)" if len(listed) > most else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

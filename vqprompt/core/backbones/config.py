@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
 
 from vqprompt.core.errors import UserError
 
 Gelu = Literal["", "tanh", "quick"]
 """The exact activation, or an approximation: by tanh (SigLIP), by a sigmoid of 1.702 x (OpenAI's CLIP)."""
 
+# The limits are far above any in use. They are checked where a config comes from a file (layouts.py).
+MAX_DEPTH = 256
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0, lt=1000)]
+
 
 @dataclass(frozen=True)
 class ViTConfig:
-    width: int = 384
-    depth: int = 12
-    heads: int = 6
-    patch: int = 14
-    image_size: int = 224
-    mlp_ratio: float = 4.0
-    eps: float = 1e-6
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    registers: int = 0  # learned tokens without a position, between the class token and the patches (DINOv2, DINOv3)
-    rope: float = 0.0  # base of the rotary positions of patches (DINOv3: 100); 0: none
+    width: Annotated[Whole, Field(ge=1, le=16_384)] = 384
+    depth: Annotated[Whole, Field(ge=1, le=MAX_DEPTH)] = 12
+    heads: Annotated[Whole, Field(ge=1, le=1024)] = 6
+    patch: Annotated[Whole, Field(ge=1, le=1024)] = 14
+    image_size: Annotated[Whole, Field(ge=1, le=16_384)] = 224
+    mlp_ratio: Positive = 4.0
+    eps: Positive = 1e-6
+    mean: tuple[Number, Number, Number] = (0.485, 0.456, 0.406)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    # learned tokens without a position, between the class token and the patches (DINOv2, DINOv3)
+    registers: Annotated[Whole, Field(ge=0, le=1024)] = 0
+    rope: Number = 0.0  # base of the rotary positions of patches (DINOv3: 100); 0: none
     pre_norm: bool = False  # a norm before the first block (CLIP)
     gelu: Gelu = ""
     pooled: bool = False  # no class token: the mean of the patches stands for it (SigLIP)

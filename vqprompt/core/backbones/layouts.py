@@ -1,7 +1,7 @@
 """Converts checkpoints of every common layout to the names of our ViT.
 
 What is notable about this implementation:
-- a file is read without running any code in it (read.py), then renamed key by key to timm's names, which vit.py uses
+- a file is read without running any code in it (weights.py), then renamed key by key to timm's names, as in vit.py
 - the shapes say what the model is; a key that is missing, left over or misshapen is an error that names it
 - LayerScale is folded into the projections it follows, so the ViT stays plain and loses nothing
 - the default backbone is in the package as int8; the others come from the Hugging Face hub or from your own disk
@@ -15,18 +15,18 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from vqprompt.core.backbones.config import Gelu, ViTConfig, weight_shapes
+from vqprompt.core.backbones.config import MAX_DEPTH, ViTConfig, weight_shapes
 from vqprompt.core.backbones.registry import PIXELS, WeightsError
-from vqprompt.core.errors import shown
+from vqprompt.core.errors import explain
+from vqprompt.core.words import shorten
 
 Array = np.ndarray[Any, np.dtype[Any]]
 State = dict[str, Array]
-# far above any in use
-LARGEST = {"width": 16_384, "depth": 256, "heads": 1024, "patch": 1024, "image_size": 16_384, "registers": 1024}
 
 
 def dequantize(tensors: State) -> State:
@@ -52,7 +52,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
     layout = next((n for n, known in _NAMES["layout"].items() if any(known["mark"] in key for key in tensors)), None)
     if layout is None:
         raise WeightsError(
-            f"{name_keys(tensors)}: not a ViT in the names of timm, DINO, MoCo, CLIP, transformers or google's .npz"
+            f"{shorten(tensors)}: not a ViT in the names of timm, DINO, MoCo, CLIP, transformers or google's .npz"
         )
     known, state = _NAMES["layout"][layout], State()
     only = known.get("only", "") if any(known.get("only", "") in key for key in tensors) else ""
@@ -74,7 +74,7 @@ def to_timm_names(tensors: State, stem: str) -> tuple[State, dict[str, str], dic
             raise WeightsError(f"{own} and {origin[key]} are the same weights twice; save one model alone")
         state[key], origin[key] = value, own
     if integers := [origin[key] for key, value in state.items() if value.dtype.kind != "f"]:
-        raise WeightsError(f"{name_keys(integers)} should be floating point; save the weights as float32")
+        raise WeightsError(f"{shorten(integers)} should be floating point; save the weights as float32")
     hints = {**normalization(layout, tensors, stem), **known.get("implied", {})}
     if layout == "transformers" and not any(key.endswith(".gamma") for key in state):
         hints["eps"] = 1e-12  # ViTModel's own; Dinov2Model has the usual 1e-6
@@ -134,7 +134,7 @@ def fold_layer_scale(state: State) -> State:
     gammas = [key for key in state if re.fullmatch(r"blocks\.\d+\.ls[12]\.gamma", key)]
     every = [f"blocks.{i}.ls{n}.gamma" for i in range(depth_of(state)) for n in (1, 2)]
     if gammas and (missing := sorted(set(every) - set(gammas))):
-        raise WeightsError(f"LayerScale in some blocks only, missing {name_keys(missing)}; fetch it again")
+        raise WeightsError(f"LayerScale in some blocks only, missing {shorten(missing)}; fetch it again")
     for key in gammas:
         if state[key].ndim != 1:
             raise WeightsError(f"{key} has the shape {state[key].shape}, not one dimension; fetch it again")
@@ -163,7 +163,7 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
     """A config from the shapes; what the layout implies overrides them, and stated values override both."""
     names = [field.name for field in dataclasses.fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
-        raise WeightsError(f"{name_keys(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
+        raise WeightsError(f"{shorten(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
     settings: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
     if "heads" not in settings:
         if settings["width"] % 64:
@@ -172,30 +172,10 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
             )
         settings["heads"] = settings["width"] // 64
     try:
-        settings |= {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])}  # JSON has lists
-        check_values(settings)
-        return ViTConfig(**settings)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise WeightsError(f"{error}; state the right values in config_overrides") from error
-
-
-def check_values(config: dict[str, Any]) -> None:
-    """Refuse values that no ViT has, before one is built with them."""
-    for name, most in LARGEST.items():
-        value = config.get(name, 1) or (1 if name == "registers" else 0)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(f"{name}={shown(value, 60)}: must be a whole number from 1 to {most:,}")
-    if config.get("gelu", "") not in get_args(Gelu) or not isinstance(config.get("rope", 0.0), int | float):
-        raise ValueError(f"gelu={shown(config.get('gelu'), 60)} must be one of {get_args(Gelu)}, and rope a number")
-    for name in ("mlp_ratio", "eps"):
-        value = config.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1000:
-            raise ValueError(f"{name}={shown(value, 60)}: must be a number above 0 and below 1,000")
-    for name in ("mean", "std"):
-        values = config[name]
-        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
-        if len(values) != 3 or not numbers or (name == "std" and min(values) <= 0):
-            raise ValueError(f"{name}={shown(values, 60)}: must be three numbers, one per colour")
+        TypeAdapter(ViTConfig).validate_python(settings)
+    except ValidationError as error:
+        raise WeightsError(f"{explain(error, 'config')}; state the right values in config_overrides") from None
+    return ViTConfig(**settings | {"mean": tuple(settings["mean"]), "std": tuple(settings["std"])})  # JSON has lists
 
 
 def config_from_shapes(state: State) -> dict[str, Any]:
@@ -205,7 +185,7 @@ def config_from_shapes(state: State) -> dict[str, Any]:
         if state[key].ndim != ndim:
             raise WeightsError(f"{key} has shape {state[key].shape} instead of {ndim} dimensions; fetch it again")
     if empty := [key for key, value in state.items() if not value.size]:
-        raise WeightsError(f"{name_keys(empty)}: no numbers in it; fetch it again")
+        raise WeightsError(f"{shorten(empty)}: no numbers in it; fetch it again")
     width, _, _, patch = state["patch_embed.proj.weight"].shape
     rows = state["pos_embed"].shape[1]
     side = math.isqrt(max(rows - 1, 0))
@@ -224,8 +204,8 @@ def config_from_shapes(state: State) -> dict[str, Any]:
 def depth_of(keys: Iterable[str]) -> int:
     """How many blocks the names count."""
     numbers = {block[1] for key in keys if (block := re.match(r"blocks\.(\d+)\.", key))}
-    if absurd := [number for number in numbers if len(number) > 5 or int(number) >= LARGEST["depth"]]:
-        raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {LARGEST['depth']} blocks; fetch it again")
+    if absurd := [number for number in numbers if len(number) > 5 or int(number) >= MAX_DEPTH]:
+        raise WeightsError(f"block {absurd[0][:20]}: a ViT has at most {MAX_DEPTH} blocks; fetch it again")
     return 1 + max(map(int, numbers), default=-1)
 
 
@@ -239,13 +219,8 @@ def check_fit(state: State, config: ViTConfig, origin: dict[str, str]) -> None:
         "wrong shape": [f"{origin.get(key, key)} {given[key]} instead of {expected[key]}" for key in wrong],
         "NaN or infinity": [origin.get(key, key) for key, value in state.items() if not np.isfinite(value).all()],
     }
-    if lines := [f"\n  {what}: {name_keys(keys)}" for what, keys in problems.items() if keys]:
+    if lines := [f"\n  {what}: {shorten(keys)}" for what, keys in problems.items() if keys]:
         raise WeightsError(
             f"does not fit {config}{''.join(lines)}\n"
             "Fetch it again, take a plain ViT's checkpoint, or correct the config with config_overrides"
         )
-
-
-def name_keys(keys: Iterable[str], most: int = 4) -> str:
-    listed = list(keys)
-    return ", ".join(listed[:most]) + (f", ... ({len(listed)} altogether)" if len(listed) > most else "")

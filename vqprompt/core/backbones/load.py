@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from vqprompt.core.backbones.layouts import name_keys
 from vqprompt.core.backbones.registry import WeightsError
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.backbones.weights import Weights, read_weights
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Report, ignore
+from vqprompt.core.words import shorten
 
 
 def load_backbone(
@@ -48,7 +48,7 @@ def save_backbone(vit: ViT, path: str | Path, dtype: torch.dtype = torch.float32
         raise WeightsError(f"{path}: a backbone is saved as .safetensors; choose a name with this ending")
     state = {key: value.detach().to("cpu", dtype).contiguous() for key, value in vit.state_dict().items()}
     if lost := [key for key, value in state.items() if not value.isfinite().all()]:
-        raise WeightsError(f"{path}: not written, as {dtype} {name_keys(lost)} would hold NaN or infinity; try float32")
+        raise WeightsError(f"{path}: not written, as {dtype} {shorten(lost)} would hold NaN or infinity; try float32")
     write_atomically(path, save(state, {"format": "vqprompt", "config": json.dumps(asdict(vit.config))}))
 
 

@@ -22,11 +22,11 @@ from safetensors import deserialize, safe_open
 from safetensors.numpy import load as parse_tensors
 
 from vqprompt.core.backbones.config import ViTConfig, check_size
-from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, name_keys, to_timm_names
+from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, to_timm_names
 from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, TIMM, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
 from vqprompt.core.progress import Report, ignore
-from vqprompt.core.words import did_you_mean
+from vqprompt.core.words import did_you_mean, shorten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -263,7 +263,7 @@ def unwrap(loaded: Any) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not loaded:
         raise WeightsError(f"holds no state_dict but a {type(loaded).__name__}; save model.state_dict()")
     if others := [str(key) for key, value in loaded.items() if not isinstance(value, torch.Tensor)]:
-        raise WeightsError(f"{name_keys(others)} should be tensors; save model.state_dict() alone")
+        raise WeightsError(f"{shorten(others)} should be tensors; save model.state_dict() alone")
     for key, value in loaded.items():
         if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
             raise WeightsError(f"{key} is a {value.layout} tensor on {value.device}; save plain tensors of the CPU")

@@ -243,36 +243,50 @@ class Stream:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The task in which each image is learned [N], and the one with which it is tested [N]; -1: in none. groups:
         the classes of each task."""
-        dataset, kind, numbers, staying = self.dataset, self.kind.name, self.kind.numbers, set[str]()
-        inside = np.zeros(0, str) if dataset.domains is None else dataset.domains
-        domains = _shuffled(list(dict.fromkeys(inside.tolist())), self.seed)
-        if kind == "domains" and not domains:
+        is_test, numbers = self.dataset.is_test, self.kind.numbers
+        train, test = np.full((2, len(is_test)), -1)
+        for name, home, rows in self._cells(groups):
+            own, other = rows[~is_test[rows]], rows[is_test[rows]]
+            if validation:
+                own, other = split_rows(own, validation, f"{self.seed}:{name}")
+            if not len(own) or not len(other):
+                few = ", too few to hold some out" if validation else f" and {len(other)} test images; give both"
+                raise ImageError(f"class {name!r} has {len(own)} training image(s){few}")
+            own = self._chosen(own, name, numbers[2] if self.kind.name == "few-shot" and home else train_per_class)
+            train[own], test[other[:test_per_class]] = home, home
+        if self.kind.name in ("blurry", "repeated"):
+            self._move_some(train, groups)
+        return train, test
+
+    def _cells(self, groups: list[list[str]]) -> Iterator[tuple[str, int, np.ndarray]]:
+        """Images that are split together, those of a class or of a class in one domain: name, task and rows."""
+        dataset = self.dataset
+        by_class = dict(zip(dataset.classes, rows_by_class(dataset.labels, len(dataset.classes)), strict=True))
+        if self.kind.name != "domains":
+            for task, group in enumerate(groups):
+                yield from ((name, task, by_class[name]) for name in group)
+            return
+        if dataset.domains is None:
             advice = "give a folder of DOMAIN/CLASS/…, or quickdraw50"
             raise UserError(f"--stream domains: {dataset.name} has none; {advice}")
+        domains = _shuffled(list(dict.fromkeys(dataset.domains.tolist())), self.seed)
+        for name in (name for group in groups for name in group):
+            for task, domain in enumerate(domains):
+                if len(rows := by_class[name][dataset.domains[by_class[name]] == domain]):
+                    yield f"{domain}/{name}", task, rows
+
+    def _move_some(self, train: np.ndarray, groups: list[list[str]]) -> None:
+        """Some training images of each class come in other tasks (blurry), or in later ones (repeated)."""
+        kind, share, names = self.kind.name, self.kind.numbers[-1] / 100, [name for group in groups for name in group]
+        staying = set[str]()
         if kind == "blurry":
-            names = [name for group in groups for name in group]
-            staying = {*random.Random(f"{self.seed}:blurry").sample(names, round(len(names) * numbers[0] / 100))}
-        train, test = np.full((2, len(dataset.labels)), -1)
-        by_class = dict(zip(dataset.classes, rows_by_class(dataset.labels, len(dataset.classes)), strict=True))
-        for task, label in ((task, label) for task, group in enumerate(groups) for label in group):
-            cells = {label: (task, by_class[label])}
-            if kind == "domains":
-                each = ((t, d, by_class[label][inside[by_class[label]] == d]) for t, d in enumerate(domains))
-                cells = {f"{domain}/{label}": (t, rows) for t, domain, rows in each if len(rows)}
-            for name, (home, rows) in cells.items():
-                own, other = rows[~dataset.is_test[rows]], rows[dataset.is_test[rows]]
-                if validation:
-                    own, other = split_rows(own, validation, f"{self.seed}:{name}")
-                if not len(own) or not len(other):
-                    few = ", too few to hold some out" if validation else f" and {len(other)} test images; give both"
-                    raise ImageError(f"class {name!r} has {len(own)} training image(s){few}")
-                own = self._chosen(own, name, numbers[2] if kind == "few-shot" and home else train_per_class)
-                train[own], test[other[:test_per_class]] = home, home
-                others = [t for t in range(len(groups)) if (t != home if kind == "blurry" else t > home)]
-                if kind in ("blurry", "repeated") and numbers[-1] and others and name not in staying:
-                    moved = split_rows(own, numbers[-1] / 100, f"{self.seed}:{kind}:{name}")[1]
-                    train[moved] = random.Random(f"{self.seed}:{kind}:to:{name}").choices(others, k=len(moved))
-        return train, test
+            count = round(len(names) * self.kind.numbers[0] / 100)
+            staying.update(random.Random(f"{self.seed}:blurry").sample(names, count))
+        for name, home, rows in self._cells(groups):
+            others = [t for t in range(len(groups)) if (t != home if kind == "blurry" else t > home)]
+            if share and others and name not in staying:
+                moved = split_rows(rows[train[rows] >= 0], share, f"{self.seed}:{kind}:{name}")[1]
+                train[moved] = random.Random(f"{self.seed}:{kind}:to:{name}").choices(others, k=len(moved))
 
     def _listed(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `_assign`, by a file. If it lists no test images, a class is tested with the first task that has it.

@@ -26,16 +26,17 @@ from typing import Any
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import lock_folder, write_atomically
 from vqprompt.research.paper import execution
-from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Failed, Finished, Job, Refused, Requirements
+from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Failed, Finished, Job, Refused
 from vqprompt.research.paper.grids import Run
+from vqprompt.research.paper.requirements import Requirements
 
 SECONDS_BETWEEN_MESSAGES = 1.0
 SECONDS_TO_ANSWER = 5.0
-HOW = (
+ADVICE = (
     "start one with `ray start --head`, and run this command on a machine of the cluster, with the address that Ray "
     "printed, as in --on ray=10.0.0.1:6379"
 )
-LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
+WRITTEN_LAST = ("metrics.json", "checkpoint.json")  # they name the other files, so they are written last
 FolderContent = dict[str, bytes]
 
 SLURM_FOLDER = ".slurm"  # in the table's folder: submitit's scripts and logs, and the progress of runs
@@ -48,14 +49,16 @@ class ClusterExecutor(execution.Executor):
     """address: of the cluster, or a part of it; None for the usual one. cpus, gpus: per run. at_once: the most runs at
     a time; without it, all are sent, and wait in the cluster's queue."""
 
+    needed: Requirements
+
     def __init__(
         self, address: str | None = None, cpus: int | None = None, gpus: float | None = None, at_once: int | None = None
     ) -> None:
         self.address, self.cpus, self.gpus, self.at_once = address, cpus, gpus, at_once or sys.maxsize
 
-    def set_conditions(self, todo: Sequence[Run]) -> None:
-        needed = Requirements.of(todo, self.track)
-        self.conditions = {"seconds_between": SECONDS_BETWEEN_MESSAGES, "threads": self.cpus, "requirements": needed}
+    def job(self, run: Run, cpus: int, at_once: int = 1) -> Job:
+        folder, seconds = self.out / run.name, SECONDS_BETWEEN_MESSAGES
+        return Job(run.config, folder, self.track, seconds, cpus, at_once, requirements=self.needed)
 
 
 # ---------------------------------------------------------------------------------------------- Ray
@@ -67,13 +70,13 @@ class RayExecutor(ClusterExecutor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.set_conditions(todo)
+        self.needed = Requirements.of(todo, self.track)
         with connected(self.address) as self.ray, ExitStack() as self.locks:
             self.locked: set[str] = set()  # names of runs
-            cpus, gpus = self._resources()
-            self.conditions |= {"threads": cpus, "at_once": int(1 / gpus) if gpus else 1}
+            self.run_cpus, self.run_gpus = self._resources()
             # no retries by Ray, which would start a lost run from the beginning; we start it again with its files
-            settings = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": 0, "num_returns": "streaming"}
+            settings = {"max_retries": 0, "num_returns": "streaming"}
+            settings |= {"num_cpus": self.run_cpus, "num_gpus": self.run_gpus}
             self.task = self.ray.remote(**settings)(work)
             try:
                 yield
@@ -97,12 +100,12 @@ class RayExecutor(ClusterExecutor):
             )
         return cpus, gpus
 
-    def start(self, run: Run, job: Job) -> Any:
-        folder = self.out / run.name
+    def start(self, run: Run) -> Any:
+        job = self.job(run, self.run_cpus, at_once=int(1 / self.run_gpus) if self.run_gpus else 1)
         if run.name not in self.locked:
-            self.locks.enter_context(lock_folder(folder))
+            self.locks.enter_context(lock_folder(job.folder))
             self.locked.add(run.name)
-        return self.task.remote(job, pack(folder))
+        return self.task.remote(job, pack(job.folder))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         """Files that arrive are written to the run's folder."""
@@ -118,7 +121,7 @@ class RayExecutor(ClusterExecutor):
                 fault = f"{type(error.cause).__name__}: {error.cause}"
                 item = Refused(f"the machine of {run.name} cannot be used ({fault}); install the same vqprompt there")
             except RayError as error:  # its machine or process was lost
-                item = self.lost(run, str(error).strip().partition("\n")[0])
+                item = self.after_loss(run, str(error).strip().partition("\n")[0])
             if isinstance(item, dict):
                 unpack(item, self.out / run.name)
             else:
@@ -175,7 +178,7 @@ def unpack(content: FolderContent, folder: Path) -> None:
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
             raise UserError(f"a run's files include {name!r}, which leads out of its folder; nothing was unpacked")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sorted(content, key=lambda name: (LAST.index(name) if name in LAST else -1, name)):
+    for name in sorted(content, key=lambda name: (WRITTEN_LAST.index(name) if name in WRITTEN_LAST else -1, name)):
         place = folder / name
         if not place.is_file() or place.read_bytes() != content[name]:
             write_atomically(place, content[name])
@@ -189,10 +192,8 @@ def connected(address: str | None) -> Iterator[Any]:
     """The module `ray`, connected to the cluster at this address. address=None: the cluster that this machine is part
     of; if there is none, one is started on this machine, and ended after use."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a future Ray's default; else it warns
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--on ray needs Ray: pip install 'vqprompt[ray]'") from None
+    import ray
+
     if address is not None:
         check_answers(address)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -201,7 +202,7 @@ def connected(address: str | None) -> Iterator[Any]:
     except (Exception, SystemExit) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {HOW}"
+            f"--on ray: the cluster at {address or 'this machine'} cannot be used ({reason}); {ADVICE}"
         ) from None
     try:
         yield ray
@@ -213,11 +214,11 @@ def check_answers(address: str) -> None:
     """Refuse an address where nothing listens, within seconds. (Ray itself would try for two minutes.)"""
     host, colon, port = address.rpartition(":")
     if address.startswith("ray://") or not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UserError(f"--on ray={address}: expected HOST:PORT of the head, as in --on ray=10.0.0.1:6379; {HOW}")
+        raise UserError(f"--on ray={address}: expected HOST:PORT of the head, as in --on ray=10.0.0.1:6379; {ADVICE}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_ANSWER).close()
     except OSError as error:
-        raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {HOW}") from None
+        raise UserError(f"--on ray={address}: nobody answers there ({error.strerror or error}); {ADVICE}") from None
 
 
 # ---------------------------------------------------------------------------------------------- SLURM
@@ -251,8 +252,7 @@ class SlurmExecutor(ClusterExecutor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.cpus = self.cpus or CORES_PER_RUN
-        self.set_conditions(todo)
+        self.needed = Requirements.of(todo, self.track)
         self.out = self.out.resolve()  # jobs start in another folder
         self.folder = self.out / SLURM_FOLDER
         self.executor = self._open(self.folder)
@@ -265,24 +265,22 @@ class SlurmExecutor(ClusterExecutor):
 
     def _open(self, folder: Path) -> Any:
         """submitit's executor, with the resources that every job asks for."""
-        try:
-            import submitit
-        except ImportError:
-            raise UserError("--on slurm needs submitit: pip install 'vqprompt[slurm]'") from None
+        import submitit
+
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise UserError("--on slurm: there is no sbatch here; give the command on a login node of the cluster")
         executor = submitit.AutoExecutor(folder=folder / "%j", cluster=self.cluster, slurm_max_num_timeout=REQUEUES)
         # what is None is not asked for
         executor.update_parameters(name="vqprompt", timeout_min=60 * SLURM_HOURS, slurm_partition=self.address)
-        executor.update_parameters(cpus_per_task=self.cpus, gpus_per_node=1 if self.gpus else None)
+        executor.update_parameters(cpus_per_task=self.cpus or CORES_PER_RUN, gpus_per_node=1 if self.gpus else None)
         return executor
 
     def _news(self, run: Run) -> Path:
         return self.folder / "news" / run.name.replace("/", "+")
 
-    def start(self, run: Run, job: Job) -> Any:
+    def start(self, run: Run) -> Any:
         self._news(run).unlink(missing_ok=True)
-        return self.executor.submit(SlurmJob(job, self._news(run)))
+        return self.executor.submit(SlurmJob(self.job(run, self.cpus or CORES_PER_RUN), self._news(run)))
 
     def events(self) -> Iterator[tuple[Any, Event]]:
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -299,9 +297,8 @@ class SlurmExecutor(ClusterExecutor):
         from submitit.core.utils import FailedJobError, UncompletedJobError
 
         try:
-            event: Event = job.result()
+            return job.result()
         except UncompletedJobError as error:  # killed, or its machine was lost: there is no result
-            return self.lost(run, str(error).strip().partition("\n")[0])
+            return self.after_loss(run, str(error).strip().partition("\n")[0])
         except FailedJobError as error:
-            event = Failed(str(error).strip().rpartition("\n")[2])
-        return event
+            return Failed(str(error).strip().rpartition("\n")[2])

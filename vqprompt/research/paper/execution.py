@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-import vqprompt
-from vqprompt._version import __version__
-from vqprompt.core.backbones.weights import read_weights
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.core.progress import Progress
-from vqprompt.research.datasets import DATASETS, check_data, parse_data
 from vqprompt.research.learner.checkpoint import INFO
-from vqprompt.research.methods import METHODS
 from vqprompt.research.paper.grids import Run
+from vqprompt.research.paper.requirements import Requirements
 from vqprompt.research.results.config import RunConfig
 from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs import runner
 
 ERROR_FILE = "error.txt"  # in a run's folder: the traceback of a failure that was not the user's
 MOST_LOSSES = 3  # in a row, without a new checkpoint: then the run itself probably kills its machines
-PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that other machines get
+PASSED_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that other machines get
 CORES_PER_RUN = 8  # with more, a single run gets hardly faster
 
 
@@ -68,16 +61,13 @@ class Refused(Failed):
 Event = Started | Advanced | Lost | Finished | Failed
 """What happens to a run."""
 
-Listener = Callable[[Run, Event], None]
-More = Callable[[dict[str, str]], Sequence[Run]]
-
 
 @dataclass(frozen=True)
 class Job:
     """A run, as a worker gets it.
 
-    folder: where people will find the run's files. seconds_between: the least time between two messages. at_once: how
-    many runs share the hardware. shared_queries: see `runner.run`. threads: that PyTorch may use. requirements,
+    folder: where people will find the run's files. seconds_between: the least time between two messages. threads: that
+    PyTorch may use. at_once: how many runs share the hardware. shared_queries: see `runner.run`. requirements,
     environment: for other machines, what they must have, and variables to set there.
     """
 
@@ -85,12 +75,12 @@ class Job:
     folder: Path
     track: tuple[str, ...]
     seconds_between: float
+    threads: int
     at_once: int = 1
     shared_queries: Path | None = None
-    threads: int | None = None
     requirements: Requirements | None = None
     environment: dict[str, str] = field(
-        default_factory=lambda: {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        default_factory=lambda: {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     )
     checkpoint_seconds: float = field(default_factory=lambda: runner.CHECKPOINT_SECONDS)
 
@@ -100,8 +90,7 @@ class Job:
         if self.requirements is not None and (missing := self.requirements.missing()):
             return Refused(f"the machine {platform.node()} cannot be used: {missing}")
         os.environ.update(self.environment)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        torch.set_num_threads(self.threads)
         send(Started(platform.node() if self.requirements is not None else ""))
         folder, last_sent = folder or self.folder, 0.0
 
@@ -129,23 +118,21 @@ class Executor(ABC):
     """Where the runs of a grid are done, at most `at_once` at a time. A run that loses its machine is started again."""
 
     at_once: int
-    conditions: dict[str, Any]  # further fields of every job
 
     def run(
-        self, todo: Sequence[Run], out: Path, listener: Listener, track: Sequence[str] = (), more: More = lambda _: [],
+        self, todo: Sequence[Run], out: Path, track: Sequence[str] = (), more: Callable[[], Sequence[Run]] = list,
         total: int = 0,
-    ) -> dict[str, str]:  # fmt: skip
-        """Do the runs, each in `out`/its name, and send events to the listener. Returns the reasons of failures by run
-        name; a failure does not stop the other runs. What would fail in every run is refused before the first one.
+    ) -> Generator[tuple[Run, Event]]:  # fmt: skip
+        """Do the runs, each in `out`/its name, and yield what happens to them. A failure does not stop the other runs;
+        what would fail in every run is refused before the first one. Close it (`contextlib.closing`) to stop early.
 
-        more: asked when all runs are over, with the failures so far: the next runs, which need the same as the first;
-        none to end. total: how many runs there are with those to come."""
-        self.out, self.listener, self.track, self.total = out, listener, tuple(track), max(total, len(todo))
-        self.failed: dict[str, str] = {}  # reasons by run name
+        more: asked when all runs are over for the next ones, which need the same as the first; none to end. total: how
+        many runs there are with those to come."""
+        self.out, self.track, self.total = out, tuple(track), max(total, len(todo))
+        self.jobs: dict[Any, Run] = {}  # those that are not over
         self.losses: dict[str, tuple[int, Any]] = {}  # by run name: in a row, and the checkpoint at the last one
-        self.jobs: dict[Any, Run] = {}
         if not todo:
-            return {}
+            return
         waiting = deque(todo)
         with self.opened(todo):
             while waiting or self.jobs:
@@ -153,21 +140,20 @@ class Executor(ABC):
                     run = self.choose(waiting)
                     waiting.remove(run)
                     try:
-                        job = Job(run.config, self.out / run.name, self.track, **self.conditions)
-                        self.jobs[self.start(run, job)] = run
+                        self.jobs[self.start(run)] = run
                     except (UserError, OSError) as error:
-                        self.tell(run, Failed(str(error)))
+                        yield run, Failed(str(error))
                 for job, event in self.events():
+                    run = self.jobs[job]
                     if isinstance(event, Refused):
                         raise UserError(event.reason)
-                    self.tell(self.jobs[job], event)
                     if isinstance(event, Lost):
-                        waiting.appendleft(self.jobs[job])
+                        waiting.appendleft(run)
                     if isinstance(event, Finished | Failed | Lost):
                         del self.jobs[job]
+                    yield run, event
                 if not waiting and not self.jobs:
-                    waiting.extend(more(self.failed))
-        return self.failed
+                    waiting.extend(more())
 
     @abstractmethod
     def opened(self, todo: Sequence[Run]) -> AbstractContextManager[None]:
@@ -178,20 +164,16 @@ class Executor(ABC):
         return waiting[0]
 
     @abstractmethod
-    def start(self, run: Run, job: Job) -> Any:
-        """Something that stands for the job, as a key. Raises UserError or OSError if it cannot be started."""
+    def start(self, run: Run) -> Any:
+        """Start a run; returns what stands for its job, as a key. Raises UserError or OSError if it cannot be
+        started."""
 
     @abstractmethod
     def events(self) -> Iterator[tuple[Any, Event]]:
         """Wait for something to happen to the jobs, and yield it. The last event of a job is Finished, Failed or
         Lost."""
 
-    def tell(self, run: Run, event: Event) -> None:
-        if isinstance(event, Failed):
-            self.failed[run.name] = event.reason
-        self.listener(run, event)
-
-    def lost(self, run: Run, reason: str) -> Lost | Failed:
+    def after_loss(self, run: Run, reason: str) -> Lost | Failed:
         """What becomes of a run that lost its machine."""
         (times, before), now = self.losses.get(run.name, (0, None)), checkpoint_stamp(self.out / run.name)
         times = times + 1 if now == before else 1
@@ -233,70 +215,3 @@ def find_executor(
     if kind == "slurm" and gpus not in (None, 0, 1):
         raise UserError(f"--gpus {gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
     return (RayExecutor if kind == "ray" else SlurmExecutor)(address or None, cpus, gpus, workers)
-
-
-# ---------------------------------------------------------------------------------------------- other machines
-# What one must have before it gets work: this version of the package, these weights, these images. Nobody would notice
-# that numbers come from other code or other weights, so every job looks at its machine first.
-
-
-@lru_cache(maxsize=16)
-def weights_digest(backbone: str, folder: str) -> str:
-    """The fingerprint of a backbone's weights. folder: the base of a relative path."""
-    return read_weights(backbone).fingerprint
-
-
-@lru_cache(maxsize=16)
-def installed(package: str) -> str:
-    """The version of a package; of ours also a digest of its source files, because two copies may differ."""
-    if package != "vqprompt":
-        return next((each.version for each in distributions(name=package)), "in no version")
-    folder, digest = Path(vqprompt.__file__).parent, hashlib.sha256()
-    for file in sorted(file for file in folder.rglob("*") if file.suffix in (".py", ".toml")):
-        digest.update(f"{file.relative_to(folder).as_posix()}\n".encode() + file.read_bytes())
-    return f"{__version__} (source files {digest.hexdigest()[:12]})"
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """packages: ours and those that bring methods or data sets, with their versions. weights: backbones and their
-    fingerprints. data: as for `--data`. folder: the base of relative paths."""
-
-    packages: dict[str, str]
-    weights: dict[str, str]
-    data: tuple[str, ...]
-    folder: str
-
-    @classmethod
-    def of(cls, runs: Sequence[Run], track: Sequence[str] = ()) -> Requirements:
-        """What these runs need, as this process has it. Raises if weights cannot be read, or for a tracker (`track`)
-        that other machines could not reach."""
-        if "mlflow" in track and not os.environ.get("MLFLOW_TRACKING_URI"):
-            raise UserError(
-                "--track mlflow elsewhere needs a server that all machines can reach; set MLFLOW_TRACKING_URI to it"
-            )
-        folder, configs = str(Path.cwd()), [run.config for run in runs]
-        brought = {METHODS.version(c.method) for c in configs}
-        brought |= {DATASETS.version(parse_data(c.data)[0] or "") for c in configs}
-        names = ["vqprompt", *sorted(package.rpartition(" ")[0] for package in brought - {""})]
-        weights = {name: weights_digest(name, folder) for name in dict.fromkeys(c.backbone for c in configs)}
-        data = tuple(dict.fromkeys(c.data for c in configs))
-        return cls({name: installed(name) for name in names}, weights, data, folder)
-
-    def missing(self) -> str | None:
-        """Why this process cannot do the work; None if it can. Changes the working directory to the base of relative
-        paths, if this machine has that folder."""
-        for name, expected in self.packages.items():
-            if installed(name) != expected:
-                return f"it has {name} {installed(name)}, and the work needs {expected}; install the same version there"
-        with suppress(OSError):
-            os.chdir(self.folder)
-        try:
-            for name, expected in self.weights.items():
-                if (own := weights_digest(name, self.folder)) != expected:
-                    return f"its backbone {name} has other weights ({own}, not {expected}); copy the right ones there"
-            for data in self.data:
-                check_data(data)
-        except (UserError, OSError) as error:
-            return f"it cannot read what a run needs ({error}); copy it there, or use a folder that all machines share"
-        return None

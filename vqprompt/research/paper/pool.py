@@ -29,6 +29,7 @@ from vqprompt.research.paper.grids import Run
 from vqprompt.research.paper.table_rows import read_runs
 from vqprompt.research.results.config import MACHINE_SETTINGS, completed
 
+SECONDS_BETWEEN_MESSAGES = 0.1
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
 
 
@@ -85,9 +86,9 @@ class LocalExecutor(Executor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.at_once, shared = min(self.most, self.total), self.out / SHARED_FOLDER
-        self.conditions = {"seconds_between": 0.1, "at_once": self.at_once, "shared_queries": shared}
-        self.workers = [start_worker(slot, self.at_once) for slot in range(self.at_once)]
+        self.at_once, self.shared_queries = min(self.most, self.total), self.out / SHARED_FOLDER
+        self.threads = max(1, torch.get_num_threads() // self.at_once)
+        self.workers = [start_worker(slot) for slot in range(self.at_once)]
         try:
             yield
         finally:
@@ -96,7 +97,7 @@ class LocalExecutor(Executor):
                 if worker in self.jobs:
                     worker.process.terminate()
                 worker.process.join()
-            shutil.rmtree(shared, ignore_errors=True)
+            shutil.rmtree(self.shared_queries, ignore_errors=True)
 
     def choose(self, waiting: Sequence[Run]) -> Run:
         """One of the method that the worker has compiled code for, else of a method that no other worker has."""
@@ -106,7 +107,9 @@ class LocalExecutor(Executor):
         new = (run for run in waiting if run.config.method not in others)
         return next(same, None) or next(new, waiting[0])
 
-    def start(self, run: Run, job: Job) -> Worker:
+    def start(self, run: Run) -> Worker:
+        folder, seconds = self.out / run.name, SECONDS_BETWEEN_MESSAGES
+        job = Job(run.config, folder, self.track, seconds, self.threads, self.at_once, self.shared_queries)
         self.idle.method = run.config.method
         self.idle.pipe.send(job)
         return self.idle
@@ -120,27 +123,25 @@ class LocalExecutor(Executor):
             except (EOFError, ConnectionResetError):
                 worker.process.join()
                 slot = self.workers.index(worker)
-                self.workers[slot] = start_worker(slot, self.at_once)
+                self.workers[slot] = start_worker(slot)
                 event = Failed(f"its process ended with status {worker.process.exitcode} (−9: out of memory?)")
             yield worker, event
 
 
-def start_worker(slot: int, workers: int) -> Worker:
+def start_worker(slot: int) -> Worker:
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used in a forked process
     ours, theirs = spawn.Pipe()
     gpus = torch.cuda.device_count()
-    threads = max(1, torch.get_num_threads() // workers)
     device = f"cuda:{slot % gpus}" if gpus > 1 else None
-    process = spawn.Process(target=_work, args=(theirs, threads, device), daemon=True)
+    process = spawn.Process(target=_do_jobs, args=(theirs, device), daemon=True)
     process.start()
     theirs.close()
     return Worker(process, ours)
 
 
-def _work(pipe: Connection, threads: int, device: str | None) -> None:
+def _do_jobs(pipe: Connection, device: str | None) -> None:
     """What a worker does: receive jobs and send events, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent process decides what to do
-    torch.set_num_threads(threads)
 
     def send(event: Event) -> None:
         try:

@@ -51,10 +51,8 @@ class Search:
         self, out: Path, method: str, given: Mapping[str, Any], start: dict[str, Any],
         ranges: Mapping[str, tuple[float, float]], trials: int, at_once: int,
     ) -> None:  # fmt: skip
-        try:
-            import optuna
-        except ImportError:
-            raise UserError("a search needs Optuna: pip install 'vqprompt[search]'") from None
+        import optuna  # here, because it is an extra
+
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # the command prints its own messages
         self.optuna: Any = optuna
         self.out, self.method, self.title = out, method, find_method(method).title

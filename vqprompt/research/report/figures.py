@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-Values = Sequence[float | None]
+Values = Sequence[float | None]  # None becomes NaN in an array, which is not drawn
 INK, MUTED, BAND = "#1f2933", "#52606d", "#f1f4f8"
 COLORS = ("#0b6e99", "#d1495b", "#2f855a", "#b7791f", "#6b46c1", "#00838f", "#97266d")
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name: the character for a legend
@@ -74,7 +75,8 @@ def accuracy_chart(lines: Sequence[Line], key: str, title: str, xlabel: str = "a
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.0, "lines.markersize": 3.0} if many else {})):
         figure, axes = _axes(4.3, 2.6 + 0.15 * many, xlabel, "accuracy (%)")
         for line in lines:  # not clipped, because a marker at 100 % is partly outside the axes
-            axes.plot(range(1, len(line.values) + 1), _numbers(line.values), **line.look, clip_on=False, zorder=3)
+            values = np.array(line.values, float)
+            axes.plot(range(1, len(values) + 1), values, **line.look, clip_on=False, zorder=3)
         shown = [v for line in lines for v in line.values if v is not None]
         axes.set_ylim(max(0, 10 * math.floor((min(shown, default=0) - 5) / 10)), 100)
         axes.yaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
@@ -91,10 +93,10 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
         figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
         for n, line in enumerate(lines):
             aside = 0.05 * (n - (len(lines) - 1) / 2) if line.spread else 0.0
-            at, values = [tick + aside for tick in range(len(ticks))], _numbers(line.values)
+            at, values = [tick + aside for tick in range(len(ticks))], np.array(line.values, float)
             axes.plot(at, values, **line.look, zorder=3)
             if line.spread:
-                deviations = _numbers(line.spread)
+                deviations = np.array(line.spread, float)
                 axes.errorbar(at, values, deviations, fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2)
         long = sum(map(len, ticks)) > 45  # they would touch
         axes.set_xticks(range(len(ticks)), list(ticks), rotation=30 if long else 0, ha="right" if long else "center")
@@ -164,7 +166,7 @@ def loss_chart(tasks: Sequence[int], values: Values, key: str, title: str) -> st
         learned, middles = sorted(set(tasks)), []
         for n, task in enumerate(learned):
             epochs = [epoch for epoch, of in enumerate(tasks) if of == task]
-            losses = _numbers([values[epoch] for epoch in epochs])
+            losses = np.array([values[epoch] for epoch in epochs], float)
             axes.plot(epochs, losses, color=COLORS[0], linewidth=1.3, marker="o", markersize=2.2)
             middles.append((epochs[0] + epochs[-1]) / 2)
             if n % 2 == 0:
@@ -206,10 +208,6 @@ def cell_colors(percent: float) -> tuple[str, str]:
 def color_scale(name: str, steps: int = 8) -> list[str]:
     """Colours of a colour map from low to high, for a legend."""
     return [matplotlib.colors.to_hex(matplotlib.colormaps[name](n / (steps - 1))) for n in range(steps)]
-
-
-def _numbers(values: Values) -> list[float]:
-    return [math.nan if value is None else value for value in values]
 
 
 def _axes(width: float, height: float, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:

@@ -21,11 +21,11 @@ from vqprompt.core.words import counted, duration
 
 UNKNOWN = "–"
 THUMBNAIL = 112  # px
-TEX = {
+TEX = str.maketrans({
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "×": r"$\times$",
     "†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"$^\S$", "Δ": r"$\Delta$", "τ": r"$\tau$", "λ": r"$\lambda$",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def render(template: str, **content: Any) -> str:
@@ -43,7 +43,7 @@ def _environment() -> Environment:
     environment.globals |= {"css": Markup(css), "figures": _figures}
     environment.filters |= {
         "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
-        "tex": escape_tex,
+        "tex": lambda text: text.translate(TEX),
     }  # fmt: skip
     return environment
 
@@ -52,10 +52,6 @@ def _figures() -> ModuleType:
     from vqprompt.research.report import figures  # imports matplotlib, which most pages do not need
 
     return figures
-
-
-def escape_tex(text: str) -> str:
-    return "".join(TEX.get(character, character) for character in text)
 
 
 def fixed(value: float | None, digits: int = 2) -> str:

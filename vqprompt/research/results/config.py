@@ -26,7 +26,6 @@ from vqprompt.research.migration import upgrade_config
 from vqprompt.research.training.settings import Training
 
 FILE = "config.json"
-DEEPEST = 20  # lists and groups in each other, in any setting
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 # Settings that say on which machine and how a run is computed. Two runs that differ only in these are the same run.
@@ -101,31 +100,29 @@ def resolve(
     the method; dots reach into groups (`rebalancing.lr`).
     """
     file = file or {}
-    _refuse_absurd({**file, **given})
-    method_name = str({**file, **given}.get("method", "vq-prompt"))
+    stated = {**file, **given}
+    _refuse_what_cannot_be_shown(stated)
+    method_name = str(stated.get("method", "vq-prompt"))
     if file.get("method", method_name) != method_name:  # the file's options are another method's: leave them out
         file = {key: value for key, value in file.items() if key != "options"}
     method = find_method(method_name)
-    layers = [given]
-    if preset is not None:
-        if preset not in method.presets:
-            available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
-            raise UserError(f"{method_name} has no preset {preset!r}; {available}")
-        layers.append(method.presets[preset])
-    data = parse_data(str({**file, **given}.get("data", "quickdraw50")))[0]
+    data = parse_data(str(stated.get("data", "quickdraw50")))[0]
     entry = DATASETS.get(data or "")
-    so_far = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **file, **given}
+    so_far = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **stated}
     count = len(so_far["tasks"]) if isinstance(so_far["tasks"], list) else so_far["tasks"]
-    published = recipe_settings(find_recipe(method_name, data, str(so_far["backbone"]), count, preset == "released"))
-    if preset == "released":  # settings for the data set win over the preset, which knows no data set
-        layers.insert(1, published)
-    if "online" in str({**file, **given}.get("stream")):  # one pass, whatever suits the method otherwise
-        layers.insert(1, {"epochs": 1})
-    layers += [file, *([published] if recipe else []), method.training_defaults]
-    if entry is not None:
-        layers += [entry.defaults, {key: value for key, value in entry.options.items() if _applies(key, method)}]
-    else:
-        layers.append({"train_choice": "seed"})
+    released = preset == "released"
+    published = recipe_settings(find_recipe(method_name, data, str(so_far["backbone"]), count, released))
+    layers = [
+        given,
+        {"epochs": 1} if "online" in str(stated.get("stream")) else {},  # one pass, whatever suits the method otherwise
+        published if released else {},  # settings for the data set win over the preset, which knows no data set
+        _preset(method, method_name, preset),
+        file,
+        published if recipe else {},
+        method.training_defaults,
+        entry.defaults if entry else {"train_choice": "seed"},
+        {key: value for key, value in entry.options.items() if _applies(key, method)} if entry else {},
+    ]
     run: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for layer in reversed(layers):
@@ -152,19 +149,22 @@ def resolve(
         raise UserError(explain(error, what)) from None
 
 
-def _refuse_absurd(settings: dict[str, Any]) -> None:
-    """Numbers beyond 64 bits fit in no setting, and Python does not even print those of thousands of digits. The same
-    goes for lists in lists in lists."""
+def _refuse_what_cannot_be_shown(settings: dict[str, Any]) -> None:
+    """Python prints no numbers of thousands of digits, and no lists in lists in lists without end."""
     for key, value in settings.items():
-        inner = [(value, 0)]
-        while inner:
-            one, depth = inner.pop()
-            if isinstance(one, int) and one.bit_length() > 64:
-                raise UserError(f"{key[:200]}: a number of {one.bit_length()} bits is too large")
-            if depth > DEEPEST:
-                raise UserError(f"{key[:200]}: nested more than {DEEPEST} deep; give a simpler value")
-            below = one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
-            inner += [(value, depth + 1) for value in below]
+        try:
+            repr(value)
+        except (ValueError, RecursionError):
+            raise UserError(f"{key[:200]}: too many digits, or nested too deeply; give a simpler value") from None
+
+
+def _preset(method: type[Method], method_name: str, preset: str | None) -> dict[str, Any]:
+    if preset is None:
+        return {}
+    if preset not in method.presets:
+        available = f"there are {', '.join(method.presets)}" if method.presets else "it has none"
+        raise UserError(f"{method_name} has no preset {preset!r}; {available}")
+    return method.presets[preset]
 
 
 def _applies(key: str, method: type[Method]) -> bool:

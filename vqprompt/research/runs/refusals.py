@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.backbones.vit import ViT, ViTConfig
-from vqprompt.core.errors import UserError, shown
+from vqprompt.core.errors import UserError
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.methods import METHODS, find_method
@@ -28,7 +27,11 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
     weights file, the width of ViT-S is assumed.
     """
     tasks = config.tasks if isinstance(config.tasks, int) else len(config.tasks)
-    _check_counts({"tasks": tasks, "epochs": config.epochs, "batch_size": config.batch_size, **config.options})
+    counts = {"tasks": tasks, "epochs": config.epochs, "batch_size": config.batch_size, **config.options}
+    for name, value in flatten(counts).items():
+        largest = LARGEST_POOL if name == "pool" else LARGEST_COUNT
+        if value.isdecimal() and int(value) > largest:
+            raise UserError(f"{name}={value[:30]}: too large; give at most {largest:,}")
     method = find_method(config.method)
     centroids = (config.options.get("rebalancing") or {}).get("centroids", 1)
     if config.kind.returns and not (method.classes_return and centroids == 1):
@@ -57,15 +60,6 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
             f"{config.method} would have {parameters:,} prompting parameters and need {needed / 2**30:,.0f} GiB to "
             f"train them; {available / 2**30:,.0f} GiB are available. Choose a smaller pool or length ({large})"
         )
-
-
-def _check_counts(settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            _check_counts({f"{name}.{inner}": v for inner, v in value.items()})
-        largest = LARGEST_POOL if name == "pool" else LARGEST_COUNT
-        if isinstance(value, int) and value > largest:
-            raise UserError(f"{name}={shown(value, 30)}: too large; give at most {largest:,}")
 
 
 def check_out(out: Path) -> None:
