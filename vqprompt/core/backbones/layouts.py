@@ -164,13 +164,12 @@ def make_config(state: State, hints: dict[str, Any], stated: dict[str, Any]) -> 
     names = [field.name for field in dataclasses.fields(ViTConfig)]
     if unknown := sorted(str(name) for name in set(stated) - set(names)):
         raise WeightsError(f"{shorten(unknown)}: no such setting; ViTConfig has {', '.join(names)}")
-    settings: dict[str, Any] = {**config_from_shapes(state), **hints, **stated}
+    seen = config_from_shapes(state)
+    settings: dict[str, Any] = {**seen, **hints, **stated}
     if "heads" not in settings:
-        if settings["width"] % 64:
-            raise WeightsError(
-                f"width {settings['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}"
-            )
-        settings["heads"] = settings["width"] // 64
+        if seen["width"] % 64:
+            raise WeightsError(f"width {seen['width']} is not a multiple of 64; pass config_overrides={{'heads': ...}}")
+        settings["heads"] = seen["width"] // 64
     try:
         TypeAdapter(ViTConfig).validate_python(settings)
     except ValidationError as error:
