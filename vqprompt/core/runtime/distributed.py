@@ -267,6 +267,10 @@ def join(report: Callable[[str], None] = lambda reason: print(reason, file=sys.s
     """
     global _joined
     if started_together() > 1 and _joined is ALONE:
+        # PyTorch imports it when it needs it; its functions would keep the group that exists then as a default, so that
+        # the group's threads still ran while Python ends, and aborted one process in a while
+        import torch.distributed.nn.functional
+
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             store, rank, count = next(dist.rendezvous("env://", timeout=JOINING))  # type: ignore[attr-defined]
