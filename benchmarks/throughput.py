@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
-from vqprompt.core.runtime.device import hardware
+from vqprompt.core.runtime.device import hardware, pick_precision
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training.batches import TaskBatches
@@ -80,10 +80,10 @@ def seconds_per_call(call: Callable[[], Any], device: torch.device, repeats: int
     return statistics.median(seconds_of(call, device) for _ in range(repeats))
 
 
-def ceilings(device: torch.device) -> dict[str, float]:
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """The largest rates this machine shows for a plain product and a plain copy."""
     on_gpu = device.type == "cuda"
-    n, dtype = (8192, torch.bfloat16) if on_gpu else (2048, torch.float32)
+    n = 8192 if on_gpu else 2048
     a, b = torch.randn(n, n, device=device, dtype=dtype), torch.randn(n, n, device=device, dtype=dtype)
     product = min(seconds_per_call(lambda: a @ b, device, 20) for _ in range(2))
     big = torch.randn((1 << 31 if on_gpu else 1 << 28) // 4, device=device)
@@ -100,7 +100,7 @@ def peak_memory(device: torch.device) -> float | None:
 
 
 def measure_ours(
-    config: ViTConfig, batch: int, device: torch.device, steps: int, augment: str, other_bits: bool
+    config: ViTConfig, batch: int, device: torch.device, precision: str, steps: int, augment: str, other_bits: bool
 ) -> dict[str, Any]:
     """The product's own loop and evaluation on random images that are decoded already."""
     settings = Training(epochs=1, batch_size=batch, augment=augment)
@@ -111,7 +111,9 @@ def measure_ours(
     images = Images(store, np.arange(count), np.arange(count) % CLASSES)
     torch.manual_seed(0)
     started = time.perf_counter()
-    learner = Learner(ViT(config), "vq-prompt", size=config.image_size, training=settings, device=str(device))
+    learner = Learner(
+        ViT(config), "vq-prompt", size=config.image_size, training=settings, device=str(device), precision=precision
+    )
     learner.method.start_task(TaskInfo(0, 0, CLASSES))
     learner.method.to(device)
     labels = images.labels.to(device)
@@ -298,19 +300,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps per measurement (default: 64 on CUDA, 3 on a CPU)")
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one (may be repeated)")
     parser.add_argument("--batch", type=int, help="another batch size (default: 128 on CUDA, less on a CPU)")
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="of our way")
     parser.add_argument("--no-ordinary", action="store_true", help="leave out the ordinary way, which takes longest")
     parser.add_argument("--no-other-bits", action="store_true", help="leave out training without the same bits")
     args = parser.parse_args()
     device = torch.device(args.device)
     steps = args.steps or (64 if device.type == "cuda" else 3)
-    limit = ceilings(device)
+    limit = ceilings(device, pick_precision(args.precision, device))
     report: dict[str, Any] = {"hardware": hardware(device), "ceilings": limit, "models": {}}
     print(report["hardware"])
     print(f"ceilings: {limit['matmul_tflops']:.3f} TFLOP/s matrix product, {limit['copy_gb_per_s']:.0f} GB/s copy")
     for name in args.model or PLAN[device.type]:
         config, batch = MODELS[name], args.batch or PLAN[device.type].get(name, 128)
-        ours = measure_ours(config, batch, device, steps, "crop", not args.no_other_bits)
-        known = measure_ours(config, batch, device, steps, "none", False)
+        ours = measure_ours(config, batch, device, args.precision, steps, "crop", not args.no_other_bits)
+        known = measure_ours(config, batch, device, args.precision, steps, "none", False)
         ordinary = None if args.no_ordinary else measure_ordinary(config, batch, device, max(2, steps // 2))
         report["models"][name] = row = {
             "batch": batch,
