@@ -4,7 +4,7 @@ What is notable about this implementation:
 - A few numbers of each image are enough, computed from small versions of it while it is read.
 - A limit does not apply where many images of the folder are beyond it: what is usual in a folder is no fault.
 - A white sky is not over-exposed, nor is one in full blue. Where too much light fell on something coloured, two of the
-  three channels are at full brightness.
+  three channels are at full brightness; where it fell on something rough, many pixels jump to full brightness.
 - Screenshots have few colours, and edges that run straight across them, both ways. A frame around a photograph has them
   too, so the border of an image does not count.
 - A crooked scan is a parallelogram on a plain ground, whose four corners touch the borders of the image.
@@ -28,7 +28,8 @@ SAMPLED = 256  # … and of the one that keeps single pixels as they are
 USUAL = 0.05  # beyond a limit that more than this share of the images exceed, nothing is doubtful
 BLANK = 5.0  # standard deviation of grey values, of 255
 DARK = 40.0  # brightest grey value, without the brightest twentieth
-CLIPPED = 0.15  # share of pixels with two channels at full brightness, of those that are not white
+CLIPPED = 0.21  # share of pixels with two channels at full brightness, of those that are not white, and JUMPS times …
+JUMPS, FROM, TO = 4, 100, 235  # … the share of neighbours of which one is at full brightness and the other in between
 DRAWN, TIMES_USUAL = 9.0, 3.0  # share of the most frequent colours, times contrast across lines; and times the folder's
 COLOURS, LINES, BORDER = 4, 4, 32  # how many colours, and how many lines each way; px that do not count
 PLAIN, ASTRAY, WHOLE = 12, 0.01, 0.96  # a crooked scan: how plain its ground is, pixels beyond its outline, its size
@@ -75,9 +76,13 @@ def look_at(image: Image.Image) -> Look:
 
 
 def _clipped(image: Image.Image) -> float:
-    low, middle, _ = np.sort(np.asarray(image)[::2, ::2].reshape(-1, 3), axis=1).T
+    pixels = np.asarray(image)[::2, ::2]
+    low, middle, _ = np.sort(pixels.reshape(-1, 3), axis=1).T
     shades = np.bincount(low[(low < 250) & (middle >= 253)], minlength=1)
-    return float((shades.sum() - shades.max()) / max((low < 250).sum(), 1))  # ivory paper has a single shade
+    two = (shades.sum() - shades.max()) / max((low < 250).sum(), 1)  # ivory paper has a single shade
+    pairs = (pixels[1:], pixels[:-1]), (pixels[:, 1:], pixels[:, :-1])
+    ends = [(np.minimum(*pair), np.maximum(*pair)) for pair in pairs]  # from ink to white paper, the jump is larger
+    return float(two + JUMPS * np.mean([((high >= 254) & (low >= FROM) & (low < TO)).mean() for low, high in ends]))
 
 
 def _drawn(image: Image.Image) -> float:
