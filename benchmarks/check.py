@@ -20,6 +20,7 @@ from vqprompt.product.check.check import check, near_pairs
 from vqprompt.product.check.copies import small_grey
 from vqprompt.product.check.doubts import Doubts, find_doubts
 from vqprompt.product.check.findings import Kind
+from vqprompt.product.check.pixels import CLIPPED, look_at
 
 COPIES = 50  # of each sort
 KINDS = ("re-compressed", "cropped", "mirrored")
@@ -289,6 +290,15 @@ def bad_pixels(
     for name in PLANTED:
         yield {"fault": name, "found": f"{found[name]} of {len(spare)}"}
     yield {"fault": "none", "found": f"{found['false alarms']} of {len(photos) * len(spare)}"}
+
+
+def beyond_the_limit(photos: Sequence[Image.Image]) -> Iterator[dict[str, Any]]:
+    """How many photographs are over-exposed by the limit for it, as they are and with more light."""
+    for stops in (0.0, 1.5, 2.5, 3.5):
+        with ThreadPoolExecutor() as pool:
+            looks = list(pool.map(look_at, map(exposed(stops), photos)))
+        found = sum(look.clipped > CLIPPED for look in looks)
+        yield {"light": f"{stops} stops more", "over-exposed": f"{found} of {len(photos)}"}
 
 
 # ---------------------------------------------------------------------------------------------- time and memory

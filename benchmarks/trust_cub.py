@@ -256,6 +256,8 @@ class Everything:
         photos = [self.cub.image(int(row)) for row in np.concatenate(rows)]
         labels = np.repeat([str(c) for c in chosen], [len(part) for part in rows]).tolist()
         yield from check.bad_pixels(photos, labels, [self.cub.image(int(row)) for row in spare], 112)
+        tested = np.flatnonzero(self.birds.test)[::10]
+        yield from check.beyond_the_limit([self.cub.image(int(row)) for row in tested])
 
     def growth(self) -> Iterator[dict[str, Any]]:
         yield from check.growth(self.birds.x, self.birds.y, (2500, 5000, 10000, 20000))
