@@ -33,7 +33,7 @@ class Killed(BaseException):
     """Not an Exception: nobody may catch it and tidy up."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def learner():
     learner = make_learner("vq-prompt")
     for task in make_stream(tasks=2):
