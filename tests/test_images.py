@@ -177,19 +177,13 @@ class TestRefusals:
                 png(50_000, 50_000),
                 r"50000×50000 pixels is more than the 100 megapixels.*VQPROMPT_MAX_MEGAPIXELS=2500; else shrink it or",
             ),
-            (png(12_000, 9_000), r"12000×9000 pixels is more than the 100 megapixels.*shrink it or"),
             (png(20, 20, b"too little"), "damaged image"),
         ],
-        ids=["empty", "text", "truncated jpeg", "truncated png", "huge bomb", "bomb", "png without pixels"],
+        ids=["empty", "text", "truncated jpeg", "truncated png", "huge bomb", "png without pixels"],
     )
     def test_names_the_file_and_the_remedy(self, data, reason):
         with pytest.raises(ImageError, match=rf"^some/file\.jpg: .*{reason}.*take it out$"):
             decode(data, "some/file.jpg")
-
-    def test_a_bomb_is_refused_before_it_goes_off(self, monkeypatch):
-        monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-        with pytest.raises(ImageError):
-            decode(png(12_000, 9_000), "x")
 
     @given(
         st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"]),
