@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -252,7 +250,7 @@ def test_unknown_can_be_an_answer(files):
     paths, labels = files
     ours = VQPromptClassifier(**TINY, unknown="unknown").fit(paths, labels)
     noise = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 3), dtype=np.uint8)
-    assert "unknown" in ours.predict(noise) or (ours._judged(noise)[1] >= 0).all()
+    assert set(ours.predict(noise)) == {"unknown"}
     assert set(ours.set_params(unknown=None).predict(noise)) <= set(NAMES)
 
 
@@ -271,8 +269,3 @@ def test_unknown_can_be_an_answer(files):
 def test_bad_images_are_refused_in_words(X, y, words):
     with pytest.raises(ValueError, match=words):
         VQPromptClassifier(**TINY).fit(X, y)
-
-
-def test_importing_the_package_does_not_import_scikit_learn():
-    code = "import sys, vqprompt; assert 'sklearn' not in sys.modules; assert vqprompt.VQPromptClassifier"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -126,7 +126,7 @@ def test_what_label_studio_answers_may_be_anything_and_the_tasks_wait(connected,
         event = {"action": "ANNOTATION_CREATED", "project": {"id": 1}, "task": {"id": 2}}
         for _ in range(2):
             assert client.post("/label-studio/m/webhook", json=event).status_code == 201
-            assert wait_for(lambda: "trying again with the next annotation" in capsys.readouterr().err, 10)
+            assert wait_for(lambda: "trying again with the next annotation" in capsys.readouterr().err)
         (waiting,) = vqprompt_label_studio._waiting.values()
         assert waiting.annotated == {(1, 2)} and not waiting.teaching.locked()
 
