@@ -30,7 +30,6 @@ from vqprompt.research.datasets.common import Remote
 from vqprompt.research.datasets.published import PUBLISHED, TABLES, list_cub200, read_list
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
-from vqprompt.research.methods.base import StatisticsOptions
 from vqprompt.research.results.config import resolve
 
 SIZE = 28
@@ -423,18 +422,6 @@ class TestCub200:
         bad = birds()[0][0]
         write(write_cub(tmp_path) / "CUB_200_2011" / "images" / bad, b"junk")
         refused(f"cub200={pack(tmp_path, tmp_path.with_suffix('.tgz'))}", f"1 of 24 images.*\n.*{bad}: not an image")
-
-    def test_options_go_to_the_methods_that_have_them(self):
-        common = StatisticsOptions().rebalancing
-        for name, method in METHODS.items():
-            own, options = method.Options(), resolve({"data": "cub200=/x", "method": name}).options
-            if "tau" in options:
-                assert options["tau"] == own.tau, "a temperature belongs to a backbone, not to a data set"
-            if "rebalancing" in options:
-                expected = 2 if own.rebalancing == common else own.rebalancing.ratio
-                assert options["rebalancing"]["ratio"] == expected, name
-        assert resolve({"data": "cub200", "tau": 3}).options["tau"] == 3
-        assert resolve({"data": "cifar100"}).options["tau"] == 1
 
 
 @pytest.mark.skipif(not SHARED_CUB.exists(), reason="the real CUB-200 is not here")

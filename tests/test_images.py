@@ -337,13 +337,6 @@ class TestBadSources:
         (tmp_path / "data.tar").write_bytes(b"x" * 100)
         self.refused(tmp_path / "data.tar", "data.tar: neither a folder nor a zip")
 
-    def test_nothing_in_it(self, tmp_path):
-        self.refused(tmp_path, "no image found; expected <class>/<image>")
-
-    def test_images_without_class_folders(self, tmp_path):
-        picture().save(tmp_path / "a.png")
-        self.refused(tmp_path, "'a.png' is not inside a class folder; expected")
-
     @pytest.mark.parametrize("place", ["bird", "wrapper/bird"])
     def test_an_empty_class(self, tmp_path, place):
         fill(tmp_path / "files" / Path(place).parent)
@@ -352,22 +345,21 @@ class TestBadSources:
         for source in (tmp_path / "files", zip_of(tmp_path / "files", tmp_path / "x.zip", directories=True)):
             self.refused(source, f"'{place}' has no image; fill it or take it out")
 
-    def test_an_empty_class_in_one_split(self, tmp_path):
-        fill(tmp_path, splits=("train", "test"))
-        (tmp_path / "test" / "bird").mkdir()
-        self.refused(tmp_path, "'test/bird' has no image")
-
-    def test_a_class_without_test_images(self, tmp_path):
-        fill(tmp_path, splits=("train", "test"))
-        (tmp_path / "train" / "bird").mkdir()
-        picture().save(tmp_path / "train" / "bird" / "0.png")
-        self.refused(tmp_path, "no test images for the class 'bird'")
-
-    def test_one_image_in_a_class(self, tmp_path):
-        fill(tmp_path)
-        (tmp_path / "bird").mkdir()
-        picture().save(tmp_path / "bird" / "0.png")
-        self.refused(tmp_path, "'bird' has a single image; it needs two")
+    @pytest.mark.parametrize(
+        ("splits", "more", "words"),
+        [
+            ((), "", "no image found; expected <class>/<image>"),
+            ((), "a.png", "'a.png' is not inside a class folder; expected"),
+            (("train", "test"), "test/bird/", "'test/bird' has no image"),
+            (("train", "test"), "train/bird/0.png", "no test images for the class 'bird'"),
+            (("",), "bird/0.png", "'bird' has a single image; it needs two"),
+        ],
+    )
+    def test_what_a_class_lacks(self, tmp_path, splits, more, words):
+        fill(tmp_path, splits=splits)
+        (tmp_path / more).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / more).mkdir(exist_ok=True) if more.endswith("/") else more and picture().save(tmp_path / more)
+        self.refused(tmp_path, words)
 
     @pytest.mark.parametrize("split", ["train", "test"])
     def test_one_split_without_the_other(self, tmp_path, split):
@@ -463,21 +455,16 @@ class TestStore:
         store = Store(pixels, np.ones(10), "")
         assert store.read(np.array(wanted))[:, 0, 0, 0].tolist() == wanted
 
-    def test_joined_stores_read_as_one(self):
-        a, b = (Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.ones(4), "") for s in (0, 10))
-        joined = Images.concatenate([Images(a, np.array([3, 1]), np.zeros(2)), Images(b, np.arange(4), np.ones(4))])
-        assert len(joined) == 6 and joined.labels.tolist() == [0, 0, 1, 1, 1, 1]
-        index = torch.tensor([5, 0, 2, 1, 0])
-        assert joined.read(index, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 3]
-
     def test_joined_images_can_do_what_others_can(self):
         a, b = (
             Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.arange(1.0, 5), f"{s}") for s in (0, 10)
         )
         joined = Images.concatenate([Images(a, np.array([3, 1]), np.zeros(2)), Images(b, np.arange(4), np.ones(4))])
         assert joined.named and joined.key == Images.concatenate([joined]).key and len(joined.digest()) == 16
+        assert len(joined) == 6 and joined.labels.tolist() == [0, 0, 1, 1, 1, 1]
         assert joined.rows.tolist() == [3, 1, 0, 1, 2, 3] and joined.aspect.tolist() == [4, 2, 1, 2, 3, 4]
         index = torch.tensor([5, 0, 2, 1, 1])
+        assert joined.read(index, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 1]
         some = joined.take(index)
         everything = torch.arange(len(some))
         assert some.read(everything, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 1]
@@ -563,17 +550,6 @@ class TestStore:
         assert not list((home / "images").iterdir())
         (folder / "cat" / "bad.png").unlink()
         assert len(build_store(Source(folder), SIDE)) == 10
-
-    def test_an_interrupted_decode_leaves_no_store(self, tmp_path, home, monkeypatch):
-        folder = fill(tmp_path)
-
-        def progress(event):
-            if event.done == 4:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            build_store(Source(folder), SIDE, progress)
-        assert not list((home / "images").iterdir())
 
     def test_a_killed_decode_leaves_no_store(self, tmp_path, home, decoded):
         folder = fill(tmp_path)

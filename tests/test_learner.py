@@ -49,21 +49,6 @@ class TestPredict:
         torch.testing.assert_close(scores.sum(1), torch.ones(5))
         assert not torch.allclose(scores[0], scores[1], atol=1e-4)
 
-    @pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16"])
-    def test_unusual_images_are_read_alike_from_file_and_memory(self, learner, tmp_path, mode):
-        rng = np.random.default_rng(2)
-        channels = {"RGBA": (4, np.uint8), "LA": (2, np.uint8), "I;16": (1, np.uint16)}[mode]
-        image = Image.fromarray(
-            rng.integers(0, np.iinfo(channels[1]).max, (20, 20, channels[0]), channels[1]).squeeze()
-        )
-        assert image.mode == mode
-        image.save(tmp_path / "x.png")
-        assert torch.equal(learner.predict_proba([image]), learner.predict_proba([tmp_path / "x.png"]))
-
-    def test_grey_arrays(self, learner, pictures):
-        grey = pictures[0][..., 0]
-        assert torch.equal(learner.predict_proba([grey]), learner.predict_proba([np.stack([grey] * 3, -1)]))
-
     def test_alone_or_in_company(self, learner, pictures):
         torch.testing.assert_close(
             learner.predict_proba(pictures)[2:3], learner.predict_proba(pictures[2:3]), rtol=1e-3, atol=1e-4
