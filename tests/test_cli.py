@@ -146,20 +146,22 @@ class TestRefusals:
         status, _, err = command("run", "--data", folder, "--tasks", tasks, "--out", tmp_path / "out", "--size", 28)
         assert status == 2 and word in err
 
-    def test_out_that_holds_a_run(self, command, no_training, tmp_path):
-        (tmp_path / "config.json").write_text("{}")
-        status, _, err = command("run", "--out", tmp_path)
-        assert status == 2 and "already holds a run; add --resume" in err
-
-    def test_out_that_holds_a_learner(self, command, no_training, tmp_path):
-        (tmp_path / "checkpoint.json").write_text("{}")
-        status, _, err = command("run", "--out", tmp_path)
-        assert status == 2 and "holds a learner that does not belong to a run" in err
-
-    def test_out_that_is_a_file(self, command, no_training, tmp_path):
-        (tmp_path / "out").write_text("")
-        status, _, err = command("run", "--out", tmp_path / "out")
-        assert status == 2 and "is a file; give a folder" in err
+    @pytest.mark.parametrize(
+        ("there", "out", "words"),
+        [
+            ("config.json", ".", "already holds a run; add --resume"),
+            ("checkpoint.json", ".", "holds a learner that does not belong to a run"),
+            ("file", "file", "is a file; give a folder"),
+            ("file", "file/run", "file is a file; give a folder"),
+            (None, "x" * 300, "the name is too long"),
+            (None, "/proc/nowhere/run", "/proc/nowhere"),
+        ],
+    )
+    def test_out_that_cannot_be(self, command, no_training, tmp_path, there, out, words):
+        if there:
+            (tmp_path / there).write_text("{}")
+        status, _, err = command("run", "--out", tmp_path / out, *SMALL)
+        assert status == 2 and words in err and "Traceback" not in err
 
     def test_out_is_needed(self, command):
         status, _, err = command("run")
@@ -353,11 +355,6 @@ class TestRun:
         assert status == 0 and "VQ-Prompt" in out, err
         assert json.loads((folder / "metrics.json").read_text())["parameters"] == before["parameters"]
 
-    def test_a_file_in_the_way(self, command, no_training, tmp_path):
-        (tmp_path / "file").touch()
-        status, _, err = command("run", "--out", tmp_path / "file" / "run")
-        assert status == 2 and f"{tmp_path / 'file'} is a file; give a folder" in err
-
     def test_two_at_once_is_refused(self, finished, command, no_training):
         with lock_folder(finished[0]):
             status, _, err = command("run", "--out", finished[0], "--resume")
@@ -459,14 +456,6 @@ class TestTrouble:
         self.run_that_raises(monkeypatch, RuntimeError("a mistake of ours"))
         with pytest.raises(RuntimeError, match="a mistake of ours"):
             command("run", "--out", tmp_path / "run")
-
-    def test_a_folder_that_cannot_be_made(self, command, no_training):
-        status, _, err = command("run", "--out", "/proc/nowhere/run", *SMALL)
-        assert status == 2 and "/proc/nowhere" in err and "Traceback" not in err
-
-    def test_a_name_that_is_too_long(self, command, no_training, tmp_path):
-        status, _, err = command("run", "--out", tmp_path / ("x" * 300), *SMALL)
-        assert status == 2 and "the name is too long" in err
 
     def test_ctrl_c_says_what_is_kept_and_how_to_go_on(self, command, monkeypatch, tmp_path, finished):
         self.run_that_raises(monkeypatch, KeyboardInterrupt())

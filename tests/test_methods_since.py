@@ -535,10 +535,3 @@ class TestMovingMemory:
         assert same_tensors(dict(learner.method.frozen.state_dict()), dict(start))
         again = Learner.load(tmp_path / "reduced", backbone=make_vit(), device="cpu", compile="off")
         assert same_tensors(tensors_of(again), tensors_of(learner))
-
-    def test_which_blocks(self):
-        learner = make_learner("moving-prompts", blocks=[1, 3])
-        learner.method.start_task(TaskInfo(0, 0, 2))
-        assert learner.method.pool.prompts.shape[0] == 2 and make_learner(
-            "moving-prompts"
-        ).method.options.blocks == list(range(6))

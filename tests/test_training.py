@@ -239,7 +239,7 @@ class TestKnownQueries:
         images = next(iter(make_stream())).train
         assert learner.known_queries.for_training(images, learner.settings, 3) is None
 
-    @pytest.mark.parametrize("method", ["vq-prompt", "coda-p", "linear"])
+    @pytest.mark.parametrize("method", ["vq-prompt", "linear"])
     def test_shared_among_runs_they_change_nothing(self, tmp_path, monkeypatch, method):
         """Alone, first of several, and after others: the same bits; and who comes after computes none of its own."""
         dataset = make_dataset()
