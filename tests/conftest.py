@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import sys
+import tomllib
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: tests run beside each other
@@ -135,6 +136,18 @@ def tiny_weights(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_backbone(make_vit(), path)
     return path
+
+
+def write_entry_points(folder: Path, example: Path) -> None:
+    """What pip writes beside the modules of a package: its name, version and entry points."""
+    project = tomllib.loads((example / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = [
+        f"[{group}]\n{name} = {at}" for group, names in project["entry-points"].items() for name, at in names.items()
+    ]
+    (about / "entry_points.txt").write_text("\n".join(lines))
 
 
 @pytest.fixture

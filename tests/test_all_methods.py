@@ -134,6 +134,10 @@ def test_prompt_use(ran):
     for task, blocks in zip(ran.stream.tasks, use.counts, strict=True):
         assert [len(counts) for counts in blocks] == [method.choosable] * len(use.blocks)
         assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
+    (last,) = use.test  # of the test images of all tasks, after the last one
+    assert len(last) == ran.tasks and RunResult.read(ran.folder).prompt_use == use
+    for task, blocks in zip(ran.stream.tasks, last, strict=True):
+        assert {sum(counts.values()) for counts in blocks} == {len(task.test) * chosen[0, 0].numel()}
 
 
 @pytest.mark.bits

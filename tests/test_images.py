@@ -20,8 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vqprompt.core import cache
-from vqprompt.core.backbones.registry import backbones_folder
 from vqprompt.core.data import store as images_module
 from vqprompt.core.data.decode import decode, decode_pixels, to_pixels
 from vqprompt.core.data.images import Images
@@ -584,11 +582,3 @@ class TestStore:
         seen = []
         build_store(Source(fill(tmp_path)), SIDE, seen.append)
         assert seen == [Progress(Stage.DECODING, i, 10) for i in range(1, 11)]
-
-
-def test_a_home_below_one_s_own(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("VQPROMPT_HOME", "~/kept")
-    assert cache.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
-    monkeypatch.setenv("VQPROMPT_HOME", "")
-    assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"

@@ -172,21 +172,6 @@ def test_more_distillation_forgets_less(make, stream):
     assert drift[1] < 0.5 * drift[0]
 
 
-def test_the_teacher_neither_learns_nor_follows(make):
-    learner = make("lwf")
-    method = learner.method
-    method.start_task(TaskInfo(0, 0, 2))
-    assert method.former is None
-    method.start_task(TaskInfo(1, 2, 2))
-    trained = {id(p) for group in method.parameter_groups() for p in group["params"]}
-    assert method.former is not None and not any(id(p) in trained for p in method.former.parameters())
-    before = state(learner)
-    with torch.no_grad():
-        for p in [*method.vit.parameters(), *method.head.parameters()]:
-            p.add_(1)
-    assert all(torch.equal(t, before[name]) for name, t in state(learner).items() if name.startswith("former."))
-
-
 def test_a_compiled_backbone_can_be_a_teacher(backbone):
     vit = copy.deepcopy(backbone).compile_blocks()
     teacher = vit.frozen_copy()

@@ -22,7 +22,6 @@ from vqprompt.research.paper.grids import GRIDS, plan
 from vqprompt.research.paper.table_rows import make_rows, read_runs
 from vqprompt.research.results.config import completed, resolve
 from vqprompt.research.results.result import RunResult
-from vqprompt.research.runs.runner import run
 from vqprompt.research.training import rebalancing as rebalancing_module
 from vqprompt.research.training.optim import clip_gradients, make_optimizer, rate_at
 from vqprompt.research.training.rebalancing import Rebalancing, rebalance, released_rate
@@ -449,17 +448,3 @@ class TestRivals:
         for learner in learners:
             learner.learn(next(iter(make_stream())))
         assert not torch.equal(learners[0].method.pool.keys, learners[1].method.pool.keys)
-
-
-# ------------------------------------------------------------------------------------------- prompt use
-
-
-class TestPromptUse:
-    def test_test_images_after_the_last_task(self, tmp_path):
-        config = resolve({"size": 28, "tasks": [2, 2, 2], "epochs": 1, "train_per_class": 4, "test_per_class": 3,
-                          "device": "cpu", "compile": "off"})  # fmt: skip
-        result = run(config, tmp_path / "run", report=False)
-        use = result.prompt_use
-        assert [len(after) for after in use.test] == [3]
-        assert all(sum(block.values()) == 6 for after in use.test for task in after for block in task)
-        assert RunResult.read(tmp_path / "run").prompt_use == use, "kept, and read back"
