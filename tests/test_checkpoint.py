@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 import vqprompt
 from vqprompt.core.data.images import Images
 from vqprompt.core.errors import CheckpointError, UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.research.learner import checkpoint
 from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
 from vqprompt.research.learner.learner import Learner
@@ -116,24 +115,6 @@ class TestWriting:
         write_checkpoint(tmp_path, NEW, {"which": "newer"})
         assert read_checkpoint(tmp_path)[1]["which"] == "newer"
         assert not list(tmp_path.glob(".state-*")), "what the killed one left is cleared away"
-
-    def test_killed_before_the_first_is_whole_leaves_none(self, tmp_path, monkeypatch):
-        def die(source, target):
-            raise Killed
-
-        monkeypatch.setattr(os, "replace", die)
-        with pytest.raises(Killed):
-            write_checkpoint(tmp_path, NEW, {})
-        with pytest.raises(CheckpointError, match=r"no checkpoint\.json here"):
-            read_checkpoint(tmp_path)
-
-    def test_text_is_written_whole_or_not_at_all(self, tmp_path, monkeypatch):
-        path = tmp_path / "metrics.json"
-        write_atomically(path, "old")
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(os, "replace", lambda *given: (_ for _ in ()).throw(Killed()))
-            write_atomically(path, "new")
-        assert path.read_text() == "old"
 
 
 class TestChecksum:
