@@ -285,19 +285,21 @@ class TestRun:
         assert status == 2
         assert "epochs=1 then, 5 now" in err
 
-    def test_resuming_when_the_classes_have_changed_is_refused(self, command, tmp_path, monkeypatch):
+    def test_resuming_when_the_classes_have_changed_is_refused(self, command, tmp_path, tiny_weights, monkeypatch):
         data = write_images(tmp_path / "images")
         out = ["run", "--data", data, "--tasks", 3, "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
+        out += ["--backbone", tiny_weights]
         assert command(*out)[0] == 0
         (data / "class 1").rename(data / "class one")
         monkeypatch.setattr(TRAINING_LOOP, lambda *given: pytest.fail("training began"))
         status, _, err = command(*out, "--resume")
         assert status == 2 and "has other classes now" in err
 
-    def test_resuming_with_other_images_is_refused(self, command, tmp_path, monkeypatch):
+    def test_resuming_with_other_images_is_refused(self, command, tmp_path, tiny_weights, monkeypatch):
         """The held-out ones would be others, and some of them learned from already."""
         data = write_images(tmp_path / "images", count=10)
         out = ["run", "--tasks", "1,1,1", "--size", 28, "--epochs", 1, "--out", tmp_path / "run"]
+        out += ["--backbone", tiny_weights]
         with monkeypatch.context() as patch:
             test = Run.test
             patch.setattr(Run, "test", lambda run, task: pytest.fail("stop") if task.number else test(run, task))

@@ -549,6 +549,17 @@ class TestStore:
         (folder / "cat" / "bad.png").unlink()
         assert len(build_store(Source(folder), SIDE)) == 10
 
+    def test_an_interrupted_decode_leaves_no_store(self, tmp_path, home, monkeypatch):
+        folder = fill(tmp_path)
+
+        def progress(event):
+            if event.done == 4:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            build_store(Source(folder), SIDE, progress)
+        assert not list((home / "images").iterdir())
+
     def test_a_killed_decode_leaves_no_store(self, tmp_path, home, decoded):
         folder = fill(tmp_path)
         code = """

@@ -124,8 +124,9 @@ def test_a_best_value_at_the_edge_of_its_range_is_pointed_out(search, tmp_path):
     assert len(runs.rates) == 12 and max(runs.rates.values()) > 0.001
 
 
-def test_it_starts_from_a_file_and_looks_near_what_it_says(search, tmp_path):
+def test_it_starts_from_a_file_and_looks_near_what_it_says(search, tmp_path, monkeypatch):
     """Every method that learns, from the settings that were chosen for the embedded backbone."""
+    monkeypatch.setattr("vqprompt.research.report.figures.search_chart", lambda *given: "")  # so many take long
     file, runs, methods = Path(__file__).parents[1] / "results" / "cub200-settings.toml", {}, set()
 
     class Noting(Pretended):
