@@ -9,9 +9,6 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from vqprompt.core.progress import ignore
 from vqprompt.research.learner.learner import Learner
@@ -43,7 +40,7 @@ def store(place, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlflow.db")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     monkeypatch.chdir(place)  # artifacts are kept beside
-    return MlflowClient()
+    return mlflow_client()
 
 
 @pytest.fixture
@@ -56,17 +53,26 @@ def track(place, tmp_path):
     return run
 
 
+def mlflow_client():
+    """The libraries of trackers are imported where they are used: every worker collects these tests, one runs them."""
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
 def mlflow_run(folder: Path):
-    return MlflowClient().get_run((folder / "mlflow_run_id.txt").read_text())
+    return mlflow_client().get_run((folder / "mlflow_run_id.txt").read_text())
 
 
 def mlflow_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    run, client = mlflow_run(folder), MlflowClient()
+    run, client = mlflow_run(folder), mlflow_client()
     return {name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
             for name in run.data.metrics}  # fmt: skip
 
 
-def events(folder: Path) -> EventAccumulator:
+def events(folder: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     return EventAccumulator(str(folder / "tensorboard"), {"scalars": 0, "tensors": 0}).Reload()
 
 
@@ -80,7 +86,9 @@ def text(folder: Path, name: str) -> str:
     return event.tensor_proto.string_val[0].decode()
 
 
-def hparams(folder: Path) -> dict[str, HParamsPluginData]:
+def hparams(folder: Path) -> dict:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
     return {name.removeprefix("_hparams_/"): HParamsPluginData.FromString(metadata.plugin_data.content)
             for name, metadata in events(folder).summary_metadata.items() if name.startswith("_hparams_/")}  # fmt: skip
 
