@@ -32,6 +32,11 @@ SPAWNING = multiprocessing.get_context
 TINY = ViTConfig(width=32, depth=6, heads=2, patch=14, image_size=28)
 QUICK = Training(epochs=2, batch_size=8, lr=0.01, augment="none", test_crop=0.0)
 
+
+class Killed(BaseException):
+    """Not an Exception: as sudden as a kill can be inside one process, and nobody may catch it and tidy up."""
+
+
 settings.register_profile(
     "vqprompt", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
+from conftest import Killed, make_learner, make_stream, make_vit, same_tensors, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -25,10 +25,6 @@ from vqprompt.research.learner.state import load_tensors
 from vqprompt.research.migration import upgrade_tensors
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
-
-
-class Killed(BaseException):
-    """Not an Exception: nobody may catch it and tidy up."""
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import same_tensors
+from conftest import Killed, same_tensors
 
 from vqprompt.core.progress import ignore
 from vqprompt.research.learner import checkpoint
@@ -32,10 +32,6 @@ def assert_same_end(a: Path, b: Path) -> None:
     assert outcome(a)["accuracy"] == outcome(b)["accuracy"]
     assert outcome(a) == outcome(b)
     assert same_tensors(read_checkpoint(a)[0], read_checkpoint(b)[0])
-
-
-class Killed(BaseException):
-    """Not an Exception: nobody may catch it and tidy up."""
 
 
 @pytest.fixture

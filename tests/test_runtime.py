@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from conftest import Killed
 
 from vqprompt.core.progress import Stage
 from vqprompt.core.runtime.device import keep_kernels, rounding, seeded
@@ -14,10 +15,6 @@ from vqprompt.research.runs import runner as runs
 
 pytestmark = pytest.mark.bits
 CPU = torch.device("cpu")
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from conftest import Killed
 
 from vqprompt.core.progress import ignore
 from vqprompt.research.learner.learner import Learner
@@ -21,10 +22,6 @@ TASKS, EPOCHS, IMAGES, BATCH = 3, 2, 12, 4
 STEPS = TASKS * EPOCHS * IMAGES // BATCH
 SETTINGS = {"data": "quickdraw50", "size": 28, "tasks": [2] * TASKS, "epochs": EPOCHS, "batch_size": BATCH,
             "train_per_class": 6, "test_per_class": 3, "seed": 1}  # fmt: skip
-
-
-class Killed(BaseException):
-    """Not an Exception: as sudden as a kill can be inside one process."""
 
 
 @pytest.fixture(scope="module")
