@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import sys
+import tomllib
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: tests run beside each other
 os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))  # NumPy's always spin
@@ -19,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from warm import warm_instead_of_spawned
 
 from vqprompt.commands import app as cli
+from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Dataset, Stream
@@ -28,6 +31,11 @@ from vqprompt.research.training.settings import Training
 SPAWNING = multiprocessing.get_context
 TINY = ViTConfig(width=32, depth=6, heads=2, patch=14, image_size=28)
 QUICK = Training(epochs=2, batch_size=8, lr=0.01, augment="none", test_crop=0.0)
+
+
+class Killed(BaseException):
+    """Not an Exception: as sudden as a kill can be inside one process, and nobody may catch it and tidy up."""
+
 
 settings.register_profile(
     "vqprompt", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -108,8 +116,10 @@ def make_stream(tasks=3, seed: int = 1, **settings) -> Stream:
     return Stream(make_dataset(), tasks, seed, **settings)
 
 
-def make_learner(method: str = "vq-prompt", seed: int = 0, training: Training = QUICK, **options) -> Learner:
-    return Learner(make_vit(), method, tasks=3, seed=seed, training=training, device="cpu", compile="off", **options)
+def make_learner(method: str = "vq-prompt", seed: int = 0, training: Training = QUICK, tasks=3, **options) -> Learner:
+    return Learner(
+        make_vit(), method, tasks=tasks, seed=seed, training=training, device="cpu", compile="off", **options
+    )
 
 
 def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:
@@ -123,6 +133,26 @@ def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool
 def command_environment(home, threads: int = 1) -> dict[str, str]:
     """For real subprocesses: our home, and few threads, so that several can run at once."""
     return {**os.environ, "VQPROMPT_HOME": str(home), "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(tmp_path_factory) -> Path:
+    """The tiny ViT as a file."""
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_backbone(make_vit(), path)
+    return path
+
+
+def write_entry_points(folder: Path, example: Path) -> None:
+    """What pip writes beside the modules of a package: its name, version and entry points."""
+    project = tomllib.loads((example / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    about = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = [
+        f"[{group}]\n{name} = {at}" for group, names in project["entry-points"].items() for name, at in names.items()
+    ]
+    (about / "entry_points.txt").write_text("\n".join(lines))
 
 
 @pytest.fixture

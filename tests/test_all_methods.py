@@ -38,6 +38,7 @@ QUICK_REPLAY = {"epochs": 2, "ratio": 1, "samples": 0}
 CHEAP = {"length": 2, "blocks": [2, 3], "exemplars": EXEMPLARS, "projection": 40, "rank": 2, "map_steps": 20,
          "rebalancing": QUICK_REPLAY, "identity_rebalancing": QUICK_REPLAY}  # fmt: skip
 REHEARSAL = {"bic"}
+REPORTED = {"vq-prompt", "moving-weights", "bic", "joint"}  # with prompts, notes, images, one task; figures take long
 TRAINED_TASKS = {"simplecil": 0, "aper": 1, "ranpac": 1, "fecam": 0}  # other methods train in every task
 
 
@@ -121,6 +122,9 @@ def test_metrics(ran):
     assert len(result.losses) == trained, "one epoch per task"
     assert all(math.isfinite(v) for entry in result.losses for v in entry.losses.values())
     assert (result.parameters.trainable > 0) == bool(trained) and bool(result.images_per_second) == bool(trained)
+    if result.method in REPORTED:
+        page = write_report(ran.folder).read_text(encoding="utf-8")
+        assert ran.learner.method.title in page and all(name in page for name in CLASSES)
 
 
 def test_prompt_use(ran):
@@ -134,6 +138,10 @@ def test_prompt_use(ran):
     for task, blocks in zip(ran.stream.tasks, use.counts, strict=True):
         assert [len(counts) for counts in blocks] == [method.choosable] * len(use.blocks)
         assert {sum(counts) for counts in blocks} == {len(task.train) * chosen[0, 0].numel()}
+    (last,) = use.test  # of the test images of all tasks, after the last one
+    assert len(last) == ran.tasks and RunResult.read(ran.folder).prompt_use == use
+    for task, blocks in zip(ran.stream.tasks, last, strict=True):
+        assert {sum(counts.values()) for counts in blocks} == {len(task.test) * chosen[0, 0].numel()}
 
 
 @pytest.mark.bits
@@ -155,11 +163,6 @@ def test_loaded_it_says_the_same(ran):
     assert torch.equal(loaded.logits(tests), logits)
     drawings = list(tests.read(torch.arange(4), torch.device("cpu"))[:, 0].numpy())
     assert loaded.predict(drawings) == ran.learner.predict(drawings)
-
-
-def test_report(ran):
-    page = write_report(ran.folder).read_text(encoding="utf-8")
-    assert ran.learner.method.title in page and all(name in page for name in ran.learner.classes)
 
 
 def test_images_are_kept_by_who_says_so_alone(ran):
@@ -205,11 +208,12 @@ def test_options(name):
 @pytest.mark.bits
 @pytest.mark.parametrize("name", METHODS)
 def test_killed_between_two_epochs(name, tmp_path):
-    """In the middle of each task, with optimizer, teacher and all; a tiny ViT, drawings of 28 px."""
+    """In the middle of each task, one more than were planned, with optimizer, teacher and all; and what it knows then,
+    and learns next, is the same too. A tiny ViT, drawings of 28 px."""
     training = Training(**{**METHODS[name].training_defaults, "epochs": 2, "batch_size": 6, "augment": "flip"})
     drawings = open_dataset("quickdraw50", size=28)
     stream = Stream(drawings, [CLASSES] if METHODS[name].joint else TASKS, 3, 0.0, TRAIN, TEST)
-    whole = make_learner(name, training=training, **cheap(name))
+    whole, resumed = make_learner(name, training=training, tasks=2, **cheap(name)), None
     for task in stream:
         folder = tmp_path / str(task.number)
         for epoch in whole.epochs(task):
@@ -218,9 +222,12 @@ def test_killed_between_two_epochs(name, tmp_path):
         if not folder.exists():  # it trains nothing in this task, so there are no epochs
             assert task.number >= TRAINED_TASKS[name]
             continue
+        if resumed is not None and task.number == len(TASKS) - 1:
+            resumed.learn(task)
+            assert same_tensors(tensors_of(whole), tensors_of(resumed)), "resumed in the task before"
         resumed = Learner.load(folder, device="cpu", compile="off", backbone=make_vit())
         resumed.learn(task)
-        assert same_tensors(tensors_of(whole), tensors_of(resumed))
+        assert same_tensors(tensors_of(whole), tensors_of(resumed)) and resumed.images_seen == whole.images_seen
         assert whole.accuracies(stream.seen(task.number)) == resumed.accuracies(stream.seen(task.number))
 
 

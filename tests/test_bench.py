@@ -15,11 +15,9 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 import pytest
-from conftest import TINY, make_vit
 
 from vqprompt.commands import bench as bench_cli
 from vqprompt.commands.bench import read_settings
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper import pool as runner
@@ -41,11 +39,9 @@ def bench(command):
     return lambda *arguments: command("bench", *arguments)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_backbone(make_vit(TINY), path)
-    return {"backbone": str(path), "epochs": 1, "train_per_class": 4, "test_per_class": 2}
+@pytest.fixture
+def tiny(tiny_weights):
+    return {"backbone": str(tiny_weights), "epochs": 1, "train_per_class": 4, "test_per_class": 2}
 
 
 def write_run(folder: Path, run, faa: float, caa: float, done: bool = True, hardware: str = "abacus") -> None:

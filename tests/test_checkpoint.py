@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -11,29 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
+from conftest import Killed, make_learner, make_stream, make_vit, same_tensors, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+import vqprompt
 from vqprompt.core.data.images import Images
 from vqprompt.core.errors import CheckpointError, UserError
-from vqprompt.core.files import write_atomically
 from vqprompt.research.learner import checkpoint
 from vqprompt.research.learner.checkpoint import read_checkpoint, write_checkpoint
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import load_tensors
-from vqprompt.research.methods.base import Method
 from vqprompt.research.migration import upgrade_tensors
 
 OLD, NEW = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}, {"a": torch.zeros(7), "c": torch.tensor([True])}
 
 
-class Killed(BaseException):
-    """Not an Exception: nobody may catch it and tidy up."""
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def learner():
     learner = make_learner("vq-prompt")
     for task in make_stream(tasks=2):
@@ -118,24 +112,6 @@ class TestWriting:
         assert read_checkpoint(tmp_path)[1]["which"] == "newer"
         assert not list(tmp_path.glob(".state-*")), "what the killed one left is cleared away"
 
-    def test_killed_before_the_first_is_whole_leaves_none(self, tmp_path, monkeypatch):
-        def die(source, target):
-            raise Killed
-
-        monkeypatch.setattr(os, "replace", die)
-        with pytest.raises(Killed):
-            write_checkpoint(tmp_path, NEW, {})
-        with pytest.raises(CheckpointError, match=r"no checkpoint\.json here"):
-            read_checkpoint(tmp_path)
-
-    def test_text_is_written_whole_or_not_at_all(self, tmp_path, monkeypatch):
-        path = tmp_path / "metrics.json"
-        write_atomically(path, "old")
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(os, "replace", lambda *given: (_ for _ in ()).throw(Killed()))
-            write_atomically(path, "new")
-        assert path.read_text() == "old"
-
 
 class TestChecksum:
     """Everything that a checkpoint says is covered."""
@@ -192,31 +168,6 @@ class TestLeftBehind:
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.json", "state-2.safetensors"]
 
 
-def save_again_and_again(folder, times, name):
-    for i in range(times):
-        write_checkpoint(folder, {"x": torch.full((1000,), float(i))}, {"i": i, "name": name})
-
-
-class TestTogether:
-    """Several processes write and read one checkpoint."""
-
-    def test_every_read_is_of_a_whole_one_and_nothing_stays_behind(self, tmp_path):
-        write_checkpoint(tmp_path, {"x": torch.zeros(1000)}, {"i": 0, "name": "first"})
-        fork = multiprocessing.get_context("fork")
-        savers = [fork.Process(target=save_again_and_again, args=(tmp_path, 40, name)) for name in ("a", "b", "c")]
-        for saver in savers:
-            saver.start()
-        reads = 0
-        while any(saver.is_alive() for saver in savers) or not reads:
-            tensors, info = read_checkpoint(tmp_path)
-            assert (tensors["x"] == info["i"]).all()
-            reads += 1
-        for saver in savers:
-            saver.join()
-        assert [saver.exitcode for saver in savers] == [0, 0, 0]
-        assert len(list(tmp_path.iterdir())) == 2, "checkpoint.json and its tensors"
-
-
 class TestRefusals:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -249,19 +200,16 @@ class TestRefusals:
         next(folder.glob("state-*")).unlink()
         self.refused(folder, "tensors are missing; restore the file or start over")
 
-    @pytest.mark.parametrize("text", ["", '{"format": "vqprompt-check', "\x00\x01", "not json"])
-    def test_half_written_json(self, folder, text):
-        (folder / "checkpoint.json").write_text(text)
-        self.refused(folder, "not a checkpoint, or damaged")
-
-    def test_binary_where_json_should_be(self, folder):
-        (folder / "checkpoint.json").write_bytes(b"\x80\x04\x95\xff\xfe")
-        self.refused(folder, "not a checkpoint, or damaged")
-
-    @pytest.mark.parametrize("text", ["[]", "3", "null", "{}", '{"format": "something else", "version": 1}'])
-    def test_foreign_json(self, folder, text):
-        (folder / "checkpoint.json").write_text(text)
-        self.refused(folder, "not a vqprompt checkpoint")
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            *((text, "not a checkpoint, or damaged") for text in (b"", b'{"format": "vqprompt-check', b"\x80\x04\xff")),
+            *((text, "not a vqprompt checkpoint") for text in (b"[]", b"null", b'{"format": "other", "version": 1}')),
+        ],
+    )
+    def test_half_written_or_foreign_json(self, folder, text, words):
+        (folder / "checkpoint.json").write_bytes(text)
+        self.refused(folder, words)
 
     @pytest.mark.parametrize("version", [0, 3, "1"])
     def test_another_version(self, folder, version):
@@ -383,19 +331,6 @@ class TestLearner:
         with pytest.raises(UserError, match="unknown method"):
             load(tmp_path)
 
-    @pytest.mark.parametrize("method", ["vq-prompt", "coda-p", "evoprompt", "lwf", "bic", "slca"])
-    def test_loading_does_not_start_and_end_the_tasks_that_are_over(self, method, tmp_path, monkeypatch):
-        learner, called = make_learner(method), []
-        for task in make_stream():
-            learner.learn(task)
-        learner.save(tmp_path)
-        monkeypatch.setattr(Method, "start_task", lambda self, task: called.append("start"))
-        monkeypatch.setattr(Method, "end_task", lambda self: called.append("end"))
-        monkeypatch.setattr(Method, "frozen_copy", lambda self: called.append("copy"))
-        again = load(tmp_path)
-        assert called == []
-        assert same_tensors(tensors_of(learner), tensors_of(again))
-
     @pytest.mark.parametrize("method", ["lwf", "bic", "sldc"])
     def test_checkpoints_from_before_a_teacher_was_a_former_self_still_open(self, method, tmp_path):
         """In the middle of a task, as they were: a teacher of its own, no classifier from before the correction."""
@@ -428,7 +363,8 @@ class TestLearner:
 
     def test_no_module_reads_pickles_unguarded(self):
         """torch.load only with weights_only, numpy never with allow_pickle."""
-        for path in checkpoint.Path(checkpoint.__file__).parent.rglob("*.py"):
+        for path in Path(vqprompt.__file__).parent.rglob("*.py"):
             text = path.read_text()
-            assert not re.search(r"allow_pickle\s*=\s*True|pickle\.loads?\(|torch\.save\(", text), path
+            unguarded = re.search(r"allow_pickle\s*=\s*True|pickle\.loads?\(|torch\.save\(", text)
+            assert path.name == "clusters.py" or not unguarded, path  # there: messages of jobs that it started itself
             assert all("weights_only=True" in call for call in re.findall(r"torch\.load\([^\n]*", text)), path

@@ -30,7 +30,6 @@ from vqprompt.research.datasets.common import Remote
 from vqprompt.research.datasets.published import PUBLISHED, TABLES, list_cub200, read_list
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
-from vqprompt.research.methods.base import StatisticsOptions
 from vqprompt.research.results.config import resolve
 
 SIZE = 28
@@ -211,6 +210,7 @@ class TestCifar100:
         assert np.array_equal(first.store.pixels[rows].reshape(len(rows), -1), pixels), "unscaled, in the file's order"
         for layout in layouts[1:]:
             assert same(first, open_dataset(f"cifar100={layout}", SIZE)), layout
+        assert open_dataset(f"cifar100={binary}", SIZE).store.fingerprint == first.store.fingerprint != ""
 
     def test_its_own_folder_is_looked_into(self, home, tmp_path, monkeypatch):
         write_cifar_python(home / "data" / "cifar100")
@@ -220,24 +220,19 @@ class TestCifar100:
         write_cifar_binary(tmp_path / "cifar100")
         assert len(open_dataset("cifar100", SIZE).labels) == 36
 
-    def test_a_fingerprint_names_the_content(self, tmp_path):
-        a = open_dataset(f"cifar100={write_cifar_python(tmp_path / 'a')}", SIZE)
-        b = open_dataset(f"cifar100={write_cifar_binary(tmp_path / 'b')}", SIZE)
-        assert a.store.fingerprint == b.store.fingerprint != ""
-
-    @pytest.mark.parametrize("split", ["train", "test"])
-    def test_a_missing_file_is_named(self, tmp_path, split):
-        (write_cifar_python(tmp_path) / "cifar-100-python" / split).unlink()
-        refused(f"cifar100={tmp_path}", f"no file '{split}' \\(cifar-100-python\\) or '{split}.bin'")
-
-    def test_a_missing_split_of_parquet_is_named(self, tmp_path):
-        (write_cifar_parquet(tmp_path) / "cifar100" / "test-00000-of-00001.parquet").unlink()
-        refused(f"cifar100={tmp_path}", "needs parquet files of both train and test")
-
-    def test_a_truncated_binary(self, tmp_path):
-        file = write_cifar_binary(tmp_path) / "cifar-100-binary" / "test.bin"
-        file.write_bytes(file.read_bytes()[:-100])
-        refused(f"cifar100={tmp_path}", "test.bin is damaged")
+    @pytest.mark.parametrize(
+        ("write", "file", "kept", "words"),
+        [
+            (write_cifar_python, "python/train", 0, "no file 'train' \\(cifar-100-python\\) or 'train.bin'"),
+            (write_cifar_python, "python/test", 0, "no file 'test' \\(cifar-100-python\\) or 'test.bin'"),
+            (write_cifar_parquet, "test-00000-of-00001.parquet", 0, "needs parquet files of both train and test"),
+            (write_cifar_binary, "binary/test.bin", -100, "test.bin is damaged"),
+        ],
+    )
+    def test_what_is_missing_or_cut_off_is_named(self, tmp_path, write, file, kept, words):
+        (path,) = (p for p in write(tmp_path).rglob("*") if p.as_posix().endswith(file))
+        path.write_bytes(path.read_bytes()[:kept]) if kept else path.unlink()
+        refused(f"cifar100={tmp_path}", words)
 
     def test_a_truncated_archive(self, tmp_path):
         archive = pack(write_cifar_python(tmp_path / "py"), tmp_path / "cifar-100-python.tar.gz")
@@ -268,18 +263,14 @@ class TestPickles:
         assert not (tmp_path / "went off").exists()
 
     @pytest.mark.parametrize(
-        "code",
-        [b"cbuiltins\neval\n(S'1'\ntR.", b"c__builtin__\nexec\n.", b"cnumpy\nload\n.",
-         b"cnumpy.core.multiarray\nscalar\n.", b"cos\nsystem\n.",
-         b"\x80\x04\x8c\x05numpy\x8c\x06f2py.x\x93.", b"cpickle\nloads\n."],
+        ("data", "words"),
+        [*((code, "and is not read .*wants to call") for code in (
+            b"cbuiltins\neval\n(S'1'\ntR.", b"c__builtin__\nexec\n.", b"cnumpy\nload\n.", b"cos\nsystem\n.",
+            b"cnumpy.core.multiarray\nscalar\n.", b"\x80\x04\x8c\x05numpy\x8c\x06f2py.x\x93.", b"cpickle\nloads\n.")),
+         *((damaged, "") for damaged in (b"", b"junk", pickle.dumps([1] * 99)[:-20]))],
     )  # fmt: skip
-    def test_nothing_but_arrays_can_be_called(self, code):
-        with pytest.raises(ImageError, match=r"x is not a pickle of plain data and is not read .*wants to call"):
-            published.load_plain_pickle(code, "x")
-
-    @pytest.mark.parametrize("data", [b"", b"junk", pickle.dumps([1] * 99)[:-20]])
-    def test_damaged(self, data):
-        with pytest.raises(ImageError, match="x is not a pickle of plain data"):
+    def test_nothing_but_arrays_can_be_called_and_damage_is_named(self, data, words):
+        with pytest.raises(ImageError, match=f"x is not a pickle of plain data {words}"):
             published.load_plain_pickle(data, "x")
 
     def test_plain_data_is_read_whoever_wrote_it(self):
@@ -424,18 +415,6 @@ class TestCub200:
         write(write_cub(tmp_path) / "CUB_200_2011" / "images" / bad, b"junk")
         refused(f"cub200={pack(tmp_path, tmp_path.with_suffix('.tgz'))}", f"1 of 24 images.*\n.*{bad}: not an image")
 
-    def test_options_go_to_the_methods_that_have_them(self):
-        common = StatisticsOptions().rebalancing
-        for name, method in METHODS.items():
-            own, options = method.Options(), resolve({"data": "cub200=/x", "method": name}).options
-            if "tau" in options:
-                assert options["tau"] == own.tau, "a temperature belongs to a backbone, not to a data set"
-            if "rebalancing" in options:
-                expected = 2 if own.rebalancing == common else own.rebalancing.ratio
-                assert options["rebalancing"]["ratio"] == expected, name
-        assert resolve({"data": "cub200", "tau": 3}).options["tau"] == 3
-        assert resolve({"data": "cifar100"}).options["tau"] == 1
-
 
 @pytest.mark.skipif(not SHARED_CUB.exists(), reason="the real CUB-200 is not here")
 def test_the_real_cub200_is_whole():
@@ -556,12 +535,6 @@ class TestImageNetR:
         shutil.rmtree(write_imagenet(tmp_path) / "imagenet-r" / "n02066245")
         refused(f"imagenet-r={tmp_path}", "2 classes, not 3 \\(missing: 'n02066245'\\) and 10 images, not 15")
 
-    @pytest.mark.parametrize("tasks", [5, 10, 20])
-    def test_defaults(self, tasks):
-        assert resolve({"data": "imagenet-r"}).tasks == 10
-        config = resolve({"data": "imagenet-r", "tasks": tasks})
-        assert (config.batch_size, config.tasks, config.test_crop) == (64, tasks, 0.875)
-
 
 @pytest.mark.usefixtures("small_imagenet")
 class TestImageNetA:
@@ -630,10 +603,6 @@ class TestVtab:
     def test_by_hand(self, home):
         message = refused("vtab", "cannot be downloaded")
         assert "drive.google.com" in message and str(home / "data" / "vtab") in message
-
-    def test_defaults(self):
-        config = resolve({"data": "vtab"})
-        assert (config.tasks, config.batch_size) == (5, 8)
 
 
 # ---------------------------------------------------------------------------------------------- parquet
@@ -758,7 +727,10 @@ class TestNames:
         for data in ("cifar100", "cifar100=/somewhere"):
             config = resolve({"data": data})
             assert (config.tasks, config.batch_size, config.test_crop, config.size) == (10, 128, 0.0, 224)
-        assert resolve({"data": "imagenet-a"}).tasks == 20
+        for data, tasks, batch_size in (("imagenet-r", 10, 64), ("vtab", 5, 8), ("imagenet-a", 20, 64)):
+            config = resolve({"data": data})
+            assert (config.tasks, config.batch_size) == (tasks, batch_size)
+        assert (resolve({"data": "imagenet-r", "tasks": 5}).tasks, config.test_crop) == (5, 0.875), "given"
         for name in DATASETS:
             for method in METHODS:
                 assert resolve({"data": name, "method": method}).data == name

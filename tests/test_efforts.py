@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_vit
 from drawings import write_drawings
 from safetensors import safe_open
 
 from vqprompt import Model
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import efforts, ingest, teaching, trained
 from vqprompt.product.model.calibration import Measurements
@@ -37,16 +35,8 @@ def briefly():
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    """Of a network that is small enough to be trained in no time."""
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_backbone(make_vit(), path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def fresh(weights) -> Callable[[], Model]:
-    return lambda: Model(weights, device="cpu")
+def fresh(tiny_weights) -> Callable[[], Model]:
+    return lambda: Model(tiny_weights, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -369,9 +359,9 @@ def test_many_pictures_lie_in_a_file_without_a_name_or_in_memory(fresh, folders,
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_says_how_long_and_what_was_done(folders, weights, command, tmp_path):
+def test_the_command_says_how_long_and_what_was_done(folders, tiny_weights, command, tmp_path):
     model = tmp_path / "drawings.vqp"
-    status, out, err = command("learn", model, folders["first"], "--backbone", weights, "--effort", "good")
+    status, out, err = command("learn", model, folders["first"], "--backbone", tiny_weights, "--effort", "good")
     assert status == 0 and "16 images of 2 classes (2 new) at effort good: about" in err
     assert "accuracy now" in out
     status, out, _ = command("show", model)
@@ -382,14 +372,14 @@ def test_the_command_says_how_long_and_what_was_done(folders, weights, command, 
     assert status == 0 and "To leave no trace, make a new model" in out
 
 
-def test_all_broken_images_are_named_before_anything_is_learned(weights, command, tmp_path):
+def test_all_broken_images_are_named_before_anything_is_learned(tiny_weights, command, tmp_path):
     folder = write_drawings(tmp_path / "images", FIRST, range(3))
     (folder / "apple" / "a.png").write_bytes(b"no image")
     (folder / "bicycle" / "b.png").write_bytes(b"\x89PNG no")
     (folder / "bicycle" / "c.png").write_bytes(b"")
-    status, _, err = command("learn", tmp_path / "m.vqp", folder, "--backbone", weights)
+    status, _, err = command("learn", tmp_path / "m.vqp", folder, "--backbone", tiny_weights)
     assert status == 2 and "3 of 9 images cannot be used" in err and "--skip-broken" in err
     assert all(name in err for name in ("a.png", "b.png", "c.png")) and "about" not in err
     assert not (tmp_path / "m.vqp").exists()
-    status, out, _ = command("learn", tmp_path / "m.vqp", folder, "--backbone", weights, "--skip-broken")
+    status, out, _ = command("learn", tmp_path / "m.vqp", folder, "--backbone", tiny_weights, "--skip-broken")
     assert status == 0 and "learned 6 images" in out and out.count("left out:") == 3

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +16,7 @@ from sklearn.datasets import load_digits, load_iris
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from vqprompt import ClosedFormClassifier, Model, VQPromptClassifier
@@ -78,15 +76,6 @@ def test_any_order_and_number_of_parts_gives_the_same_classifier(seed, parts, pr
     assert more.classes_.tolist() == once.classes_.tolist()
     assert more.shrinkage_ == pytest.approx(once.shrinkage_, rel=1e-6)
     np.testing.assert_allclose(more.predict_proba(X), once.predict_proba(X), atol=1e-6)
-
-
-def test_classes_join_one_after_the_other():
-    X, y = load_digits(return_X_y=True)
-    ours = ClosedFormClassifier(0.1)
-    for digit in (7, 3, 9, 0, 1, 2, 4, 5, 6, 8):
-        ours.partial_fit(X[y == digit], y[y == digit])
-        assert digit in ours.classes_ and ours.classes_.tolist() == sorted(ours.classes_)
-    np.testing.assert_allclose(ours.predict_proba(X), ClosedFormClassifier(0.1).fit(X, y).predict_proba(X), atol=1e-9)
 
 
 def test_announced_classes_are_not_predicted_before_they_come():
@@ -241,18 +230,11 @@ def test_grid_search_in_a_pipeline(files):
     assert search.predict(paths[:2]).shape == (2,)
 
 
-def test_features_feed_other_estimators(files):
-    paths, labels = files
-    ours = VQPromptClassifier(**TINY).fit(paths, labels)
-    chain = make_pipeline(StandardScaler(), ClosedFormClassifier())
-    assert chain.fit(ours.transform(paths), labels).score(ours.transform(paths), labels) > 0.8
-
-
 def test_unknown_can_be_an_answer(files):
     paths, labels = files
     ours = VQPromptClassifier(**TINY, unknown="unknown").fit(paths, labels)
     noise = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 3), dtype=np.uint8)
-    assert "unknown" in ours.predict(noise) or (ours._judged(noise)[1] >= 0).all()
+    assert set(ours.predict(noise)) == {"unknown"}
     assert set(ours.set_params(unknown=None).predict(noise)) <= set(NAMES)
 
 
@@ -271,8 +253,3 @@ def test_unknown_can_be_an_answer(files):
 def test_bad_images_are_refused_in_words(X, y, words):
     with pytest.raises(ValueError, match=words):
         VQPromptClassifier(**TINY).fit(X, y)
-
-
-def test_importing_the_package_does_not_import_scikit_learn():
-    code = "import sys, vqprompt; assert 'sklearn' not in sys.modules; assert vqprompt.VQPromptClassifier"
-    subprocess.run([sys.executable, "-c", code], check=True)

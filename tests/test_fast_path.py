@@ -160,11 +160,3 @@ def test_recorded_losses_are_those_of_each_step(monkeypatch):
     assert [len(losses["task"]) for losses in replayed] == [4] * 9
     for a, b in zip(replayed, plain, strict=True):
         assert {name: pytest.approx(values, rel=1e-3, abs=1e-4) for name, values in a.items()} == b
-
-
-def test_the_last_block_alone_is_what_is_left_out():
-    """The class token computed alone equals the class token among all others."""
-    vit: ViT = make_vit()
-    x = torch.randn(3, TINY.tokens, TINY.width)
-    block = vit.blocks[-1]
-    torch.testing.assert_close(block(x, class_token_only=True), block(x)[:, :1])

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, make_vit
 
 import vqprompt
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.research.paper import clusters
 from vqprompt.research.paper.clusters import RayExecutor, SlurmExecutor, pack, unpack
@@ -28,22 +26,15 @@ SMALL = find_grid("cub200", small=True)
 MEASURED = ("images/s",)  # the one column that depends on where a run is done
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_backbone(make_vit(TINY), path)
-    return path
-
-
 def small_grid(weights: Path, seeds=(1, 2), **changes):
     settings = {"backbone": str(weights), "epochs": 1, "train_per_class": 4, "test_per_class": 2, **changes}
     return plan(SMALL, ["vq-prompt"], list(seeds), settings)
 
 
 @pytest.fixture(scope="module")
-def grid_here(weights, tmp_path_factory):
+def grid_here(tiny_weights, tmp_path_factory):
     """The runs, done on this machine, with one thread as elsewhere: another number rounds in another way."""
-    out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(weights), torch.get_num_threads()
+    out, todo, threads = tmp_path_factory.mktemp("here"), small_grid(tiny_weights), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         assert not any(isinstance(event, Failed) for _, event in LocalExecutor(1).run(todo, out))
@@ -274,10 +265,11 @@ def test_places_that_cannot_be_are_refused(command, tmp_path, options, word):
 def test_an_address_nobody_answers_is_refused_before_ray_tries(command, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "init", lambda *given, **named: pytest.fail("Ray itself would try for two minutes"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", "--on", f"ray={address}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # so that nobody else takes the port meanwhile
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        on = ["--on", f"ray={address}"]
+        status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", *on)
     assert status == 2 and f"--on ray={address}: nobody answers there" in err and "ray start --head" in err
 
 

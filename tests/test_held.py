@@ -93,8 +93,7 @@ def test_features_that_are_held_would_be_noticed():
     assert growth("linear", "crop", CLOSED_FORM) > FEATURES
 
 
-@pytest.mark.parametrize("augment", ["crop", "flip"])
-@pytest.mark.parametrize("method", ["vq-prompt-s", "coda-p", "linear"])
+@pytest.mark.parametrize(("method", "augment"), [("vq-prompt-s", "crop"), ("coda-p", "flip"), ("linear", "flip")])
 def test_where_queries_lie_changes_nothing(method, augment, monkeypatch, home):
     """In memory, in a file without a name, in a named one that is made or found, or nowhere: the same bits."""
     training = Training(epochs=2, batch_size=8, augment=augment, test_crop=0.0)

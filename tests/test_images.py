@@ -2,10 +2,7 @@
 
 import io
 import os
-import signal
 import struct
-import subprocess
-import sys
 import time
 import zipfile
 import zlib
@@ -15,13 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import command_environment
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from vqprompt.core import cache
-from vqprompt.core.backbones.registry import backbones_folder
 from vqprompt.core.data import store as images_module
 from vqprompt.core.data.decode import decode, decode_pixels, to_pixels
 from vqprompt.core.data.images import Images
@@ -177,34 +171,13 @@ class TestRefusals:
                 png(50_000, 50_000),
                 r"50000×50000 pixels is more than the 100 megapixels.*VQPROMPT_MAX_MEGAPIXELS=2500; else shrink it or",
             ),
-            (png(12_000, 9_000), r"12000×9000 pixels is more than the 100 megapixels.*shrink it or"),
             (png(20, 20, b"too little"), "damaged image"),
         ],
-        ids=["empty", "text", "truncated jpeg", "truncated png", "huge bomb", "bomb", "png without pixels"],
+        ids=["empty", "text", "truncated jpeg", "truncated png", "huge bomb", "png without pixels"],
     )
     def test_names_the_file_and_the_remedy(self, data, reason):
         with pytest.raises(ImageError, match=rf"^some/file\.jpg: .*{reason}.*take it out$"):
             decode(data, "some/file.jpg")
-
-    def test_a_bomb_is_refused_before_it_goes_off(self, monkeypatch):
-        monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-        with pytest.raises(ImageError):
-            decode(png(12_000, 9_000), "x")
-
-    @given(
-        st.sampled_from(["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"]),
-        st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6),
-        st.floats(0.1, 1),
-    )
-    @pytest.mark.filterwarnings("ignore")
-    def test_damage_of_any_kind_is_refused_or_survived(self, kind, changes, kept):
-        data = bytearray(encoded(picture(20, 16), kind))
-        for where, value in changes:
-            data[int(where * len(data))] = value
-        try:
-            assert decode(bytes(data[: int(kept * len(data))]), "x").mode == "RGB"
-        except ImageError as error:
-            assert str(error).startswith("x: ")
 
 
 # ---------------------------------------------------------------------------------------------- folders and zips
@@ -343,13 +316,6 @@ class TestBadSources:
         (tmp_path / "data.tar").write_bytes(b"x" * 100)
         self.refused(tmp_path / "data.tar", "data.tar: neither a folder nor a zip")
 
-    def test_nothing_in_it(self, tmp_path):
-        self.refused(tmp_path, "no image found; expected <class>/<image>")
-
-    def test_images_without_class_folders(self, tmp_path):
-        picture().save(tmp_path / "a.png")
-        self.refused(tmp_path, "'a.png' is not inside a class folder; expected")
-
     @pytest.mark.parametrize("place", ["bird", "wrapper/bird"])
     def test_an_empty_class(self, tmp_path, place):
         fill(tmp_path / "files" / Path(place).parent)
@@ -358,22 +324,21 @@ class TestBadSources:
         for source in (tmp_path / "files", zip_of(tmp_path / "files", tmp_path / "x.zip", directories=True)):
             self.refused(source, f"'{place}' has no image; fill it or take it out")
 
-    def test_an_empty_class_in_one_split(self, tmp_path):
-        fill(tmp_path, splits=("train", "test"))
-        (tmp_path / "test" / "bird").mkdir()
-        self.refused(tmp_path, "'test/bird' has no image")
-
-    def test_a_class_without_test_images(self, tmp_path):
-        fill(tmp_path, splits=("train", "test"))
-        (tmp_path / "train" / "bird").mkdir()
-        picture().save(tmp_path / "train" / "bird" / "0.png")
-        self.refused(tmp_path, "no test images for the class 'bird'")
-
-    def test_one_image_in_a_class(self, tmp_path):
-        fill(tmp_path)
-        (tmp_path / "bird").mkdir()
-        picture().save(tmp_path / "bird" / "0.png")
-        self.refused(tmp_path, "'bird' has a single image; it needs two")
+    @pytest.mark.parametrize(
+        ("splits", "more", "words"),
+        [
+            ((), "", "no image found; expected <class>/<image>"),
+            ((), "a.png", "'a.png' is not inside a class folder; expected"),
+            (("train", "test"), "test/bird/", "'test/bird' has no image"),
+            (("train", "test"), "train/bird/0.png", "no test images for the class 'bird'"),
+            (("",), "bird/0.png", "'bird' has a single image; it needs two"),
+        ],
+    )
+    def test_what_a_class_lacks(self, tmp_path, splits, more, words):
+        fill(tmp_path, splits=splits)
+        (tmp_path / more).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / more).mkdir(exist_ok=True) if more.endswith("/") else more and picture().save(tmp_path / more)
+        self.refused(tmp_path, words)
 
     @pytest.mark.parametrize("split", ["train", "test"])
     def test_one_split_without_the_other(self, tmp_path, split):
@@ -469,21 +434,16 @@ class TestStore:
         store = Store(pixels, np.ones(10), "")
         assert store.read(np.array(wanted))[:, 0, 0, 0].tolist() == wanted
 
-    def test_joined_stores_read_as_one(self):
-        a, b = (Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.ones(4), "") for s in (0, 10))
-        joined = Images.concatenate([Images(a, np.array([3, 1]), np.zeros(2)), Images(b, np.arange(4), np.ones(4))])
-        assert len(joined) == 6 and joined.labels.tolist() == [0, 0, 1, 1, 1, 1]
-        index = torch.tensor([5, 0, 2, 1, 0])
-        assert joined.read(index, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 3]
-
     def test_joined_images_can_do_what_others_can(self):
         a, b = (
             Store(np.arange(s, s + 4, dtype=np.uint8).reshape(4, 1, 1, 1), np.arange(1.0, 5), f"{s}") for s in (0, 10)
         )
         joined = Images.concatenate([Images(a, np.array([3, 1]), np.zeros(2)), Images(b, np.arange(4), np.ones(4))])
         assert joined.named and joined.key == Images.concatenate([joined]).key and len(joined.digest()) == 16
+        assert len(joined) == 6 and joined.labels.tolist() == [0, 0, 1, 1, 1, 1]
         assert joined.rows.tolist() == [3, 1, 0, 1, 2, 3] and joined.aspect.tolist() == [4, 2, 1, 2, 3, 4]
         index = torch.tensor([5, 0, 2, 1, 1])
+        assert joined.read(index, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 1]
         some = joined.take(index)
         everything = torch.arange(len(some))
         assert some.read(everything, torch.device("cpu")).flatten().tolist() == [13, 3, 10, 1, 1]
@@ -581,26 +541,6 @@ class TestStore:
             build_store(Source(folder), SIDE, progress)
         assert not list((home / "images").iterdir())
 
-    def test_a_killed_decode_leaves_no_store(self, tmp_path, home, decoded):
-        folder = fill(tmp_path)
-        code = """
-            import os, signal, sys
-            from vqprompt.core.data import decode, source, store
-            plain, count = decode.to_pixels, iter(range(6))
-            def die(image, side):
-                if next(count, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return plain(image, side)
-            decode.to_pixels = die
-            store.build_store(source.Source(sys.argv[1]), int(sys.argv[2]))
-        """
-        code = "\n".join(line[12:] for line in code.splitlines())
-        done = subprocess.run([sys.executable, "-c", code, str(folder), str(SIDE)], env=command_environment(home))
-        assert done.returncode == -signal.SIGKILL
-        assert [p for p in (home / "images").iterdir() if "partial" not in p.name] == []
-        store = build_store(Source(folder), SIDE)
-        assert len(decoded) == 10 and all(pixels.any() for pixels in store.pixels)
-
     def test_what_a_killed_decode_left_goes_after_a_day(self, tmp_path, home):
         (home / "images").mkdir(parents=True)
         old, new = (home / "images" / f".{name}.npy.elsewhere.1.0.partial" for name in ("old", "new"))
@@ -614,11 +554,3 @@ class TestStore:
         seen = []
         build_store(Source(fill(tmp_path)), SIDE, seen.append)
         assert seen == [Progress(Stage.DECODING, i, 10) for i in range(1, 11)]
-
-
-def test_a_home_below_one_s_own(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("VQPROMPT_HOME", "~/kept")
-    assert cache.cache_folder() == tmp_path / "kept" and backbones_folder() == tmp_path / "kept" / "backbones"
-    monkeypatch.setenv("VQPROMPT_HOME", "")
-    assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 import requests
+from conftest import write_entry_points
 from drawings import write_drawings
 from serving import serving
 
@@ -33,15 +33,11 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory):
     """The example package, as pip would install it: its folder can be imported from, and its entry points are found."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    about = tmp_path_factory.mktemp("installed") / "vqprompt_label_studio-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = project["entry-points"]["vqprompt.serve"].items()
-    (about / "entry_points.txt").write_text("\n".join(["[vqprompt.serve]", *(f"{name} = {at}" for name, at in points)]))
+    folder = tmp_path_factory.mktemp("installed")
+    write_entry_points(folder, EXAMPLE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLE)
-        patch.syspath_prepend(about.parent)
+        patch.syspath_prepend(folder)
         yield
 
 
@@ -126,7 +122,7 @@ def test_what_label_studio_answers_may_be_anything_and_the_tasks_wait(connected,
         event = {"action": "ANNOTATION_CREATED", "project": {"id": 1}, "task": {"id": 2}}
         for _ in range(2):
             assert client.post("/label-studio/m/webhook", json=event).status_code == 201
-            assert wait_for(lambda: "trying again with the next annotation" in capsys.readouterr().err, 10)
+            assert wait_for(lambda: "trying again with the next annotation" in capsys.readouterr().err)
         (waiting,) = vqprompt_label_studio._waiting.values()
         assert waiting.annotated == {(1, 2)} and not waiting.teaching.locked()
 

@@ -41,41 +41,20 @@ class TestPredict:
         assert torch.equal(by_array, learner.predict_proba(paths))
         assert torch.equal(by_array, learner.predict_proba([str(p) for p in paths]))
         assert torch.equal(by_array, learner.predict_proba([Image.fromarray(p) for p in pictures]))
-        assert learner.predict(paths) == [learner.classes[i] for i in by_array.argmax(1)]
+        assert learner.predict(paths) == [learner.classes[i] for i in by_array.argmax(1)] and learner.predict([]) == []
 
-    def test_scores_are_probabilities_of_every_class(self, learner, pictures):
+    def test_scores_are_probabilities_of_every_class_and_nothing_is_kept(self, learner, pictures, home):
+        before = dict(learner.known_queries.kept)
         scores = learner.predict_proba(pictures)
         assert scores.shape == (5, 6)
         torch.testing.assert_close(scores.sum(1), torch.ones(5))
         assert not torch.allclose(scores[0], scores[1], atol=1e-4)
-
-    @pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16"])
-    def test_unusual_images_are_read_alike_from_file_and_memory(self, learner, tmp_path, mode):
-        rng = np.random.default_rng(2)
-        channels = {"RGBA": (4, np.uint8), "LA": (2, np.uint8), "I;16": (1, np.uint16)}[mode]
-        image = Image.fromarray(
-            rng.integers(0, np.iinfo(channels[1]).max, (20, 20, channels[0]), channels[1]).squeeze()
-        )
-        assert image.mode == mode
-        image.save(tmp_path / "x.png")
-        assert torch.equal(learner.predict_proba([image]), learner.predict_proba([tmp_path / "x.png"]))
-
-    def test_grey_arrays(self, learner, pictures):
-        grey = pictures[0][..., 0]
-        assert torch.equal(learner.predict_proba([grey]), learner.predict_proba([np.stack([grey] * 3, -1)]))
+        assert learner.known_queries.kept == before and not list(home.rglob("*.npy"))
 
     def test_alone_or_in_company(self, learner, pictures):
         torch.testing.assert_close(
             learner.predict_proba(pictures)[2:3], learner.predict_proba(pictures[2:3]), rtol=1e-3, atol=1e-4
         )
-
-    def test_nothing_asked_nothing_said(self, learner):
-        assert learner.predict([]) == []
-
-    def test_nothing_of_it_is_kept(self, learner, pictures, home):
-        before = dict(learner.known_queries.kept)
-        learner.predict(pictures)
-        assert learner.known_queries.kept == before and not list(home.rglob("*.npy"))
 
     @pytest.mark.parametrize(
         ("shape", "dtype"), [((8, 8, 3), "float32"), ((8,), "uint8"), ((8, 8, 2), "uint8"), ((1, 8, 8, 3), "uint8")]

@@ -8,7 +8,7 @@ import torch
 from conftest import TINY, make_stream, make_vit
 from torch import nn
 
-from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.evoprompt import EvoOptions, EvoPrompt, PromptMemory, compose, match
@@ -44,60 +44,6 @@ def differ(before: list[torch.Tensor], module: nn.Module) -> bool:
     return any(not torch.equal(a, b) for a, b in zip(before, states(module), strict=True))
 
 
-@pytest.fixture(params=["hide-prompt", "evoprompt"])
-def name(request):
-    return request.param
-
-
-def test_saved_and_loaded_says_the_same(name, tmp_path):
-    learner, stream = make_learner(name), make_stream()
-    for task in stream:
-        learner.learn(task)
-        if task.number == 1:
-            break
-    learner.save(tmp_path)
-    again = Learner.load(tmp_path, device="cpu", backbone=make_vit())
-    for task in stream.seen(1):
-        assert torch.equal(learner.logits(task.test), again.logits(task.test))
-    for one in (learner, again):  # and goes on the same way
-        for task in stream.start_at(2):
-            one.learn(task)
-    assert torch.equal(learner.logits(stream.tasks[0].test), again.logits(stream.tasks[0].test))
-
-
-def test_a_task_that_was_interrupted_ends_the_same(name, tmp_path):
-    stream = make_stream()
-
-    def learn(stop: bool) -> Learner:
-        learner = make_learner(name)
-        for task in stream.start_at(0):
-            interrupted = stop and task.number == 1
-            if not interrupted:
-                learner.learn(task)
-            else:
-                next(learner.epochs(task))
-                learner.save(tmp_path)
-                learner = Learner.load(tmp_path, device="cpu", backbone=make_vit())
-                learner.learn(task)
-            if task.number == 1:
-                return learner
-        raise AssertionError
-
-    whole, resumed = learn(stop=False), learn(stop=True)
-    for key, value in whole.method.state_dict().items():
-        assert torch.equal(value, resumed.method.state_dict()[key]), key
-
-
-def test_more_tasks_than_planned(name, tmp_path):
-    learner, stream = make_learner(name, tasks=2), make_stream(3)
-    for task in stream:
-        learner.learn(task)
-    learner.save(tmp_path)
-    again = Learner.load(tmp_path, device="cpu", backbone=make_vit())
-    assert learner.logits(stream.tasks[2].test).shape[1] == 6
-    assert torch.equal(learner.logits(stream.tasks[2].test), again.logits(stream.tasks[2].test))
-
-
 # ---------------------------------------------------------------------------------------------- HiDe-Prompt
 
 
@@ -123,22 +69,11 @@ def spy_on_prompts(monkeypatch, vit: ViT) -> list:
     return seen
 
 
-def test_hide_has_the_papers_number_of_parameters():
-    """Appendix, prompt configurations: N = 10, L_p = 40 (CIFAR-100: 10) in five blocks of ViT-B."""
-    with torch.device("meta"):
-        vit = ViT(ViTConfig(width=768, depth=12, heads=12, patch=16))
-        counts = HidePrompt(vit, HidePrompt.Options(), 10).parameter_counts()
-        short = HidePrompt(vit, HidePrompt.Options(length=10), 10).parameter_counts()
-    assert counts["prompting"] == 10 * 5 * 40 * 768 == 1_536_000
-    assert short["prompting"] == 10 * 5 * 10 * 768
-    mapping = 768 * 1536 + 1536 + 1536 * 768 + 768 + 2 * 768
-    assert counts["classifier"] == mapping  # no classes yet
-    assert counts["backbone"] == sum(p.numel() for p in vit.parameters())
-
-
 def test_hide_counts_one_prompt_and_both_classifiers_as_learning():
-    method = make_hide(identity_mlp=False)
-    assert method.parameter_counts()["trainable"] == 5 * 4 * WIDTH + 2 * (6 * WIDTH + 6)
+    one, heads = 5 * 4 * WIDTH, 2 * (6 * WIDTH + 6)
+    assert make_hide(identity_mlp=False).parameter_counts()["trainable"] == one + heads
+    mlp = WIDTH * 2 * WIDTH + 2 * WIDTH + 2 * WIDTH * WIDTH + WIDTH + 2 * WIDTH  # two layers and a norm
+    assert make_hide().parameter_counts().items() >= {"prompting": 3 * one, "classifier": heads + mlp}.items()
 
 
 def test_hide_infers_the_task_and_then_picks_its_prompt(monkeypatch):
@@ -275,16 +210,11 @@ def test_hide_closed_form_needs_a_linear_identity_classifier():
 # ---------------------------------------------------------------------------------------------- EvoPrompt
 
 
-def test_evo_number_of_parameters():
-    with torch.device("meta"):
-        vit = ViT(ViTConfig(width=768, depth=12, heads=12, patch=16))
-        method = EvoPrompt(vit, EvoOptions(), 10)
-    assert method.parameter_counts()["prompting"] == 12 * (768 * 16 + 16 * 5 * 768) == 884_736
-    assert method.parameter_counts()["classifier"] == 0
-    small = EvoPrompt(make_vit(), EvoOptions(hidden=4, length=3), 2)
-    small.start_task(TaskInfo(0, 0, 2))
-    assert small.parameter_counts()["prompting"] == DEPTH * (WIDTH * 4 + 4 * 3 * WIDTH)
-    assert small.parameter_counts()["trainable"] == small.parameter_counts()["prompting"] + 2 * (WIDTH + 1)
+def test_evo_counts_its_memory_and_the_classifier_as_learning():
+    method = EvoPrompt(make_vit(), EvoOptions(hidden=4, length=3), 2)
+    method.start_task(TaskInfo(0, 0, 2))
+    counts = method.parameter_counts()
+    assert counts["prompting"] == DEPTH * (WIDTH * 4 + 4 * 3 * WIDTH) == counts["trainable"] - 2 * (WIDTH + 1)
 
 
 def test_evo_prompt_is_the_networks_answer_to_the_query():

@@ -2,36 +2,24 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import QUICK, make_learner, make_stream, make_vit
 
-from vqprompt import Learner
 from vqprompt.core.backbones.vit import ViT, ViTConfig
-from vqprompt.core.data.store import Store
-from vqprompt.core.data.stream import Dataset, Stream
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.coda import nonorthogonality, orthogonal_rows
 from vqprompt.research.methods.task import TaskInfo
-from vqprompt.research.training.settings import Training
 from vqprompt.research.training.view import View
 
 WIDTH, BATCH = 32, 6
-NAMES = ["l2p++", "deep-l2p++", "l2p++-v2", "dualprompt", "coda-p"]
-TINY = {"coda-p": {"pool": 8}}  # the others' own settings are small enough
-
-
-def tiny_vit():
-    torch.manual_seed(0)
-    return ViT(ViTConfig(width=WIDTH, depth=6, heads=2, patch=14, image_size=28)).requires_grad_(False)
 
 
 def make(name, tasks=2, **options):
-    torch.manual_seed(1)
     method_class = METHODS[name]
-    return method_class(tiny_vit(), method_class.Options(**options), tasks)
+    return method_class(make_vit(), method_class.Options(**options), tasks)
 
 
 def make_view(vit, task=None, labels=None, query=None):
@@ -57,21 +45,6 @@ def see_prompts(method, monkeypatch):
 def cosine_of(a, b):
     a, b = a.double(), b.double()
     return float(a @ b / math.sqrt(float(a @ a) * float(b @ b)))
-
-
-@pytest.fixture(scope="module")
-def stream():
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(6), 6)
-    pixels = np.clip(rng.normal(40 * labels[:, None, None, None], 30, (36, 3, 32, 32)), 0, 255).astype(np.uint8)
-    data = Dataset("squares", list("abcdef"), Store(pixels, np.ones(36), ""), labels, np.arange(36) % 6 >= 4)
-    return Stream(data, tasks=3)
-
-
-def make_learner(name, tasks=3, weight_decay=0.0, **options):
-    settings = Training(epochs=2, batch_size=4, lr=0.01, augment="none", weight_decay=weight_decay)
-    options = TINY.get(name, {}) | options
-    return Learner(tiny_vit(), name, tasks=tasks, training=settings, device="cpu", compile="off", **options)
 
 
 def own_tensors(module):
@@ -126,9 +99,9 @@ def test_the_key_loss_pulls_the_chosen_keys_to_the_queries_and_no_others():
         assert now > then
 
 
-def test_l2p_v2_keeps_statistics_of_every_class_and_rebalances_with_them(stream):
+def test_l2p_v2_keeps_statistics_of_every_class_and_rebalances_with_them():
     learners = {name: make_learner(name) for name in ("l2p++", "l2p++-v2")}
-    for task in stream:
+    for task in make_stream():
         for learner in learners.values():
             learner.learn(task)
         plain, rebalanced = (learner.method for learner in learners.values())
@@ -274,72 +247,30 @@ def test_codas_penalty_is_zero_for_orthonormal_rows_and_positive_otherwise():
 # ---------------------------------------------------------------------------------------------- what several share
 
 
-@pytest.mark.parametrize(("name", "parts"), [("coda-p", "components"), ("dualprompt", "experts")])
-def test_what_earlier_tasks_learned_stays_to_the_bit_even_under_weight_decay(name, parts, stream):
-    options = {"orthogonality_weight": 0.1} if name == "coda-p" else {}
-    learner = make_learner(name, weight_decay=0.1, **options)
-    kept = []
-    for task in stream:
-        learner.learn(task)
-        now = [own_tensors(part) for part in getattr(learner.method, parts)]
-        for number, old in enumerate(kept):
-            assert all(torch.equal(old[key], now[number][key]) for key in old)
-        kept = now[: task.number + 1]
-    fresh = make_learner(name, weight_decay=0.1, **options)  # and the task's own did learn
-    fresh.method.start_task(TaskInfo(0, 0, 2))
-    first = own_tensors(getattr(fresh.method, parts)[0])
-    assert not any(torch.equal(first[key], kept[0][key]) for key in first)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_loaded_learner_scores_the_same_and_goes_on_the_same(name, stream, tmp_path):
-    learner = make_learner(name)
-    tasks = iter(stream)
-    for _ in range(2):
-        learner.learn(next(tasks))
-    learner.save(tmp_path)
-    loaded = Learner.load(tmp_path, device="cpu", compile="off", backbone=tiny_vit())
-    test = stream.tasks[0].test
-    assert torch.equal(loaded.logits(test), learner.logits(test))
-    assert loaded.method.parameter_counts() == learner.method.parameter_counts()
-    last = next(tasks)
-    learner.learn(last)
-    loaded.learn(last)
-    one, other = own_tensors(learner.method), own_tensors(loaded.method)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.parametrize("name", ["dualprompt", "coda-p"])
-def test_more_tasks_than_planned_can_be_learned(name, stream, tmp_path):
-    learner = make_learner(name, tasks=2)
-    for task in stream:
-        learner.learn(task)
-        use = learner.prompt_use(task.train)
-    learner.save(tmp_path)
-    loaded = Learner.load(tmp_path, device="cpu", compile="off", backbone=tiny_vit())
-    assert torch.equal(loaded.logits(task.test), learner.logits(task.test))
-    parts = loaded.method.experts if name == "dualprompt" else loaded.method.components
-    assert len(parts) == 3
-    if name == "dualprompt":
-        assert [sum(block) for block in use] == [len(task.train)] * 3
-    else:
-        assert use is None  # nothing is chosen
-
-
-def test_prompt_use_counts_five_prompts_per_image(stream):
-    learner = make_learner("deep-l2p++")
-    task = next(iter(stream))
-    learner.learn(task)
-    use = learner.prompt_use(task.train)
-    assert [len(block) for block in use] == [30] * 5
-    assert [sum(block) for block in use] == [5 * len(task.train)] * 5
+@pytest.mark.parametrize(
+    ("name", "parts", "options"),
+    [("coda-p", "components", {"pool": 8, "orthogonality_weight": 0.1}), ("dualprompt", "experts", {})],
+)
+def test_what_earlier_tasks_learned_stays_to_the_bit_even_under_weight_decay(name, parts, options):
+    learner, kept = make_learner(name, training=QUICK.model_copy(update={"weight_decay": 0.1}), **options), []
+    earlier: dict = {}
+    for task in make_stream():
+        for epoch in learner.epochs(task):
+            now = [own_tensors(part) for part in getattr(learner.method, parts)]
+            assert all(torch.equal(old[key], part[key]) for old, part in zip(kept, now, strict=False) for key in old)
+            if epoch.number:  # and the task's own learn
+                own = now[task.number]
+                assert not any(torch.equal(own[key], earlier[key]) for key in own)
+            earlier = now[task.number]
+        kept.append(earlier)
 
 
 @pytest.mark.parametrize(
     ("name", "tasks", "count"),
     [
         ("vq-prompt", 10, 5 * (10 * 768 + 10 * 8 * 768)),
+        ("hide-prompt", 10, 1_536_000),
+        ("evoprompt", 10, 12 * (768 * 16 + 16 * 5 * 768)),
         ("l2p++", 10, 30 * 20 * 768 + 30 * 768),
         ("l2p++-v2", 10, 30 * 20 * 768 + 30 * 768),
         ("deep-l2p++", 10, 5 * (30 * 20 * 768 + 30 * 768)),

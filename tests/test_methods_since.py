@@ -463,8 +463,8 @@ class TestMovingMemory:
 
     @pytest.mark.parametrize("method", ["moving-prompts", "moving-weights"])
     @pytest.mark.parametrize(
-        ("classes", "tasks", "images"), [(6, 6, 8), (12, 4, 2), (200, 100, 3)],
-        ids=["one class per task", "two images per class", "100 tasks"],
+        ("classes", "tasks", "images"), [(6, 6, 8), (12, 4, 2), (100, 50, 3)],
+        ids=["one class per task", "two images per class", "50 tasks"],
     )  # fmt: skip
     def test_it_never_falls_below_the_closed_form_on_frozen_features(self, method, classes, tasks, images):
         data = make_dataset(classes, images, 4, noise=60)
@@ -535,10 +535,3 @@ class TestMovingMemory:
         assert same_tensors(dict(learner.method.frozen.state_dict()), dict(start))
         again = Learner.load(tmp_path / "reduced", backbone=make_vit(), device="cpu", compile="off")
         assert same_tensors(tensors_of(again), tensors_of(learner))
-
-    def test_which_blocks(self):
-        learner = make_learner("moving-prompts", blocks=[1, 3])
-        learner.method.start_task(TaskInfo(0, 0, 2))
-        assert learner.method.pool.prompts.shape[0] == 2 and make_learner(
-            "moving-prompts"
-        ).method.options.blocks == list(range(6))

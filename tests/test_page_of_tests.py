@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, precision_score
+from test_report import Page
 
 from vqprompt import Model
 from vqprompt.product.evaluation.measure import Evaluation, ImageAnswer, Share, evaluate
@@ -143,39 +143,16 @@ def test_all_classes_are_in_sight_and_figures_say_of_how_many_images(tmp_path):
         page.close()
 
 
-class Balanced(HTMLParser):
-    """Every element that is opened is closed."""
-
-    VOID = {"meta", "img", "input", "br"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        pass
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def test_two_hundred_classes_and_evil_names(tmp_path):
     rng = np.random.default_rng(0)
     classes = tuple(sorted(f"<script>alert({i})</script> & bird" for i in range(200)))
     labels = [classes[i % 200] for i in range(2000)]
     answers = [label if rng.random() < 0.8 else classes[rng.integers(200)] for label in labels]
     found = made_up(labels, answers, classes)
-    page = write_page(found, tmp_path / "test.html", "<i>model", "<u>folder", None).read_text()
+    page = Page(write_page(found, tmp_path / "test.html", "<i>model", "<u>folder", None)).source
     assert "<script" not in page and "<i>model" not in page and "There is no figure from the teaching" in page
     assert page.count(" named &lt;script") == np.count_nonzero(found.confusion), "only cells with an image are drawn"
     assert 'id="z3"' in page and len(page) < 2_000_000
-    parser = Balanced()
-    parser.feed(page)
-    assert parser.open == []
 
 
 def test_tables_survive_odd_names():

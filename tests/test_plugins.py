@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from conftest import write_entry_points
 
 from vqprompt.core import plugins
 from vqprompt.core.errors import UserError
@@ -27,18 +28,23 @@ BROKEN = {  # an installed package whose only module cannot be imported, and whi
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The examples, installed by pip into a folder beside the broken package; the environment that finds all."""
-    folder = tmp_path_factory.mktemp("installed")
-    source = tmp_path_factory.mktemp("source")  # pip builds in the source folder
-    sources = [shutil.copytree(ROOT / "examples" / name, source / name) for name in EXAMPLES]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", folder, *sources], check=True)
+def installed(request, tmp_path_factory):
+    """The examples beside the broken package, in the environment that finds all. pip installs them where that is slow
+    anyway; otherwise only what it would write is written."""
+    folder, by_pip = tmp_path_factory.mktemp("installed"), getattr(request, "param", None) == "by pip"
+    paths = [str(ROOT), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if by_pip:
+        source = tmp_path_factory.mktemp("source")  # pip builds in the source folder
+        sources = [shutil.copytree(ROOT / "examples" / name, source / name) for name in EXAMPLES]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
+        subprocess.run([*pip, "--target", folder, *sources], check=True)
+    for example in (ROOT / "examples" / name for name in EXAMPLES if not by_pip):
+        write_entry_points(folder, example)
+        paths.append(str(example))
     (folder / "cracked.py").write_text("import a_module_that_nobody_has")
     (folder / "broken-0.3.dist-info").mkdir()
     for name, text in BROKEN.items():
         (folder / "broken-0.3.dist-info" / name).write_text(text)
-    paths = [str(ROOT), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "120"}
 
 
@@ -50,6 +56,7 @@ def vqprompt(environment, *arguments, status=0):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("installed", ["by pip"], indirect=True)
 def test_an_installed_package_brings_a_method_and_a_data_set(installed, tmp_path):
     """Listed, run, in a table of the paper, and loaded in Python; a broken package does not get in the way."""
     listed = vqprompt(installed, "methods")

@@ -11,6 +11,7 @@ from conftest import command_environment
 from test_images import fill
 
 from vqprompt.core import cache, files
+from vqprompt.core.backbones.registry import backbones_folder
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime import device as devices
 from vqprompt.core.runtime.device import Runtime, pick_device, pick_precision
@@ -98,7 +99,9 @@ class TestCacheFolder:
     def test_where_the_user_says(self, tmp_path, monkeypatch):
         (tmp_path / ".cache" / "vqprompt").mkdir(parents=True)
         monkeypatch.setenv("VQPROMPT_HOME", "~/mine")
-        assert cache.cache_folder() == tmp_path / "mine"
+        assert cache.cache_folder() == tmp_path / "mine" and backbones_folder() == tmp_path / "mine" / "backbones"
+        monkeypatch.setenv("VQPROMPT_HOME", "")
+        assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path):

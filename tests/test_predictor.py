@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, make_learner, make_stream, make_vit, same_tensors, tensors_of
+from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 
-from vqprompt.research.learner import Learner, Predictor
+from vqprompt.research.learner import Predictor
 
 pytestmark = pytest.mark.bits
-METHODS = ["vq-prompt", "hide-prompt", "ft", "bic"]  # frozen backbones, tuned ones, and one that keeps images
+METHODS = ["hide-prompt", "bic"]  # a frozen backbone with two classifiers; a tuned one, and images that are kept
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_loading_in_another_thread_does_not_disturb_the_learner(tmp_path, pictur
     assert loaded and same_tensors(tensors_of(learner), tensors_of(alone))
 
 
-@pytest.mark.parametrize("method", ["vq-prompt", "lwf", "slca"])
+@pytest.mark.parametrize("method", ["vq-prompt", "lwf"])
 def test_from_a_checkpoint_in_mid_task(method, tmp_path, pictures):
     learner, tasks = make_learner(method), iter(make_stream())
     learner.learn(next(tasks))
@@ -116,19 +116,8 @@ def test_from_a_checkpoint_in_mid_task(method, tmp_path, pictures):
     predictor = Predictor.load(tmp_path, device="cpu", compile="off", backbone=make_vit())
     assert len(predictor.classes) == 2, "the classes that are half learned do not count"
     assert torch.equal(predictor.predict_proba(pictures), expected)
-    assert not [name for name in predictor._evaluator.method.state_dict() if name.startswith("former")]
-
-
-def test_from_a_finished_learner(tmp_path, pictures):
-    learner = make_learner(training=QUICK)
-    for task in make_stream():
-        learner.learn(task)
-    learner.save(tmp_path)
-    predictor = Predictor.load(tmp_path, device="cpu", compile="off", backbone=make_vit())
-    again = Learner.load(tmp_path, device="cpu", compile="off", backbone=make_vit())
-    assert torch.equal(predictor.predict_proba(pictures), learner.predict_proba(pictures))
-    assert torch.equal(again.predictor().predict_proba(pictures), learner.predict_proba(pictures))
     assert torch.equal(predictor.predict_proba(pictures[0]), predictor.predict_proba(pictures[:1])), "one alone, too"
+    assert not [name for name in predictor._evaluator.method.state_dict() if name.startswith("former")]
 
 
 def test_loading_leaves_the_caller_s_randomness_alone(tmp_path):

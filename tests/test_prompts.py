@@ -15,7 +15,6 @@ from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.prompts import PromptPool, Spread
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.methods.vq_prompt import VQPrompt
-from vqprompt.research.results.config import resolve
 from vqprompt.research.training.view import View
 
 BLOCKS, SIZE, LENGTH, WIDTH, BATCH = 3, 5, 4, 8, 6
@@ -88,10 +87,6 @@ class TestNearest:
             for m in range(blocks):
                 distances = [float((soft[b, m] - pool.prompts[m, j].detach()).norm()) for j in range(size)]
                 assert distances[found[b, m]] <= min(distances) + 1e-9
-
-    def test_an_element_is_nearest_to_itself(self):
-        pool = make_pool()
-        assert torch.equal(pool.nearest(pool.prompts.transpose(0, 1)), torch.arange(SIZE)[:, None].expand(-1, BLOCKS))
 
 
 class TestStraightThrough:
@@ -227,20 +222,6 @@ def test_defaults_are_the_paper_s():
     )
 
 
-def test_prompting_parameters_are_counted():
-    method, _ = start_method(classes=4)
-    prompting = 5 * 10 * (8 + 1) * TINY.width  # blocks × pool × (prompt rows + key) × width
-    assert method.parameter_counts()["prompting"] == prompting
-    assert method.parameter_counts()["classifier"] == 4 * (TINY.width + 1)
-    assert method.parameter_counts()["trainable"] == prompting + 4 * (TINY.width + 1)
-    assert method.parameter_counts()["backbone"] == sum(p.numel() for p in make_vit().parameters())
-
-
-def test_prompts_learn_five_times_faster_than_the_classifier():
-    head, prompts = start_method()[0].parameter_groups()
-    assert head["scale"] == 1 and prompts["scale"] == 5
-
-
 def test_loss_terms_carry_their_weights():
     losses = [start_method(vq_weight=q, commitment_weight=c) for q, c in [(0.4, 0.1), (0.1, 0.4), (0.0, 1.0)]]
     ours, swapped, bare = (method.losses(view) for method, view in losses)
@@ -249,14 +230,6 @@ def test_loss_terms_carry_their_weights():
     assert bare["vq"] == 0
     torch.testing.assert_close([ours["vq"], ours["commitment"]], [0.4 * distance, 0.1 * distance])
     torch.testing.assert_close([swapped["vq"], swapped["commitment"]], [0.1 * distance, 0.4 * distance])
-
-
-@pytest.mark.parametrize("method", ["vq-prompt", "vq-prompt-s"])
-def test_released_preset_swaps_the_weights(method):
-    plain, released = resolve({"method": method}), resolve({"method": method}, "released")
-    assert (plain.options["vq_weight"], plain.options["commitment_weight"]) == (0.4, 0.1)
-    assert (released.options["vq_weight"], released.options["commitment_weight"]) == (0.1, 0.4)
-    assert released.options["rebalancing"]["lr"] == 1e-5
 
 
 def test_placement_and_blocks_reach_the_vit(monkeypatch):
@@ -311,13 +284,10 @@ def test_gradients_stay_out_of_the_backbone_and_the_query():
     assert all(p.grad is None for p in method.vit.parameters())
 
 
-@pytest.mark.parametrize("blocks", [[], [0, 0], [6], [-1]])
-def test_impossible_blocks_are_refused(blocks):
-    with pytest.raises(UserError, match="blocks"):
-        start_method(blocks=blocks)
-
-
-@pytest.mark.parametrize("option", [{"length": 7}, {"pool": 0}, {"tau": 0}, {"placement": "beside"}, {"taw": 1}])
+@pytest.mark.parametrize(
+    "option",
+    [{"length": 7}, {"pool": 0}, {"tau": 0}, {"placement": "beside"}, {"taw": 1}, {"blocks": []}, {"blocks": [0, 0]}],
+)
 def test_bad_options_are_refused_by_name(option):
     with pytest.raises(UserError, match=next(iter(option))):
         Learner(make_vit(), "vq-prompt", **option)

@@ -1,10 +1,12 @@
-"""Backbones that are not plain load from files in their published layouts, and compute what their authors define.
+"""Backbones load from files in their published layouts, and compute what their authors define.
 
 Every file is made here from random weights; the features to compare with are computed apart, in double, token by token.
 """
 
+import argparse
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,8 +30,8 @@ def images():
     return torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 
 
-def plain_weights(registers=0, pre_norm=False, pooled=False) -> dict[str, torch.Tensor]:
-    """Under timm's names, with one matrix each for queries, keys and values."""
+def plain_weights(registers=0, pre_norm=False, pooled=False, scaled=False) -> dict[str, torch.Tensor]:
+    """Under timm's names, with one matrix each for queries, keys and values. scaled: with layer scale."""
     layers = {"norm": (WIDTH,)} | ({"norm_pre": (WIDTH,)} if pre_norm else {})
     for block in (f"blocks.{i}" for i in range(DEPTH)):
         layers |= {f"{block}.attn.{n}": (WIDTH, WIDTH) for n in ("query", "key", "value", "proj")}
@@ -39,6 +41,7 @@ def plain_weights(registers=0, pre_norm=False, pooled=False) -> dict[str, torch.
     shapes |= {"patch.weight": (WIDTH, 3, PATCH, PATCH), "patch.bias": (WIDTH,)}
     shapes |= {"pos": (SIDE**2, WIDTH)} if pooled else {"pos": (SIDE**2 + 1, WIDTH), "cls": (WIDTH,)}
     shapes |= {"registers": (registers, WIDTH)} if registers else {}
+    shapes |= {f"blocks.{i}.ls{n}": (WIDTH,) for i in range(DEPTH) for n in (1, 2)} if scaled else {}
     generator = torch.Generator().manual_seed(0)
     return {n: torch.randn(s, generator=generator) * (0.3 if len(s) > 1 else 0.6) for n, s in shapes.items()}
 
@@ -97,8 +100,8 @@ def reference(weights, images, eps=1e-6, act="gelu", rope=False):
             b = f"blocks.{i}"
             h = norm(x, f"{b}.norm1")
             h = attention(*(linear(h, f"{b}.attn.{n}") for n in ("query", "key", "value")), first)
-            x = x + linear(h, f"{b}.attn.proj")
-            x = x + mlp(norm(x, f"{b}.norm2"), b)
+            x = x + linear(h, f"{b}.attn.proj") * p.get(f"{b}.ls1", 1.0)
+            x = x + mlp(norm(x, f"{b}.norm2"), b) * p.get(f"{b}.ls2", 1.0)
         x = norm(x, "norm")
         found.append(x[0] if "cls" in p else x.mean(0))
     return torch.stack(found)
@@ -122,7 +125,7 @@ def timm(weights, registers="reg_token", rows=True):
     out |= {registers: weights["registers"][None]} if "registers" in weights else {}
     for name, value in weights.items():
         if name.startswith(("blocks", "norm")) and not any(f".attn.{n}." in name for n in ("query", "key", "value")):
-            out[name] = value
+            out[f"{name}.gamma" if ".ls" in name else name] = value
     for i in range(DEPTH):
         out |= {name.replace("in_proj.", "qkv."): v for name, v in packed(weights, f"blocks.{i}").items()}
     return out
@@ -152,6 +155,114 @@ HF_BLOCKS = {
 
 def without(weights, *names):
     return {name: value for name, value in weights.items() if name not in names}
+
+
+def timm_in_half_precision_with_a_classifier():
+    w = {name: value.half() for name, value in plain_weights().items()}
+    return w, timm(w) | {"head.weight": torch.randn(5, WIDTH), "head.bias": torch.randn(5)}, {}, {}
+
+
+def dino():
+    return plain_weights(), timm(plain_weights()), {}, {}
+
+
+def dino_with_what_training_needs():
+    """The teacher counts."""
+    w = plain_weights()
+    head = {"head.mlp.0.weight": torch.randn(4, WIDTH), "head.last_layer.weight_g": torch.ones(6, 1)}
+    student = {f"module.backbone.{k}": v + 1 for k, v in timm(w).items()} | {f"module.{k}": v for k, v in head.items()}
+    file = {"student": student, "teacher": {f"backbone.{k}": v for k, v in timm(w).items()} | head, "epoch": 100}
+    file |= {"optimizer": {"state": {}, "param_groups": []}, "args": argparse.Namespace(arch="vit_base", patch_size=16)}
+    return w, file, {}, {}
+
+
+def ibot_of_a_student():
+    w = plain_weights()
+    file = {f"module.backbone.{k}": v for k, v in timm(w).items()}
+    file |= {
+        "module.backbone.masked_embed": torch.zeros(1, WIDTH),
+        "module.head.last_layer2.weight_v": torch.ones(2, 2),
+    }
+    return w, {"state_dict": file}, {}, {}
+
+
+def dinov2_with_layer_scale():
+    w = plain_weights(scaled=True)
+    return w, timm(w) | {"mask_token": torch.zeros(1, WIDTH)}, {}, {}
+
+
+def dinov2_with_blocks_in_one_chunk():
+    w = plain_weights(scaled=True)
+    return w, renamed(timm(w), {"blocks.": "blocks.0."}), {}, {}
+
+
+def dinov2_with_blocks_in_several_chunks():
+    w = plain_weights(scaled=True)
+    chunked = {"blocks.0.": "blocks.0.0.", "blocks.1.": "blocks.1.1.", "blocks.2.": "blocks.1.2."}
+    teacher = {f"backbone.{k}": v for k, v in renamed(timm(w), chunked).items()}
+    teacher |= {"dino_head.mlp.0.weight": torch.ones(2, 2), "ibot_head.mlp.0.weight": torch.ones(2, 2)}
+    return w, {"teacher": teacher}, {}, {}
+
+
+TRANSFORMERS = {
+    "blocks.": "encoder.layer.",
+    ".attn.query": ".attention.attention.query",
+    ".attn.key": ".attention.attention.key",
+    ".attn.value": ".attention.attention.value",
+    ".attn.proj": ".attention.output.dense",
+    "patch.": "embeddings.patch_embeddings.projection.",
+}
+
+
+def of_transformers(w, names, more, prefix=""):
+    file = renamed(without(w, "cls", "pos"), TRANSFORMERS | names) | more
+    file |= {"embeddings.cls_token": w["cls"][None, None], "embeddings.position_embeddings": w["pos"][None]}
+    return {prefix + k: v for k, v in file.items()} | {"classifier.weight": torch.ones(3, WIDTH)}
+
+
+def vit_of_transformers(prefix=""):
+    w, more = plain_weights(), {"pooler.dense.weight": torch.ones(2, 2)}
+    names = {".norm1": ".layernorm_before", ".norm2": ".layernorm_after", "norm.": "layernorm."}
+    names |= {".mlp.fc1": ".intermediate.dense", ".mlp.fc2": ".output.dense"}
+    return w, of_transformers(w, names, more, prefix), {"eps": 1e-12}, {}
+
+
+def vit_of_transformers_below_a_name():
+    return vit_of_transformers("vit.")
+
+
+def dinov2_of_transformers(prefix=""):
+    w, more = plain_weights(scaled=True), {"embeddings.mask_token": torch.zeros(1, WIDTH)}
+    names = {"norm.": "layernorm.", ".ls1": ".layer_scale1.lambda1", ".ls2": ".layer_scale2.lambda1"}
+    return w, of_transformers(w, names, more, prefix), {}, {}
+
+
+def dinov2_of_transformers_below_a_name():
+    return dinov2_of_transformers("dinov2.")
+
+
+def google():
+    """With Flax's own axes: kernels input-first, heads as an axis of their own, so that nobody need say how many."""
+    w, each = plain_weights(), WIDTH // HEADS
+    file = {"cls": w["cls"][None, None], "Transformer/posembed_input/pos_embedding": w["pos"][None]}
+    file |= {"embedding/kernel": w["patch.weight"].permute(2, 3, 1, 0), "embedding/bias": w["patch.bias"]}
+    layers = {"norm": "Transformer/encoder_norm"}
+    for i in range(DEPTH):
+        b, ours = f"Transformer/encoderblock_{i}/", f"blocks.{i}."
+        layers |= {f"{ours}norm1": f"{b}LayerNorm_0", f"{ours}norm2": f"{b}LayerNorm_2"}
+        a = f"{b}MultiHeadDotProductAttention_1/"
+        for n in ("query", "key", "value"):
+            file |= {f"{a}{n}/kernel": w[f"{ours}attn.{n}.weight"].T.reshape(WIDTH, HEADS, each)}
+            file |= {f"{a}{n}/bias": w[f"{ours}attn.{n}.bias"].reshape(HEADS, each)}
+        file |= {f"{a}out/kernel": w[f"{ours}attn.proj.weight"].T.reshape(HEADS, each, WIDTH)}
+        file |= {f"{a}out/bias": w[f"{ours}attn.proj.bias"]}
+        for n in (1, 2):
+            file |= {f"{b}MlpBlock_3/Dense_{n - 1}/kernel": w[f"{ours}mlp.fc{n}.weight"].T}
+            file |= {f"{b}MlpBlock_3/Dense_{n - 1}/bias": w[f"{ours}mlp.fc{n}.bias"]}
+    for ours, theirs in layers.items():
+        file |= {f"{theirs}/scale": w[f"{ours}.weight"], f"{theirs}/bias": w[f"{ours}.bias"]}
+    head = {"head/kernel": np.ones((WIDTH, 5)), "head/bias": np.ones(5), "pre_logits/kernel": np.ones((WIDTH, WIDTH))}
+    return w, {name: value.numpy() for name, value in file.items()} | head, {}, {"heads": None}
 
 
 def dinov2():
@@ -261,7 +372,7 @@ def moco():
     file |= {f"module.momentum_encoder.{k}": v + 1 for k, v in timm(w).items()} | {
         "module.predictor.0.weight": torch.ones(2)
     }
-    return w, file, {}, {}
+    return w, {"epoch": 300, "state_dict": file}, {}, {}
 
 
 def mae():
@@ -274,29 +385,43 @@ def mae():
     return w, timm(w) | decoder, {}, {}
 
 
-FILES = [
-    dinov2_of_the_authors,
-    dinov2_of_timm,
-    dinov3_of_the_authors,
-    dinov3_of_transformers,
-    clip_of_openai,
-    clip_of_transformers,
-    clip_of_laion,
-    siglip,
-    moco,
-    mae,
-]
+FILES = {  # and under which names they are published, where these say something
+    timm_in_half_precision_with_a_classifier: "",
+    dino: "dino_vitbase16_pretrain.pth",
+    dino_with_what_training_needs: "checkpoint.pth",
+    ibot_of_a_student: "checkpoint_student.pth",
+    dinov2_with_layer_scale: "dinov2.pth",
+    dinov2_with_blocks_in_one_chunk: "dinov2.pth",
+    dinov2_with_blocks_in_several_chunks: "teacher_checkpoint.pth",
+    vit_of_transformers: "",
+    vit_of_transformers_below_a_name: "",
+    dinov2_of_transformers: "",
+    dinov2_of_transformers_below_a_name: "",
+    google: "B_16.npz",
+    dinov2_of_the_authors: "",
+    dinov2_of_timm: "",
+    dinov3_of_the_authors: "",
+    dinov3_of_transformers: "",
+    clip_of_openai: "",
+    clip_of_transformers: "",
+    clip_of_laion: "",
+    siglip: "",
+    moco: "vit-s-300ep.pth.tar",
+    mae: "",
+}
+MEANS = dict.fromkeys((dino, dino_with_what_training_needs, dinov2_of_transformers), (0.485, 0.456, 0.406))
+MEANS |= dict.fromkeys((vit_of_transformers, google), (0.5, 0.5, 0.5))
 
 
 def write(made, tmp_path):
     """As a file of the published kind, and what to say when it is loaded."""
     _, file, _, stated = made()
-    overrides = {"heads": HEADS, **stated}
-    if made is moco:
-        torch.save({"epoch": 300, "state_dict": file}, tmp_path / "vit-s-300ep.pth.tar")
-        return tmp_path / "vit-s-300ep.pth.tar", overrides
-    save_file({name: value.contiguous() for name, value in file.items()}, tmp_path / f"{made.__name__}.safetensors")
-    return tmp_path / f"{made.__name__}.safetensors", overrides
+    path = tmp_path / (FILES[made] or f"{made.__name__}.safetensors")
+    if path.suffix == ".safetensors":
+        save_file({name: value.contiguous() for name, value in file.items()}, path)
+    else:
+        np.savez(path, **file) if path.suffix == ".npz" else torch.save(file, path)
+    return path, {name: value for name, value in {"heads": HEADS, **stated}.items() if value is not None}
 
 
 @pytest.mark.filterwarnings("ignore:.*guessed")
@@ -305,7 +430,12 @@ def test_features_are_those_that_the_authors_define(made, tmp_path, images):
     weights, _, how, _ = made()
     path, overrides = write(made, tmp_path)
     vit = load_backbone(path, SIZE, overrides)
-    torch.testing.assert_close(vit(images).double(), reference(weights, images, **how), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(vit(images).double(), reference(weights, images, **how), rtol=5e-4, atol=5e-4)
+    assert not vit.training and not any(p.requires_grad or p.dtype != torch.float32 for p in vit.parameters())
+    config = vit.config
+    assert (config.width, config.depth, config.patch, config.image_size) == (WIDTH, DEPTH, PATCH, SIZE)
+    assert (config.mlp_ratio, config.heads, config.eps) == (HIDDEN / WIDTH, HEADS, how.get("eps", 1e-6))
+    assert config.mean == MEANS.get(made, config.mean)
     save_backbone(vit, tmp_path / "again.safetensors")
     again = load_backbone(tmp_path / "again.safetensors")
     assert again.config == vit.config and torch.equal(again(images), vit(images))

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import two_ranks
-from conftest import TINY, command_environment, make_vit
+from conftest import command_environment
 
 from vqprompt.commands.run import explain_statuses
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.errors import UserError
 from vqprompt.core.runtime import distributed
 from vqprompt.core.runtime.distributed import Part, Ranks
@@ -155,12 +154,10 @@ def test_the_launcher_adds_nothing_to_what_a_process_has_printed(capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds its processes in /proc")
-@pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
-def test_lost_processes_lose_nothing(tmp_path, home):
+def test_lost_processes_lose_nothing(tmp_path, home, tiny_weights):
     """Of two processes one is killed; then the one that goes on; then one of two hangs, and all are killed. The run
     goes on with one process, and finds what a calm run of one process finds."""
-    save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
-    storm = Storm(tmp_path / "storm", home, tmp_path / "tiny.safetensors")
+    storm = Storm(tmp_path / "storm", home, tiny_weights)
 
     def ended(process: subprocess.Popen) -> str:
         printed, _ = process.communicate(timeout=600)
@@ -235,10 +232,9 @@ def test_differences_are_found_over_the_real_connection(of_two):
 
 
 @pytest.mark.parametrize(("count", "message"), [(17, "16 training images of task 1"), (9, "batches of 8 images")])
-def test_more_processes_than_images_are_refused_before_any_work(tmp_path, monkeypatch, count, message):
-    save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
+def test_more_processes_than_images_are_refused_before_any_work(tmp_path, tiny_weights, monkeypatch, count, message):
     config = runner.RunConfig(
-        backbone=str(tmp_path / "tiny.safetensors"), size=28, tasks=[2, 2], train_per_class=8, batch_size=8, epochs=1
+        backbone=str(tiny_weights), size=28, tasks=[2, 2], train_per_class=8, batch_size=8, epochs=1
     )
     work = runner.Run(config, tmp_path / "out", lambda event: None, 60, None, (), 1)
     monkeypatch.setattr(runner.Run, "_read_saved", lambda *_: None)

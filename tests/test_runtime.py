@@ -5,21 +5,16 @@ import threading
 
 import pytest
 import torch
-from conftest import TINY, make_vit
+from conftest import Killed
 
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.progress import Stage
 from vqprompt.core.runtime.device import keep_kernels, rounding, seeded
 from vqprompt.research.results.config import resolve
 from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs import runner as runs
 
-pytestmark = [pytest.mark.bits, pytest.mark.filterwarnings("ignore:.*mean and std are guessed")]
+pytestmark = pytest.mark.bits
 CPU = torch.device("cpu")
-
-
-class Killed(BaseException):
-    pass
 
 
 @pytest.fixture
@@ -31,9 +26,8 @@ def threads():
 
 
 @pytest.fixture
-def run(tmp_path):
-    save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
-    settings = {"data": "quickdraw50", "backbone": str(tmp_path / "tiny.safetensors"), "size": 28, "tasks": [2, 2],
+def run(tmp_path, tiny_weights):
+    settings = {"data": "quickdraw50", "backbone": str(tiny_weights), "size": 28, "tasks": [2, 2],
                 "epochs": 2, "batch_size": 8, "train_per_class": 6, "test_per_class": 3, "device": "cpu"}  # fmt: skip
 
     def go(kill: bool = False, resume: bool = False) -> RunResult | None:

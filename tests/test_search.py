@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import TINY, make_vit
 
 from vqprompt.commands import bench
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper.table_rows import setting_of
 from vqprompt.research.results.config import flatten, resolve
@@ -126,8 +124,9 @@ def test_a_best_value_at_the_edge_of_its_range_is_pointed_out(search, tmp_path):
     assert len(runs.rates) == 12 and max(runs.rates.values()) > 0.001
 
 
-def test_it_starts_from_a_file_and_looks_near_what_it_says(search, tmp_path):
+def test_it_starts_from_a_file_and_looks_near_what_it_says(search, tmp_path, monkeypatch):
     """Every method that learns, from the settings that were chosen for the embedded backbone."""
+    monkeypatch.setattr("vqprompt.research.report.figures.search_chart", lambda *given: "")  # so many take long
     file, runs, methods = Path(__file__).parents[1] / "results" / "cub200-settings.toml", {}, set()
 
     class Noting(Pretended):
@@ -204,12 +203,11 @@ def test_a_damaged_journal_is_named(search, tmp_path):
     assert status == 2 and f"{journal}: damaged" in err
 
 
-def test_trials_are_ordinary_runs(command, tmp_path):
+def test_trials_are_ordinary_runs(command, tiny_weights, tmp_path):
     """For real, with a very small backbone."""
-    save_backbone(make_vit(TINY), tmp_path / "tiny.safetensors")
     small = {"size": 28, "epochs": 1, "train_per_class": 6, "test_per_class": 2}
     options = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
-    options += ["--data", "quickdraw50", "--tasks", "2,2,3", "--backbone", tmp_path / "tiny.safetensors"]
+    options += ["--data", "quickdraw50", "--tasks", "2,2,3", "--backbone", tiny_weights]
     options += ["--set", "first_tasks=2", "--trials", "3", "--round", "2", "--workers", "2", "--out", tmp_path / "out"]
     status, printed, err = command("search", "linear", *options)
     assert status == 0, err

@@ -12,7 +12,6 @@ import pytest
 from browser import Browser
 from drawings import drawings
 from hand_drawn import hand_drawings
-from mouse import mouse_drawings
 from selenium.webdriver.common.keys import Keys
 from serving import SIZE, Client, drawn, serving
 
@@ -421,8 +420,9 @@ def test_the_example_recognizes_what_people_draw_with_a_mouse(window, tmp_path):
         window.open(client.url)
         shown = window.text("#summary")
         assert shown.startswith("20 classes") and int(shown.split("· ")[1].split()[0]) >= 80
-        imitated = [(name, [stroke.tolist() for stroke in strokes]) for name, strokes in mouse_drawings(3)]
-        for drawn_things in (imitated, hand_drawings()):
+        for size, at in ((1, 0), (0.5, 0.45)):  # over the whole canvas, and small in a corner
+            drawn_things = [(name, [[[at + size * z for z in point] for point in s] for s in d])
+                            for name, d in hand_drawings()]  # fmt: skip
             answers = [(name, window.driver.execute_async_script(asked, strokes)) for name, strokes in drawn_things]
             wrong = [f"{name}: {answer}" for name, answer in answers if name != answer]
             print(f"{len(answers) - len(wrong)} of {len(answers)} recognized; not: {', '.join(wrong)}")

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import stat
-import struct
 import threading
 import zipfile
 import zlib
@@ -21,6 +20,7 @@ import pytest
 from drawings import drawings
 from PIL import Image
 from serving import SIZE, Client, serving, until
+from test_images import png as png_that_claims
 
 from vqprompt import Model
 from vqprompt.core.errors import UserError
@@ -125,17 +125,7 @@ def test_a_zip_bomb_is_refused(client):
 
 def test_an_image_of_a_billion_pixels_is_refused_by_its_header(client, monkeypatch):
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("it is decoded"))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
-    bomb = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b"\0" * 10**6))
-        + chunk(b"IEND", b"")
-    )
+    bomb = png_that_claims(40_000, 40_000, b"\0" * 10**6)
     answer = client.post("/models/m/predict", data=bomb)
     assert answer.status_code == 415 and "megapixels" in answer.json()["error"]
 

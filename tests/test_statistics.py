@@ -69,16 +69,6 @@ class TestMoments:
         for statistics in (at_once, bit_by_bit):
             np.testing.assert_allclose(statistics.shared_covariance(), expected, rtol=1e-3, atol=1e-4)
 
-    def test_old_classes_keep_theirs(self):
-        statistics, _, _ = filled()
-        before = {name: t.clone() for name, t in statistics.state_dict().items()}
-        features, labels = draw_classes(classes=2, seed=9)
-        statistics.add(features, labels + 3)
-        assert statistics.means.shape == (5, 1, WIDTH)
-        assert torch.equal(statistics.means[:3], before["means"]) and torch.equal(
-            statistics.spread[:3], before["spread"]
-        )
-
     def test_a_class_without_features_is_an_error(self):
         with pytest.raises(ValueError, match="class 1 has no features"):
             KINDS["diagonal"](WIDTH).add(torch.randn(4, WIDTH), torch.tensor([0, 0, 2, 2]))
@@ -239,24 +229,6 @@ class TestRebalancing:
         rebalance(head, statistics, 2, 32, Rebalancing(epochs=2), seed=0)
         assert len(seen) == 4 and all((counts > 0).all() for counts in seen)
 
-    def test_seeded(self):
-        statistics, _, _ = filled()
-        heads = []
-        for seed in (1, 1, 2):
-            torch.manual_seed(0)
-            heads.append(Head(WIDTH))
-            heads[-1].grow(3)
-            rebalance(heads[-1], statistics, 2, 4, Rebalancing(), seed)
-        assert same_tensors(heads[0].state_dict(), heads[1].state_dict())
-        assert not torch.equal(heads[0].weight, heads[2].weight)
-
-    def test_no_epochs_change_nothing(self):
-        statistics, _, _ = filled()
-        head = self.biased_head(statistics, [2])
-        before = {name: t.clone() for name, t in head.state_dict().items()}
-        rebalance(head, statistics, 2, 4, Rebalancing(epochs=0), seed=0)
-        assert same_tensors(before, head.state_dict())
-
     def test_logit_norm(self):
         logits, labels = torch.randn(5, 4), torch.arange(5) % 4
         expected = torch.nn.functional.cross_entropy(logits / logits.norm(dim=1, keepdim=True) / 0.1, labels)
@@ -309,26 +281,6 @@ class TestClosedForm:
 
 
 # ---------------------------------------------------------------------------------------------- in a method
-
-
-def test_only_the_head_is_touched():
-    learner = make_learner("vq-prompt")
-    seen = []
-    for task in make_stream(tasks=2):
-        finish, state = learner.method.finish_task, {}
-
-        def spy(given, finish=finish, state=state):
-            state |= {name: t.clone() for name, t in learner.method.state_dict().items()}
-            finish(given)
-            changed = {n for n, t in learner.method.state_dict().items() if not torch.equal(t, state[n])}
-            seen.append(changed - {"statistics.means", "statistics.spread", "statistics.shares", "statistics.seen"})
-
-        learner.method.finish_task = spy
-        learner.learn(task)
-        learner.method.finish_task = finish
-    assert seen == [set(), {"head.weight", "head.bias"}], (
-        "nothing after the first task, the classifier after the second"
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, make_vit
 from PIL import Image
 
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.data.decode import aspect_of, decode_pixels
 from vqprompt.core.data.shards import TarShards, find_shards
 from vqprompt.core.data.store import StreamedStore
@@ -66,11 +64,9 @@ def sources(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    save_backbone(make_vit(TINY), path)
-    return str(path)
+@pytest.fixture
+def weights(tiny_weights):
+    return str(tiny_weights)
 
 
 def content(model: Model):

@@ -19,7 +19,3 @@ def test_the_example_on_real_drawings(tmp_path, monkeypatch):
     assert found["strange"] == "unknown"
     assert 0.6 < found["first"] <= 1
     assert (tmp_path / "drawings.vqp").is_file()
-
-
-def test_the_page_has_no_gaps():
-    assert not re.search(r"\{\w+\}", PAGE)

@@ -3,21 +3,14 @@
 import json
 import shutil
 import sqlite3
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
-import killed
 import pytest
-import torch
-from conftest import TINY, command_environment, make_vit
-from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from conftest import Killed
 
-from vqprompt.core.backbones.load import save_backbone
 from vqprompt.core.progress import ignore
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.results.config import flatten, resolve
@@ -30,18 +23,12 @@ STEPS = TASKS * EPOCHS * IMAGES // BATCH
 SETTINGS = {"data": "quickdraw50", "size": 28, "tasks": [2] * TASKS, "epochs": EPOCHS, "batch_size": BATCH,
             "train_per_class": 6, "test_per_class": 3, "seed": 1}  # fmt: skip
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*mean and std are guessed")
-
-
-class Killed(BaseException):
-    """Not an Exception: as sudden as a kill can be inside one process."""
-
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Weights and a store for all tests here: making a store takes MLflow a while."""
+def place(tiny_weights, tmp_path_factory):
+    """A store for all tests here: making one takes MLflow a while."""
     folder = tmp_path_factory.mktemp("tracking")
-    save_backbone(make_vit(TINY), folder / "tiny.safetensors")
+    (folder / "tiny.safetensors").symlink_to(tiny_weights)
     return folder
 
 
@@ -50,7 +37,7 @@ def store(place, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlflow.db")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     monkeypatch.chdir(place)  # artifacts are kept beside
-    return MlflowClient()
+    return mlflow_client()
 
 
 @pytest.fixture
@@ -63,17 +50,26 @@ def track(place, tmp_path):
     return run
 
 
+def mlflow_client():
+    """The libraries of trackers are imported where they are used: every worker collects these tests, one runs them."""
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
 def mlflow_run(folder: Path):
-    return MlflowClient().get_run((folder / "mlflow_run_id.txt").read_text())
+    return mlflow_client().get_run((folder / "mlflow_run_id.txt").read_text())
 
 
 def mlflow_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    run, client = mlflow_run(folder), MlflowClient()
+    run, client = mlflow_run(folder), mlflow_client()
     return {name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)]
             for name in run.data.metrics}  # fmt: skip
 
 
-def events(folder: Path) -> EventAccumulator:
+def events(folder: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     return EventAccumulator(str(folder / "tensorboard"), {"scalars": 0, "tensors": 0}).Reload()
 
 
@@ -87,7 +83,9 @@ def text(folder: Path, name: str) -> str:
     return event.tensor_proto.string_val[0].decode()
 
 
-def hparams(folder: Path) -> dict[str, HParamsPluginData]:
+def hparams(folder: Path) -> dict:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
     return {name.removeprefix("_hparams_/"): HParamsPluginData.FromString(metadata.plugin_data.content)
             for name, metadata in events(folder).summary_metadata.items() if name.startswith("_hparams_/")}  # fmt: skip
 
@@ -187,9 +185,7 @@ class TestResume:
         assert mlflow_run(folder).info.status == "FINISHED"
         assert text(folder, "config") == text(whole, "config"), "said once"
 
-    @pytest.mark.parametrize(
-        ("what", "moment"), [("step", 2), ("step", 5), ("step", 8), ("step", 21), ("save", 1), ("save", 2), ("save", 6)]
-    )
+    @pytest.mark.parametrize(("what", "moment"), [("step", 2), ("step", 21), ("save", 2)])
     def test_killed_and_resumed_all_is_there_once(self, whole, track, tmp_path, monkeypatch, what, moment):
         """In the middle of epochs and tests, and before saving what trackers know already."""
         calls, save = 0, Learner.save
@@ -212,20 +208,6 @@ class TestResume:
         assert mlflow_run(folder).info.run_id == begun.info.run_id
         self.assert_same(folder, whole)
         self.assert_same(track(resume=True), whole)
-
-    @pytest.mark.slow
-    def test_a_real_kill(self, whole, place, tmp_path, home):
-        folder = tmp_path / "run"
-        config = tmp_path / "config.json"
-        config.write_text(json.dumps({**SETTINGS, "backbone": str(place / "tiny.safetensors")}))
-        arguments = ["--out", str(folder), "--config", str(config), "--track", "mlflow", "--track", "tensorboard"]
-        threads = torch.get_num_threads()  # as many as `whole` had: another number rounds in another way
-        environment = command_environment(home, threads) | {"VQPROMPT_CHECKPOINT_SECONDS": "0"}
-
-        command = [sys.executable, killed.__file__, "in the middle of the first task", "run", *arguments]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-        assert ended.returncode == 0, ended.stderr
-        self.assert_same(folder, whole)
 
     def test_tracking_may_begin_late(self, track):
         """Steps that were not tracked stay unknown; later ones have their true number."""
@@ -297,11 +279,6 @@ class TestRefusals:
             out = command(*arguments, "--help")[1]
             for word in ("--track", "mlflow.db", "MLFLOW_TRACKING_URI", "tensorboard/"):
                 assert word in out
-
-
-def test_neither_library_is_imported_unasked():
-    code = "import sys, vqprompt.commands.app; sys.exit(bool({'mlflow', 'tensorboard'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 class TestFailing:

@@ -65,19 +65,12 @@ class TestBatches:
 
 
 class TestRate:
-    def test_cosine_endpoints_and_middle(self):
+    def test_a_cosine_from_the_peak_to_the_least(self):
         assert cosine_decay(0.1, 0.02, 0, 100) == pytest.approx(0.1)
         assert cosine_decay(0.1, 0.02, 50, 100) == pytest.approx(0.06)
         assert cosine_decay(0.1, 0.02, 100, 100) == pytest.approx(0.02)
         assert cosine_decay(0.1, 0.02, 25, 100) == pytest.approx(0.02 + 0.08 * (1 + math.cos(math.pi / 4)) / 2)
-
-    def test_a_single_step_is_taken_at_the_peak(self):
-        assert cosine_decay(0.1, 0.0, 0, 1) == 0.1
-
-    @given(st.integers(2, 200))
-    def test_falls_step_by_step(self, steps):
-        rates = [cosine_decay(1.0, 0.1, step, steps - 1) for step in range(steps)]
-        assert rates == sorted(rates, reverse=True) and len(set(rates)) == steps
+        assert cosine_decay(0.1, 0.0, 0, 1) == 0.1, "a single step"
 
     def test_the_loop_uses_it_with_each_group_s_scale(self, monkeypatch):
         rates = []
@@ -117,9 +110,8 @@ def learn_all(learner: Learner, seed: int = 1, **stream) -> Learner:
 @pytest.mark.bits
 class TestSeeds:
     @pytest.mark.parametrize("method", ["vq-prompt", "ft"])
-    @pytest.mark.parametrize("augment", ["crop", "none"])
-    def test_same_seed_same_bits(self, method, augment):
-        training = QUICK.model_copy(update={"augment": augment})
+    def test_same_seed_same_bits(self, method):
+        training = QUICK.model_copy(update={"augment": "crop"})
         found = []
         for noise in (1, 2):
             torch.manual_seed(noise)  # the caller's own randomness must not matter
@@ -153,13 +145,6 @@ class TestLearning:
     def test_a_frozen_backbone_stays_as_it_was(self):
         learner = learn_all(make_learner("vq-prompt"))
         assert same_tensors(dict(learner.vit.state_dict()), dict(make_vit().state_dict()))
-
-    def test_fine_tuning_moves_it(self):
-        learner = learn_all(make_learner("ft"))
-        moved = [
-            name for name, t in learner.vit.state_dict().items() if not torch.equal(t, make_vit().state_dict()[name])
-        ]
-        assert "blocks.0.attn.qkv.weight" in moved and "norm.weight" in moved
 
     def test_accuracies_are_those_of_the_logits(self):
         learner, stream = learn_all(make_learner("vq-prompt")), make_stream()
@@ -216,15 +201,6 @@ class TestLearning:
                 learner.learn(task)
             break
 
-    def test_prompt_use_counts_every_training_image_in_every_block(self):
-        learner = make_learner("vq-prompt")
-        for task in make_stream():
-            learner.learn(task)
-            use = learner.prompt_use(task.train)
-            assert [len(block) for block in use] == [10] * 5
-            assert [sum(block) for block in use] == [len(task.train)] * 5
-        assert make_learner("ft").prompt_use(task.train) is None
-
 
 @pytest.mark.bits
 class TestKnownQueries:
@@ -263,7 +239,7 @@ class TestKnownQueries:
         images = next(iter(make_stream())).train
         assert learner.known_queries.for_training(images, learner.settings, 3) is None
 
-    @pytest.mark.parametrize("method", ["vq-prompt", "coda-p", "linear"])
+    @pytest.mark.parametrize("method", ["vq-prompt", "linear"])
     def test_shared_among_runs_they_change_nothing(self, tmp_path, monkeypatch, method):
         """Alone, first of several, and after others: the same bits; and who comes after computes none of its own."""
         dataset = make_dataset()
@@ -311,8 +287,7 @@ class TestResume:
                     learner.save(folder)
         return Learner.load(folder, backbone=make_vit(), compile="off")
 
-    @pytest.mark.parametrize("method", ["vq-prompt", "ft", "linear"])
-    @pytest.mark.parametrize("stop", [(0, 1), (1, 2)])
+    @pytest.mark.parametrize(("method", "stop"), [("vq-prompt", (0, 1)), ("ft", (1, 2))])
     def test_bit_for_bit(self, tmp_path, method, stop):
         training = Training(epochs=3, batch_size=6, lr=0.01, augment="crop")
         whole = learn_all(make_learner(method, training=training))
@@ -329,27 +304,10 @@ class TestResume:
         assert learner.images_seen == whole.images_seen, "images of the epochs before the kill count, too"
         assert learner.seconds_training > 0
 
-    def test_sgd_too(self, tmp_path):
-        training = Training(epochs=3, batch_size=8, lr=0.01, optimizer="sgd", augment="none")
-        whole = learn_all(make_learner("vq-prompt-s", training=training))
-        learner = self.interrupted(tmp_path, "vq-prompt-s", training, (1, 1))
-        for task in make_stream().start_at(1):
-            learner.learn(task)
-        assert same_tensors(tensors_of(whole), tensors_of(learner))
-
     def test_with_other_data_it_is_refused(self, tmp_path):
         learner = self.interrupted(tmp_path, "linear", QUICK, (1, 1))
         with pytest.raises(CheckpointError, match=r"was learning .*; resume with the same data"):
             learner.learn(next(make_stream().start_at(2)))
-
-    def test_between_tasks(self, tmp_path):
-        whole = learn_all(make_learner("vq-prompt"))
-        learner = make_learner("vq-prompt")
-        for task in make_stream():
-            learner.learn(task)
-            learner.save(tmp_path)
-            learner = Learner.load(tmp_path, backbone=make_vit(), compile="off")
-        assert same_tensors(tensors_of(whole), tensors_of(learner))
 
 
 @pytest.mark.bits

@@ -97,12 +97,6 @@ def test_single_precision_stays_close():
     torch.testing.assert_close(found.double(), reference(vit, images, prompts), rtol=1e-3, atol=1e-3)
 
 
-def test_placements_differ():
-    vit, images, prompts = make_vit(), draw_images(TINY).float(), draw_prompts(TINY)
-    after, before, tokens = (vit(images, prompts, placement) for placement in ("after", "before", "tokens"))
-    assert min(float((a - b).abs().max()) for a, b in [(after, before), (after, tokens), (before, tokens)]) > 1e-2
-
-
 @pytest.mark.parametrize("placement", ["after", "before", "tokens"])
 def test_one_prompt_serves_the_whole_batch(placement):
     vit, images = make_vit(), draw_images(TINY).float()

@@ -51,8 +51,8 @@ KINDS: dict[str, Fault] = {
 # How many of each kind: in CI, and in the long campaign. 1,520 kills go through every step on disk of every method.
 # Those that start no process are the fastest, so they are tried most.
 SHORT = {
-    "kills": 8, "early Ctrl-C": 4, "disk": 6, "slow clients": 3, "models": 200, "privacy": 30, "requests": 30,
-    "thin images": 20, "checkpoints": 50, "command lines": 20, "readers": 8, "caches": 20, "configurations": 60,
+    "kills": 8, "early Ctrl-C": 4, "disk": 4, "slow clients": 3, "models": 120, "privacy": 30, "requests": 20,
+    "thin images": 20, "checkpoints": 50, "command lines": 14, "readers": 8, "caches": 20, "configurations": 60,
     "weights": 60, "images": 150, "archives": 60,
 }  # fmt: skip
 LONG = {
