@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vqprompt.core.cache import cache_folder
+from vqprompt.core.files import replacing
 
 Array = NDArray[Any]
 EMBEDDED = Path(__file__).parents[2] / "assets" / "world.npz"
@@ -73,13 +74,16 @@ def k_means(points: Array, centers: Array, rounds: int = 20) -> Array:
 
 def save_worlds(path: Path, fingerprint: str, worlds: dict[int, World]) -> None:
     """fingerprint: of the backbone. worlds: by image size in px. Those of other sizes stay in the file."""
-    arrays: dict[str, Any] = dict(np.load(path, allow_pickle=False)) if path.is_file() else {}
+    arrays: dict[str, Any] = {}
+    if path.is_file():
+        with np.load(path, allow_pickle=False) as held:
+            arrays |= held
     for size, world in worlds.items():
         arrays |= {f"codes-{size}": world.codes, f"scales-{size}": world.scales}
     sizes = sorted(int(name.removeprefix("codes-")) for name in arrays if name.startswith("codes-"))
     arrays |= {"fingerprint": np.array(fingerprint), "sizes": np.array(sizes)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **arrays)
+    with replacing(path) as partial, open(partial, "wb") as file:  # every new model with this backbone reads it
+        np.savez_compressed(file, **arrays)
 
 
 def world_file(fingerprint: str) -> Path:
