@@ -312,6 +312,16 @@ class TestKnownQueries:
             learner.learn(next(iter(Stream(dataset, 3, 1))))
             assert len(set(tmp_path.iterdir()) - before) == changes.get("epochs", 2)
 
+    def test_those_on_disk_are_for_runs_that_round_alike(self, home, monkeypatch):
+        """Else a run would end with other bits than the same run on a machine whose cache is empty."""
+        dataset = make_dataset()
+        dataset.store.fingerprint = "toy"
+        images = next(iter(Stream(dataset, 3, 1))).train
+        for instructions, files in (("AVX512", 1), ("AVX512", 1), ("AVX2", 2)):
+            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", instructions)
+            make_learner("linear").queries(images)
+            assert len(list((home / "queries").iterdir())) == files
+
     def test_a_backbone_that_learns_has_none(self):
         learner, images = make_learner("ft"), next(iter(make_stream())).train
         assert learner.queries(images).shape == (len(images), 32)
