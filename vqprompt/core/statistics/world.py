@@ -74,10 +74,7 @@ def k_means(points: Array, centers: Array, rounds: int = 20) -> Array:
 
 def save_worlds(path: Path, fingerprint: str, worlds: dict[int, World]) -> None:
     """fingerprint: of the backbone. worlds: by image size in px. Those of other sizes stay in the file."""
-    arrays: dict[str, Any] = {}
-    if path.is_file():
-        with np.load(path, allow_pickle=False) as held:
-            arrays |= held
+    arrays: dict[str, Any] = dict(np.load(path, allow_pickle=False)) if path.is_file() else {}
     for size, world in worlds.items():
         arrays |= {f"codes-{size}": world.codes, f"scales-{size}": world.scales}
     sizes = sorted(int(name.removeprefix("codes-")) for name in arrays if name.startswith("codes-"))
