@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -21,7 +22,7 @@ from vqprompt.commands.bench import read_settings
 from vqprompt.core.errors import UserError
 from vqprompt.research.methods import METHODS
 from vqprompt.research.paper import pool as runner
-from vqprompt.research.paper.execution import Advanced, Failed
+from vqprompt.research.paper.execution import Advanced, Executor, Failed, Finished
 from vqprompt.research.paper.grids import GRIDS, NUMBERS, Quoted, combine, described, find_grid, plan, smaller
 from vqprompt.research.paper.pool import LocalExecutor, left_to_do
 from vqprompt.research.paper.table_rows import Row, differences, make_rows, read_runs
@@ -551,6 +552,36 @@ def test_runs_that_share_queries_end_as_runs_alone_do(tmp_path, tiny):
         assert json.loads((tmp_path / "shared" / run.name / "metrics.json").read_text())["accuracy"] == alone.accuracy
 
 
+def test_a_worker_that_is_killed_between_two_runs_costs_none(tmp_path, tiny):
+    first, *others = plan(smaller(CUB), ["linear"], [1, 2], {**tiny, "tasks": [2, 2]})
+
+    def more():
+        for worker in active_children() if others else ():
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+        return [others.pop()] if others else []
+
+    events = [event for _, event in LocalExecutor(1).run([first], tmp_path, more=more)]
+    assert [type(event) for event in events if isinstance(event, Failed | Finished)] == [Finished] * 2
+
+
+def test_nothing_is_waited_for_when_no_run_could_be_started(tmp_path, tiny):
+    class Nowhere(Executor):
+        at_once = 1
+
+        def opened(self, todo):
+            return nullcontext()
+
+        def start(self, run):
+            raise OSError("no room")
+
+        def events(self):
+            pytest.fail("would wait for ever")
+
+    todo = plan(smaller(CUB), ["linear"], [1], tiny)
+    assert {event for _, event in Nowhere().run(todo, tmp_path)} == {Failed("no room")}
+
+
 def test_all_methods_each_with_its_settings(bench, monkeypatch, tmp_path):
     seen = {}
     monkeypatch.setattr(
@@ -635,12 +666,13 @@ def test_which_runs_are_one_and_the_same(tmp_path):
 def test_an_interrupted_adoption_leaves_nothing_behind(tmp_path, monkeypatch):
     (run,) = plan(CUB, ["vq-prompt"], [1])
     write_run(tmp_path / "other" / "seed1", run, 50.0, 60.0)
+    place = tmp_path / run.name
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "getpid", lambda: (1 << 22) + 1)  # a process that is not there any more
         patch.setattr(runner, "_link", lambda source, target: interrupt(shutil.copy(source, target)))
         left_to_do([run], tmp_path)
-    assert not (tmp_path / run.name).exists() and len(read_runs(tmp_path)) == 1
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # the next command is another process
-    assert left_to_do([run], tmp_path) == [] and (tmp_path / run.name).is_dir()
+    assert not place.exists() and len(read_runs(tmp_path)) == 1
+    assert left_to_do([run], tmp_path) == [] and list(place.parent.iterdir()) == [place]
 
 
 def interrupt(_: object) -> None:

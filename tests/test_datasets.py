@@ -632,6 +632,10 @@ class TestParquet:
         write_parquet(file, {"image": images, "label": labels}, {"label": BIRDS})
         refused(f"cub200={tmp_path}", "\n.*1-of-00002.parquet/7/.*cannot be read \\(the row has no image in it")
 
+    def test_rows_without_a_label_are_named(self, tmp_path):
+        write_parquet(tmp_path / "train.parquet", {"image": [jpeg((9, 9, 9))] * 6, "label": [0, 1, 0, 1, 0, None]})
+        refused(str(tmp_path), "train.parquet: row 2 of group 2 has no label")
+
     def test_plain_bytes_and_labels_without_names(self, tmp_path, monkeypatch):
         expect(monkeypatch, "cub200", classes=11, images=44, train=22)
         for split in ("train", "test"):

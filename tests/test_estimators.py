@@ -120,6 +120,10 @@ def test_names_after_numbers_are_refused():
     ours = ClosedFormClassifier().fit(X, y)
     with pytest.raises(ValueError, match="not both"):
         ours.partial_fit(X[:1], ["setosa"])
+    image = np.zeros((1, 8, 8, 3), np.uint8)
+    for first, then in (([1], ["a"]), (["a"], [1]), (np.array(["a"], object), [1])):
+        with pytest.raises(ValueError, match="not both"):
+            VQPromptClassifier(size=28).fit(image, first).partial_fit(image, then)
 
 
 def test_oas_comes_close_to_the_best_shrinkage():

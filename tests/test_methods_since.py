@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import QUICK, make_dataset, make_learner, make_stream, make_vit, s
 
 from vqprompt import Learner, Stream
 from vqprompt.core.backbones.low_rank import LAYERS, add_low_rank, linear_layers
+from vqprompt.core.runtime.device import seeded
 from vqprompt.core.statistics.discriminant import shrunk
 from vqprompt.core.statistics.drift import Drift
 from vqprompt.research.methods import sldc
@@ -352,6 +354,17 @@ class TestSLDC:
         assert curved.norm() < 0.8 * linear.norm() < 0.8 * (x - moved).norm()
         doubled = fit_map(x, moved, 5, seed=0)
         torch.testing.assert_close(doubled(2 * x), 2 * doubled(x))
+
+    def test_the_map_leaves_the_draws_of_other_threads_alone(self):
+        """PyTorch has one random state for all threads."""
+        fitting = threading.Thread(target=fit_map, args=(torch.ones(4, 2), torch.ones(4, 2), 1, 0))
+        with seeded(3):
+            fitting.start()
+            fitting.join(timeout=0.5)
+            drawn = torch.rand(4)
+        fitting.join()
+        with seeded(3):
+            assert torch.equal(drawn, torch.rand(4))
 
     @pytest.mark.parametrize("weakly_nonlinear", [True, False])
     def test_moved_gaussians_are_those_of_moved_samples(self, weakly_nonlinear, monkeypatch):

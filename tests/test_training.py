@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 from statistics import mean
 
 import pytest
@@ -18,6 +19,7 @@ from vqprompt.research.learner import queries as queries_module
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.task import TaskInfo
 from vqprompt.research.training import batches as batches_module
+from vqprompt.research.training import cuda_graph
 from vqprompt.research.training import loop as training_module
 from vqprompt.research.training.batches import TaskBatches, draw, epoch_batches
 from vqprompt.research.training.cuda_graph import GraphedStep
@@ -193,6 +195,24 @@ class TestLearning:
             found.append([epoch.losses for epoch in make_learner("vq-prompt").epochs(next(iter(make_stream())))])
         assert found[0] == found[1]
 
+    def test_steps_are_recorded_on_the_gpu_that_computes_them(self, monkeypatch):
+        """With several GPUs, that of a run need not be PyTorch's current one. A recording there would be empty."""
+        waits = []
+
+        class Stream:
+            def __init__(self, device="the current one"):
+                self.device = device
+
+            def wait_stream(self, other):
+                waits.append((self.device, other.device))
+
+        for name, fake in (("Stream", Stream), ("current_stream", Stream), ("stream", lambda _: nullcontext())):
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(cuda_graph, "_streams", {})
+        second = torch.device("cuda:1")
+        GraphedStep(lambda inputs: {}, second)({})
+        assert waits == [(second, second)] * 2
+
     def test_a_class_is_learned_once_by_a_method_that_cannot_learn_it_again(self):
         learner = make_learner("lwf")
         for task in make_stream():
@@ -267,6 +287,16 @@ class TestKnownQueries:
             before = set(tmp_path.iterdir())
             learner.learn(next(iter(Stream(dataset, 3, 1))))
             assert len(set(tmp_path.iterdir()) - before) == changes.get("epochs", 2)
+
+    def test_those_on_disk_are_for_runs_that_round_alike(self, home, monkeypatch):
+        """Else a run would end with other bits than the same run on a machine whose cache is empty."""
+        dataset = make_dataset()
+        dataset.store.fingerprint = "toy"
+        images = next(iter(Stream(dataset, 3, 1))).train
+        for instructions, files in (("AVX512", 1), ("AVX512", 1), ("AVX2", 2)):
+            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", instructions)
+            make_learner("linear").queries(images)
+            assert len(list((home / "queries").iterdir())) == files
 
     def test_a_backbone_that_learns_has_none(self):
         learner, images = make_learner("ft"), next(iter(make_stream())).train

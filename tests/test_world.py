@@ -6,6 +6,7 @@ import json
 from copy import copy
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut
 from vqprompt.core.statistics.world import World, find_world
 from vqprompt.product.export.onnx import add_answers
 from vqprompt.product.model.calibration import Rivals
+from vqprompt.product.model.ingest import learn_world
 from vqprompt.product.model.knowledge import Knowledge
 
 SIZE = 112
@@ -149,7 +151,7 @@ def test_answers_that_cannot_be_checked_have_words_instead_of_percentages(tmp_pa
     assert "%" in asked(apples, (["house/0.png", "house/1.png"], "house"))
 
 
-def test_a_world_is_made_of_any_folder_for_any_backbone(tmp_path, home):
+def test_a_world_is_made_of_any_folder_for_any_backbone(tmp_path, home, monkeypatch):
     rng = np.random.default_rng(0)
     centers = 4 * rng.normal(size=(9, 32))
     # three classes, and a mixed collection of six kinds
@@ -168,6 +170,15 @@ def test_a_world_is_made_of_any_folder_for_any_backbone(tmp_path, home):
     for size, expected in ((28, 3), (70, 3), (280, 168), (7, None)):  # its own, then the package's, then none
         world = find_world(Model(device="cpu").backbone.fingerprint, size)
         assert (world and len(world)) == expected, size
+
+    def interrupted(file, **arrays):
+        Path(file if isinstance(file, Path) else file.name).write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez_compressed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learn_world(Model(device="cpu", size=28), folder)
+    assert len(find_world(Model(device="cpu").backbone.fingerprint, 28)) == 3, "the file is as it was"
 
 
 def test_the_embedded_world_belongs_to_the_default_backbone():

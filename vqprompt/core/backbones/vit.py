@@ -253,7 +253,7 @@ class ViT(nn.Module):
     ) -> Tensor:
         """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the blocks, counted from the
         end, whose class tokens are joined in this order [B, blocks · D]. normalize: with the final norm."""
-        x, depth, found = tokens, len(self.blocks), dict[int, Tensor]()
+        x, depth, after = tokens, len(self.blocks), dict[int, Tensor]()
         rotation = rotations(self.config, x.device, x.dtype) if self.config.rope else None
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
@@ -264,12 +264,11 @@ class ViT(nn.Module):
             class_token_only = i == depth - 1 and not self.config.pooled
             x = block(x, prompt, placement, class_token_only, adapters[i] if adapters else None, rotation)
             if i - depth in class_tokens:
-                found[i - depth] = x if self.config.pooled else x[:, :1]
-        outputs = [found[block] for block in class_tokens]
+                after[i - depth] = x if self.config.pooled else x[:, :1]
         if self.config.pooled:  # prompts among the tokens do not count
             patches = self.config.tokens - 1
-            return torch.cat([self.norm(x[:, :patches]).mean(1) for x in outputs], dim=1)
-        x = torch.cat(outputs, dim=1) if len(outputs) > 1 else x
+            return torch.cat([self.norm(after[block][:, :patches]).mean(1) for block in class_tokens], dim=1)
+        x = torch.cat([after[block] for block in class_tokens], dim=1)
         return (self.norm(x) if normalize else x).flatten(1)
 
     def query(self, tokens: Tensor) -> Tensor:

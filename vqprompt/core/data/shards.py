@@ -228,6 +228,8 @@ class ParquetShards(Shards):
             [part.row_groups[0].num_rows for part in self.parts],
             [_split(self.name(part)) for part in self.parts],
         )
+        if None in numbers:
+            raise ImageError(f"{self.where(values.index(None))} has no label; give it one, or take it out")
         if wrong:
             row = next(row for row, value in enumerate(values) if value in wrong)
             raise ImageError(f"{self.where(row)} has the label {values[row]}, but there are {len(known)} classes")

@@ -178,6 +178,7 @@ class Stream:
         place = {name: n for n, name in enumerate(self._names)}
         self._labels = np.array([place.get(name, -1) for name in dataset.classes])[dataset.labels]  # [N], among these
         self.tasks: list[Task] = []
+        seen = np.zeros(len(self._names), bool)  # classes
         for stage in range(train.max() + 1):
             rows, tested = np.flatnonzero(train == stage), np.flatnonzero(test == stage)
             pieces = [rows]
@@ -185,8 +186,8 @@ class Stream:
                 order = random.Random(f"{seed}:online:{stage}").sample(rows.tolist(), len(rows))
                 pieces = np.array_split(np.array(order), max(1, round(len(rows) / self.kind.piece)))
             for n, piece in enumerate(pieces, start=1):
-                train[piece] = -2  # learned
-                now = tested[np.isin(self._labels[tested], self._labels[train == -2])]
+                seen[self._labels[piece]] = True
+                now = tested[seen[self._labels[tested]]]
                 self.tasks.append(self._task(len(self.tasks), piece, now, stage, n == len(pieces)))
         self.planned = len(self.tasks)  # in the whole stream
         self.tasks = [task for task in self.tasks if task.stage < first]

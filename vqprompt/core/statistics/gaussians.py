@@ -289,12 +289,6 @@ def _written(rows: Tensor, places: Tensor, new: Tensor) -> Tensor:
     return torch.cat([rows, new[len(places) :]])
 
 
-def means_by_class(features: Tensor, labels: Tensor, first: int, last: int) -> Tensor:
-    """Mean features of the classes first … last − 1: [last − first, D]."""
-    belongs = (labels == torch.arange(first, last, device=labels.device)[:, None]).to(features)
-    return belongs @ features / belongs.sum(1, keepdim=True)
-
-
 KINDS: dict[Covariance, type[ClassStatistics]] = {
     kind.kind: kind for kind in (DiagonalGaussians, FullGaussians, SharedGaussians)
 }

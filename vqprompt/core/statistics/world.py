@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vqprompt.core.cache import cache_folder
+from vqprompt.core.files import replacing
 
 Array = NDArray[Any]
 EMBEDDED = Path(__file__).parents[2] / "assets" / "world.npz"
@@ -78,8 +79,8 @@ def save_worlds(path: Path, fingerprint: str, worlds: dict[int, World]) -> None:
         arrays |= {f"codes-{size}": world.codes, f"scales-{size}": world.scales}
     sizes = sorted(int(name.removeprefix("codes-")) for name in arrays if name.startswith("codes-"))
     arrays |= {"fingerprint": np.array(fingerprint), "sizes": np.array(sizes)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **arrays)
+    with replacing(path) as partial, open(partial, "wb") as file:  # every new model with this backbone reads it
+        np.savez_compressed(file, **arrays)
 
 
 def world_file(fingerprint: str) -> Path:

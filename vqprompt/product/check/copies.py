@@ -30,10 +30,10 @@ def small_grey(image: Image.Image) -> np.ndarray:
 
 def likeness(one: np.ndarray, other: np.ndarray) -> float:
     """The best correlation of either image with a part of the other or of its mirror image; 1 is a perfect copy."""
-    whole = [_normal(_crops(image)[:1]) for image in (one[:, ::-1], other[:, ::-1])]
     pieces = [_normal(_crops(image)) for image in (one, other)]
-    tables = [pieces[a] @ np.stack([pieces[b][0], whole[b][0]]).T for a, b in ((0, 1), (1, 0))]
-    return float(max(table.max() for table in tables))
+    wholes = [piece[0].reshape(GRID, GRID) for piece in pieces]
+    both = [np.stack([whole, whole[:, ::-1]]).reshape(2, -1) for whole in wholes]
+    return float(max((pieces[0] @ both[1].T).max(), (pieces[1] @ both[0].T).max()))
 
 
 def _crops(image: np.ndarray) -> np.ndarray:

@@ -19,12 +19,12 @@ LEAF = 512
 TREES = 6
 
 
-def nearest(rows: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def nearest(rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The `count` most similar other rows of each [n, count], best first, and their similarity [n, count].
 
     rows: float32 [n, D] of length 1. If there are fewer other rows, the rest is -1, with similarity -inf.
     """
-    n, trees, rng = len(rows), 1 if len(rows) <= LEAF else TREES, np.random.default_rng(seed)
+    n, trees, rng = len(rows), 1 if len(rows) <= LEAF else TREES, np.random.default_rng(0)
     neighbours = np.full((n, trees * count), -1, np.int64)
     similar = np.full((n, trees * count), -np.inf, np.float32)
     for start in range(0, trees * count, count):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import log_softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.discriminant_analysis import DiscriminantAnalysisPredictionMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -56,13 +56,9 @@ class ClosedFormClassifier(DiscriminantAnalysisPredictionMixin, ClassifierMixin,
         """Learn more rows. New classes are added; `classes` may name some whose rows come later (or never)."""
         return self._learn(X, y, classes, first=not hasattr(self, "classes_"))
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities [n, classes], in the order of `classes_`."""
-        return softmax(self._decision_function(X) / self.temperature, axis=1)
-
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        shares = self.predict_proba(X)
-        return np.log(np.maximum(shares, np.finfo(shares.dtype).tiny))
+        """Logarithms of what `predict_proba` gives: probabilities [n, classes], in the order of `classes_`."""
+        return log_softmax(self._decision_function(X) / self.temperature, axis=1)
 
     def _learn(self, X: Any, y: Any, classes: Any, first: bool) -> ClosedFormClassifier:
         self._check_settings()

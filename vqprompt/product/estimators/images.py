@@ -68,13 +68,12 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "model_"):
             return self.fit(X, y)
         images, labels = _checked(X, y)
-        joined = np.union1d(self.classes_, labels)
-        if len({str(c) for c in joined}) != len(joined) or joined.dtype.kind not in (self.classes_.dtype.kind, "O"):
+        if len({isinstance(label, str) for label in [*self.classes_.tolist(), *labels.tolist()]}) > 1:
             raise ValueError(
                 f"labels were {self.classes_.dtype} and are {labels.dtype} now; give names or numbers, not both"
             )
         self.model_.learn(images, [str(label) for label in labels], effort=self.effort)
-        self.classes_ = joined
+        self.classes_ = np.union1d(self.classes_, labels)
         return self
 
     def predict(self, X: Any) -> np.ndarray:

@@ -78,9 +78,8 @@ class Body(BaseModel):
 
     def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
         """Change the model, and return the job's result. Here: by the model's method of the same name, which takes the
-        fields in this order."""
-        options = {name: value for name, value in self if name in ("for_good", "preview")}
-        done = getattr(model, self.kind)(*[value for name, value in self if name not in options], **options)
+        fields by their names."""
+        done = getattr(model, self.kind)(**dict(self))
         return self.model_dump() if done is None else done.to_json()
 
 
@@ -159,11 +158,11 @@ class Relabel(Body):
     """Move images that were taught to another class, known or new."""
 
     images: list[ImageId] = IMAGES
-    label: str = Field(description='Their class; "unknown" if they are none of the classes.')
+    name: str = Field(alias="label", description='Their class; "unknown" if they are none of the classes.')
     preview: bool = PREVIEW
 
     def check(self, now: Snapshot) -> None:
-        check_spelling(now.model.classes, [self.label])
+        check_spelling(now.model.classes, [self.name])
 
 
 class Unlearn(Body):
@@ -178,7 +177,7 @@ class Merge(Body):
     """Make one class of several."""
 
     names: list[str] = Field(min_length=2, max_length=1000)
-    new: str = Field(description="The name of one of them, or a new one.")
+    into: str = Field(alias="new", description="The name of one of them, or a new one.")
     preview: bool = PREVIEW
 
     def check(self, now: Snapshot) -> None:

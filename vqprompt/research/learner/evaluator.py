@@ -60,11 +60,12 @@ class Predictions:
 class Evaluator:
     """Computes on clean views of images, in order, in batches of one size.
 
-    test_crop: see `Training`. known: a cache of queries; without one, queries are computed where they are needed.
+    test_crop: see `Training`.
     """
 
-    def __init__(self, method: Method, runtime: Runtime, test_crop: float, known: QueryCache | None = None) -> None:
-        self.method, self.runtime, self.test_crop, self.known = method, runtime, test_crop, known
+    def __init__(self, method: Method, runtime: Runtime, test_crop: float) -> None:
+        self.method, self.runtime, self.test_crop = method, runtime, test_crop
+        self.known: QueryCache | None = None  # without one, queries are computed where they are needed
         self.progress: Report = ignore
 
     @contextmanager

@@ -24,7 +24,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import CheckpointError, UserError
 from vqprompt.core.progress import Report, ignore
-from vqprompt.core.runtime.device import Runtime, derive_seed, keep_memory, seeded
+from vqprompt.core.runtime.device import Runtime, derive_seed, keep_memory, rounding, seeded
 from vqprompt.core.runtime.distributed import ALONE
 from vqprompt.research.learner.build import Built, build_method, rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator, Predictions
@@ -74,7 +74,8 @@ class Learner:
         self.method, self.backbone, self.built = built.method, built.backbone, built
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
-        depends_on = (built.fingerprint, settings.test_crop, runtime.device.type, runtime.deterministic)
+        here = rounding(runtime.device, runtime.ranks.count)  # what another machine cached may differ in the last bits
+        depends_on = (built.fingerprint, settings.test_crop, runtime.deterministic, here)
         self.known_queries = QueryCache(self.evaluator.compute_known, self.method, self.device, depends_on)
         self.evaluator.known = self.known_queries
         self.shared_queries: Path | None = None  # a folder in which runs share queries of augmented views

@@ -15,6 +15,7 @@ from vqprompt.core.data.decode import STORED_MARGIN, decode_pixels, stored_side
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.cores import parallel
 from vqprompt.core.runtime.device import Runtime
 from vqprompt.research.learner.build import rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator
@@ -34,7 +35,8 @@ class Predictor:
 
     def __init__(self, evaluator: Evaluator, classes: Sequence[str], stored: float = STORED_MARGIN) -> None:
         """evaluator: of a method that nothing else changes. stored: see `Training`."""
-        self._evaluator, self.classes, self._stored = evaluator, tuple(classes), stored
+        self._evaluator, self.classes = evaluator, tuple(classes)
+        self._side = stored_side(evaluator.method.vit.config.image_size, stored)
 
     @classmethod
     def load(
@@ -73,14 +75,8 @@ class Predictor:
         memory at a time, already shrunk."""
         if not self.classes:
             raise UserError("nothing has been learned yet; learn a task first")
-        side = stored_side(self._evaluator.method.vit.config.image_size, self._stored)
         for start in range(0, len(pictures), OPENED_AT_ONCE):
-            part: list[tuple[np.ndarray, float] | UserError] = []
-            for picture in pictures[start : start + OPENED_AT_ONCE]:
-                try:
-                    part.append(decode_pixels(picture, "an image", side))
-                except UserError as error:
-                    part.append(error)
+            part = list(parallel(self._open, pictures[start : start + OPENED_AT_ONCE]))
             good = [opened for opened in part if not isinstance(opened, UserError)]
             scores: Iterator[Tensor] = iter(())
             if good:
@@ -90,3 +86,10 @@ class Predictor:
                 scores = iter(logits[:, : len(self.classes)].softmax(dim=1).cpu())
             for opened in part:
                 yield opened if isinstance(opened, UserError) else next(scores)
+
+    def _open(self, picture: Picture) -> tuple[np.ndarray, float] | UserError:
+        """Pixels and the true width / height, or why there are none."""
+        try:
+            return decode_pixels(picture, "an image", self._side)
+        except UserError as error:
+            return error

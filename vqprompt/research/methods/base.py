@@ -117,8 +117,7 @@ class Method(nn.Module):
         vit.raw_queries = False  # whatever the method wanted that had this network before
         self.adapters: Any = None  # beside the backbone's blocks, if a method has some
         if self.classifies_frozen:
-            plain = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
-            self.uses_query = plain
+            self.uses_query = not (self.mirror or getattr(options, "adapt", False)) and self.class_tokens == 1
         self.planned_tasks = tasks
         self.head = Head(self.feature_width)
         self.statistics = self.new_statistics(getattr(options, "rebalancing", None))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.data.images import Images
 from vqprompt.core.statistics.drift import Drift
-from vqprompt.core.statistics.gaussians import SharedGaussians, means_by_class
+from vqprompt.core.statistics.gaussians import SharedGaussians
 from vqprompt.research.methods.base import Classifier, Losses, Method, StatisticsOptions, TaskData, TaskInfo, View
 from vqprompt.research.training.rebalancing import precision_of, solve, symmetric_cross_entropy
 
@@ -195,7 +195,9 @@ class MovingMemory(Method):
         doubt = getattr(statistics, "doubt", torch.zeros_like(covariance)).double() / len(old)
         new, counts = labels >= len(old), torch.bincount(labels)[labels].double()
         left_out = torch.where(new, (counts / (counts - 1).clamp(min=1)).square(), 1.0)
-        means = torch.cat([old, means_by_class(features, labels, len(old), self.head.out_features)])
+        added = torch.arange(len(old), self.head.out_features, device=labels.device)
+        belongs = (labels == added[:, None]).to(features)
+        means = torch.cat([old, belongs @ features / belongs.sum(1, keepdim=True)])
         right = []
         for part, shrinkage in self.readouts:
             precision = precision_of(covariance[part, part], shrinkage)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vqprompt.core.backbones.low_rank import add_low_rank
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.errors import UserError
+from vqprompt.core.runtime.device import seeded
 from vqprompt.core.statistics.drift import Drift
 from vqprompt.core.statistics.gaussians import ClassStatistics, FullGaussians
 from vqprompt.research.methods.base import Losses, StatisticsOptions, TaskData
@@ -113,12 +114,12 @@ class WeaklyNonlinearMap(nn.Module):
 def fit_map(before: Tensor, after: Tensor, steps: int, seed: int) -> WeaklyNonlinearMap:
     """Trained on the directions of the features [n, D] of the same images, before and after."""
     x, y = (F.normalize(t.float(), dim=1) for t in (before, after))
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
-        mapping = WeaklyNonlinearMap(x.shape[1]).to(x.device)
-        optimizer = torch.optim.Adam(mapping.parameters(), 1e-3, fused=x.is_cuda)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=5e-4)
-        for rows in torch.randint(len(x), (steps, 32)).to(x.device):
+    with seeded(seed):
+        mapping, batches = WeaklyNonlinearMap(x.shape[1]).to(x.device), torch.randint(len(x), (steps, 32))
+    optimizer = torch.optim.Adam(mapping.parameters(), 1e-3, fused=x.is_cuda)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=5e-4)
+    with torch.enable_grad():
+        for rows in batches.to(x.device):
             optimizer.zero_grad()
             F.mse_loss(mapping(x[rows]), y[rows]).backward()
             optimizer.step()

@@ -111,7 +111,7 @@ class RayExecutor(ClusterExecutor):
         """Files that arrive are written to the run's folder."""
         from ray.exceptions import RayError, RayTaskError
 
-        for stream in self.ray.wait(list(self.jobs), num_returns=1)[0] if self.jobs else ():
+        for stream in self.ray.wait(list(self.jobs), num_returns=1)[0]:
             run, item = self.jobs[stream], None
             try:
                 item = self.ray.get(next(stream))

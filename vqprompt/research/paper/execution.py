@@ -143,7 +143,7 @@ class Executor(ABC):
                         self.jobs[self.start(run)] = run
                     except (UserError, OSError) as error:
                         yield run, Failed(str(error))
-                for job, event in self.events():
+                for job, event in self.events() if self.jobs else ():  # none, if the last run could not be started
                     run = self.jobs[job]
                     if isinstance(event, Refused):
                         raise UserError(event.reason)

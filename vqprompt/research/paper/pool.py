@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from vqprompt.core.backbones.weights import backbone_path
+from vqprompt.core.files import delete_abandoned, partial_path
 from vqprompt.core.runtime.cores import cpu_cores
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Job
@@ -47,7 +48,8 @@ def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
         if not folders or place.exists():  # an existing folder holds an interrupted run, which is resumed
             todo.append(run)
         else:
-            partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
+            delete_abandoned(place.parent, place.name)
+            partial = partial_path(place)
             shutil.copytree(folders[0], partial, copy_function=_link, ignore=shutil.ignore_patterns(".*"))
             partial.rename(place)
     return todo
@@ -110,8 +112,12 @@ class LocalExecutor(Executor):
     def start(self, run: Run) -> Worker:
         folder, seconds = self.out / run.name, SECONDS_BETWEEN_MESSAGES
         job = Job(run.config, folder, self.track, seconds, self.threads, self.at_once, self.shared_queries)
+        try:
+            self.idle.pipe.send(job)
+        except BrokenPipeError:  # it was killed between two runs
+            self.idle = self._replaced(self.idle)
+            self.idle.pipe.send(job)
         self.idle.method = run.config.method
-        self.idle.pipe.send(job)
         return self.idle
 
     def events(self) -> Iterator[tuple[Worker, Event]]:
@@ -122,10 +128,15 @@ class LocalExecutor(Executor):
                 event: Event = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
                 worker.process.join()
-                slot = self.workers.index(worker)
-                self.workers[slot] = start_worker(slot)
+                self._replaced(worker)
                 event = Failed(f"its process ended with status {worker.process.exitcode} (−9: out of memory?)")
             yield worker, event
+
+    def _replaced(self, dead: Worker) -> Worker:
+        """A new worker in the place of one whose process has ended."""
+        slot = self.workers.index(dead)
+        self.workers[slot] = start_worker(slot)
+        return self.workers[slot]
 
 
 def start_worker(slot: int) -> Worker:

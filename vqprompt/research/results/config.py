@@ -57,7 +57,7 @@ class RunConfig(Training, extra="forbid"):
         description="which images train_per_class takes: the first ones (data sets by name, whose order is fixed), or "
         "some drawn by the seed (folders)",
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, xpu")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, xpu")
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
     deterministic: bool = Field(

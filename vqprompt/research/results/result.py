@@ -165,8 +165,8 @@ class RunResult(Progressed):
 
     def number(self, name: str) -> float | None:
         """One of the measures, of the fields or `trainable`, by name; None if it is not known."""
-        if name in self.measures or name == "trainable":
-            return {**self.measures, "trainable": self.parameters.trainable}[name]
+        if name in (computed := {**self.measures, "trainable": self.parameters.trainable}):
+            return computed[name]
         value = getattr(self, name, None)
         measured = value or name not in ("peak_memory", "training_flops")
         return value if measured and isinstance(value, int | float) else None

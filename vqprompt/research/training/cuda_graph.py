@@ -34,11 +34,13 @@ class GraphedStep:
             return self.step(inputs)
         if self.first:
             self.first = False
-            side = _streams.setdefault(self.device, torch.cuda.Stream())  # the first step needs a separate stream
-            side.wait_stream(torch.cuda.current_stream())
+            # the first step needs a separate stream, of its own device: PyTorch would take the current device's
+            side = _streams.setdefault(self.device, torch.cuda.Stream(self.device))
+            main = torch.cuda.current_stream(self.device)
+            side.wait_stream(main)
             with torch.cuda.stream(side):
                 losses = self.step(inputs)
-            torch.cuda.current_stream().wait_stream(side)
+            main.wait_stream(side)
             return losses
         if self.graph is None:
             try:

@@ -132,19 +132,17 @@ def rebalance(
     classes = old_classes if settings.steps_for == "old" else len(statistics.means)
     steps = min(classes, settings.steps)
     limited = settings.steps < classes and (roots is None or len(roots) == 1)
-    if settings.samples:
-        features, labels = statistics.sample(settings.samples, generator, scales, roots)
-        count, steps = max(1, len(labels) // SAMPLE_STEPS), SAMPLE_STEPS
+    fixed = statistics.sample(settings.samples, generator, scales, roots) if settings.samples else None
+    if fixed is not None:
+        count, steps = max(1, len(fixed[1]) // SAMPLE_STEPS), SAMPLE_STEPS
     for epoch in range(settings.epochs):
         set_rates(optimizer, cosine_decay(settings.lr, settings.min_lr, epoch, settings.epochs))
-        if settings.samples:
-            order = torch.randperm(len(labels), device=device, generator=generator)
-        elif limited:
+        if fixed is None and limited:
             some = torch.randint(len(statistics.means), (count * steps,), device=device, generator=generator)
             features, labels = statistics.sample(1, generator, scales, roots, some)
             order = torch.arange(len(labels), device=device)  # their classes are already in random order
         else:
-            features, labels = statistics.sample(count, generator, scales, roots)
+            features, labels = fixed or statistics.sample(count, generator, scales, roots)
             order = torch.randperm(len(labels), device=device, generator=generator)
         for number, rows in enumerate(order.split(count)[:steps], start=epoch * steps):
             if settings.schedule == "released":
