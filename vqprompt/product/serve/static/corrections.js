@@ -11,7 +11,7 @@ async function tried(what, body, title, message) {
   try {
     const result = await ended(await post(`/models/${state.path}/${what}`, { ...body, preview: true }));
     if (result === null) return;
-    const says = [result.accuracy !== null && h("p", {}, T.accuracyWould(result)), whatChanges(result, T.changes), result.notes.map((note) => h("p", { class: "hint" }, note))];
+    const says = [result.accuracy !== null && h("p", {}, T.accuracyWould(result)), whatChanges(result), result.notes.map((note) => h("p", { class: "hint" }, note))];
     if (await question(title, says, T.goOn)) await change(what, body, message);
   } catch (error) {
     complain(error);
