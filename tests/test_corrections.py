@@ -304,6 +304,9 @@ def test_the_command_line_corrects_previews_and_asks(command, tmp_path):
     code, out, err = command("learn", model, nested, "--classes", "inner")
     assert code == 0 and Model.load(model).counts == {"apple": 9, "bicycle": 9}, err
 
+    assert "Give --classes outer" in command("test", model, nested, "--out", tmp_path)[2].replace("\n", " ")
+    assert command("test", model, nested, "--classes", "inner", "--known-only", "--out", tmp_path)[0] == 0
+
     code, out, _ = command("relabel", model, one, "--as", "bicycle", "--preview")
     assert code == 0 and "nothing is changed" in out and Model.load(model).counts["apple"] == 9
     code, out, _ = command("relabel", model, one, "--as", "bicycle")

@@ -136,13 +136,9 @@ class Correcting(Predicting):
             return self._correct(known.changed(event, records=records), preview, erased=ids if for_good else None)
 
     def _correct(
-        self,
-        now: Knowledge,
-        preview: bool,
-        notes: Sequence[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        self, now: Knowledge, preview: bool, notes: Sequence[str] = (), renamed: Mapping[str, str] | None = None,
         erased: np.ndarray | None = None,
-    ) -> Correction:
+    ) -> Correction:  # fmt: skip
         """Take over what a correction made. erased: ids of images that no version may know any more."""
         before, event = self.knowledge, now.history[-1]
         gone = [name for name in before.classes if name not in now.classes and name not in (renamed or ())]

@@ -118,5 +118,7 @@ class Changes:
     def __str__(self) -> str:
         """`3 of 40 images that are left out change their answer: 2 better, 1 worse`"""
         told = self.to_json()
+        if not self.tested:
+            return "too few images to say which answers change"
         what = f"{told['changed']} of {counted(self.tested, 'left-out image')} change their answer"
         return f"{what}: {told['better']} for the better, {told['worse']} for the worse" if self.answers else what

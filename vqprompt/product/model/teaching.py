@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from vqprompt.product.model.records import ClassRecord
 
 FEW = 5  # a class with fewer images gets a warning
-SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
-CHANCE = 1  # so many answers that another class takes are no reason for a warning
+SUFFERS = 0.05  # a class whose accuracy falls by more than this is named, and one that takes more from another class
 TAKES = 0.03  # a class that takes more than this share of the world's images away from "unknown" gets a warning
 
 
@@ -127,34 +126,20 @@ class Taught:
 
 
 def summary(
-    before: Knowledge,
-    now: Knowledge,
-    new: NewPictures,
-    notes: list[str],
-    started: float,
-    effort: str = "instant",
+    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant",
     preview: bool = False,
-) -> Taught:
+) -> Taught:  # fmt: skip
     """What a teaching did, from the model before and after it."""
     suffering = _suffering(before.measurements, now.measurements)
     learned = {} if now is before else now.history[-1].classes
     changes = Changes.between(before, now) if preview or suffering or UNKNOWN in learned else None
     taught = tuple(TaughtClass(name, images, name not in before.records) for name, images in learned.items())
+    expected = [] if now is before else _expectations(now.counts)
     return Taught(
-        classes=taught,
-        known_images=new.known,
-        copies=new.copies,
-        broken=tuple(new.broken),
-        accuracy=now.accuracy,
-        accuracy_before=before.accuracy,
-        suffering=suffering,
-        notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
-        seconds=time.monotonic() - started,
-        effort=effort,
-        accuracy_interval=now.accuracy_interval,
-        warnings=lost_answers(before, now, changes),
-        changes=changes if preview else None,
-    )
+        taught, new.known, new.copies, tuple(new.broken), now.accuracy, before.accuracy, suffering,
+        (*notes, *expected), time.monotonic() - started, effort, changes if preview else None, now.accuracy_interval,
+        lost_answers(before, now, changes),
+    )  # fmt: skip
 
 
 def decided(plan: Plan, before: Knowledge, records: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
@@ -196,7 +181,7 @@ def lost_answers(before: Knowledge, now: Knowledge, changes: Changes | None) -> 
     lost = _from_unknown(before, now)
     if changes is not None:
         found = [(*pair, n, changes.per_class[pair[0]]) for pair, n in changes.lost().most_common()]
-        lost += [LostAnswers(name, source, n, of) for source, name, n, of in found if n > max(CHANCE, SUFFERS * of)]
+        lost += [LostAnswers(name, source, n, of) for source, name, n, of in found if n > max(1, SUFFERS * of)]
     return tuple(lost)
 
 

@@ -77,15 +77,12 @@ async def predict(
     (told,) = await state.batcher.ask(snapshot, [image], top, strictness)
     unknown = told.familiarity < strictness
     told = replace(told, name=UNKNOWN if unknown else told.classes[0][0], classes=told.classes[:top])
+    shares = [Share(name=name, probability=share) for name, share in told.shares.items()]
+    familiarity = told.familiarity if math.isfinite(told.familiarity) else None
     return Prediction(
-        name=told.name,
-        unknown=unknown,
-        classes=[Share(name=name, probability=share) for name, share in told.shares.items()],
-        familiarity=told.familiarity if math.isfinite(told.familiarity) else None,
-        note=told.note,
-        model=snapshot.name,
+        name=told.name, unknown=unknown, classes=shares, familiarity=familiarity, note=told.note, model=snapshot.name,
         version=snapshot.version,
-    )
+    )  # fmt: skip
 
 
 @router.post("/predict", summary="What is in an image", openapi_extra=IMAGE_BODY)
