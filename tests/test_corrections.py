@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from drawings import write_drawings
+from drawings import drawings, write_drawings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -151,6 +151,31 @@ def test_counterexamples_are_never_an_answer_and_make_what_is_near_them_unknown(
     assert model.counterexamples == 0 and model.counts["cat"] == 8
 
 
+def test_what_counterexamples_take_away_is_said_before_and_after_and_true_of_new_images():
+    images, names = drawings()
+    known = ("butterfly", "cactus", "eyeglasses", "house")
+    rows = [images[names.index(name)] for name in known]
+    model = Model(size=28, device="cpu")
+    model.learn([image for row in rows for image in row[:20]], [name for name in known for _ in range(20)])
+    new = [image for row in rows for image in row[50:75]]
+    before = np.mean(np.array(model.predict(new)) == "unknown")
+    stars = [*images[names.index("star"), :20]]
+    would = model.learn(stars, as_unknown=True, preview=True)
+    did = model.learn(stars, as_unknown=True)
+    assert did.warnings == would.warnings and {w.name for w in did.warnings} == {"unknown"}
+    assert str(did.warnings[0]).startswith("unknown takes ") and " of 20 left-out images of " in str(did.warnings[0])
+    lost = sum(a.now == "unknown" for a in would.changes.answers) / would.changes.tested
+    more = np.mean(np.array(model.predict(new)) == "unknown") - before
+    solution, x = model.knowledge.solution, model.embed(new)
+    nearer = np.mean(solution.against.scores(x).max(1) > solution.discriminant.scores(x).max(1))
+    assert abs(lost - nearer) < 0.15 and more > 0.05, (lost, nearer, more)
+
+    model.forget("unknown")
+    told = model.relabel([*rows[3][:5]], "barn").to_json()
+    assert ("barn", "house", 15) in [(w["class"], w["from"], w["of"]) for w in told["warnings"]]
+    assert told["accuracy_interval"][0] < told["accuracy"] < told["accuracy_interval"][1]
+
+
 def test_what_is_taken_away_for_good_is_in_no_version_and_nothing_names_it(tmp_path):
     labels = {(kind, n): name for kind, name in zip((10, 60, 120), CLASSES, strict=False) for n in range(4)}
     model = taught(labels)
@@ -278,6 +303,9 @@ def test_the_command_line_corrects_previews_and_asks(command, tmp_path):
     assert code == 0 and "knows only 'bicycle' and cannot tell it from others" in out
     code, out, err = command("learn", model, nested, "--classes", "inner")
     assert code == 0 and Model.load(model).counts == {"apple": 9, "bicycle": 9}, err
+
+    assert "Give --classes outer" in command("test", model, nested, "--out", tmp_path)[2].replace("\n", " ")
+    assert command("test", model, nested, "--classes", "inner", "--known-only", "--out", tmp_path)[0] == 0
 
     code, out, _ = command("relabel", model, one, "--as", "bicycle", "--preview")
     assert code == 0 and "nothing is changed" in out and Model.load(model).counts["apple"] == 9

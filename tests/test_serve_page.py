@@ -256,6 +256,9 @@ def test_classes_and_their_images_are_corrected(page, client, tmp_path):
     page.driver.get(client.url + "/#look/dog")
     page.wait(lambda: len(page.all("#class .cell")) == 6)
     page.all("#class .cell")[0].click()
+    page.write("#relabel", "dog")
+    page.click("#correct")
+    page.wait(lambda: "nothing to do" in page.text("#toasts"))
     page.write("#relabel", "cat")
     page.click("#correct")
     page.wait(lambda: "left out would get another answer" in page.text("#dialog"))
@@ -310,6 +313,20 @@ def test_an_image_that_was_taught_wrong_moves_to_the_class_that_a_person_names(p
     assert {c["name"]: c["images"] for c in client.about()["classes"]}.items() >= {"cat": 4, "tree": 4}.items()
     page.button("Undo", "#toasts")
     page.wait(lambda: {c["name"]: c["images"] for c in client.about()["classes"]}["cat"] == 5)
+
+
+def test_one_click_that_takes_answers_away_says_so_and_undoes_nothing_else(page, client, tmp_path):
+    page.tab("ask")
+    page.drop("ask", drawn(tmp_path, "apple", [9]))
+    page.write("#view-ask .correct-name", "fruit")
+    page.button("Teach it", "#view-ask")
+    page.wait(lambda: "fruit takes 2 of 8 left-out images of apple" in page.text("#toasts"))
+    assert "Undo" in page.text("#toasts")
+    version = client.about()["version"]
+    client.change("rename", old="car", new="auto")  # somebody else
+    page.wait(lambda: "Undo" not in page.text("#toasts"))
+    late = client.change("undo", version=version)
+    assert late["state"] == "failed" and "the model has changed" in late["error"] and "auto" in names(client)
 
 
 def test_an_image_can_be_none_of_these(page, client, tmp_path):

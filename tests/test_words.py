@@ -61,6 +61,7 @@ def test_a_terminal_without_unicode_shows_escapes(home):
         ("elefant", "elephant", True),
         ("aple", "apple", True),
         ("Red kestrel", "red_kestral", True),
+        ("dogs", "dog", True),
         ("horse", "house", False),
         ("class 11", "class 12", False),
         ("n02085620", "n02085782", False),

@@ -73,10 +73,10 @@ def _print_shares(file: Path, shares: Tensor, classes: Sequence[str], top: int, 
 
 
 def print_answer(file: Path, answer: Answer, as_json: bool) -> None:
-    names = ", ".join(name for name, _ in answer.classes)
+    names = ", ".join(answer.shares)
     if as_json:
         familiarity = answer.familiarity if math.isfinite(answer.familiarity) else None
-        told = {"class": answer.name, "classes": dict(answer.classes), "familiarity": familiarity}
+        told = {"class": answer.name, "classes": answer.shares, "familiarity": familiarity}
         print_json({"image": str(file), **told, "note": answer.note})
     elif answer.name == "unknown":  # percentages are shares among known classes: they would contradict it
         print_plain(f"{file}: unknown (most like {names})")

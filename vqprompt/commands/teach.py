@@ -154,7 +154,7 @@ def relabel(
     """
     with _changing(model) as changed:
         done = changed.relabel(images, label, preview=preview)
-    tell_correction(f"{counted(done.images, 'image')} moved to {label}", done, preview, as_json)
+    tell_correction(f"{counted(done.images, 'image')} moved to {label}", done, model, preview, as_json)
 
 
 def unlearn(
@@ -170,7 +170,7 @@ def unlearn(
     """
     with _changing(model) as changed:
         done = changed.unlearn(images, for_good=for_good, preview=preview)
-    tell_correction(f"{counted(done.images, 'image')} taken away", done, preview, as_json)
+    tell_correction(f"{counted(done.images, 'image')} taken away", done, model, preview, as_json)
 
 
 def merge(
@@ -186,7 +186,8 @@ def merge(
     """
     with _changing(model) as changed:
         done = changed.merge(names, new, preview=preview)
-    tell_correction(f"{', '.join(names)} merged: {new} has {counted(done.images, 'image')}", done, preview, as_json)
+    what = f"{', '.join(names)} merged: {new} has {counted(done.images, 'image')}"
+    tell_correction(what, done, model, preview, as_json)
 
 
 def rename(
@@ -215,7 +216,8 @@ def forget(
     with _changing(model) as changed:
         changed.forget(name, for_good=for_good)
     left = counted(len(changed.classes), "class")
-    print_plain(f"{name} is forgotten; {left} left, accuracy {percent(changed.accuracy)}")
+    sure = percent(changed.accuracy, changed.knowledge.accuracy_interval)
+    print_plain(f"{name} is forgotten; {left} left, accuracy {sure}")
     if changed.effort != "instant":
         print_plain(
             "note: what the model remembered of this class is deleted, but the network was trained with it and stays "

@@ -13,7 +13,7 @@ from vqprompt.core.words import counted, duration
 if TYPE_CHECKING:
     from vqprompt.product.model.correcting import Correction
     from vqprompt.product.model.model import Model
-    from vqprompt.product.model.teaching import Plan, Taught
+    from vqprompt.product.model.teaching import LostAnswers, Plan, Taught
 
 
 def announce(plan: Plan) -> None:
@@ -43,6 +43,7 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
         print_plain(f"left out: … and {len(taught.broken) - 10} more")
     if taught.changes is not None:
         print_plain(f"preview, nothing is changed: {taught.changes}")
+        print_warnings(taught.warnings)
         return
     if not taught.images:
         print_plain("nothing was learned; the model is as it was")
@@ -60,15 +61,12 @@ def tell(taught: Taught, model: Model, path: Path, noticed: str | None) -> None:
         print_plain(f"accuracy now: {sure} on images it has not learned{before}")
     for one in taught.suffering[:5]:
         print_plain(f"  {one.name} is recognized less often: {percent(one.before)} → {percent(one.now)}")
-    for warning in taught.warnings[:5]:
-        print_plain(f"warning: {warning}")
-    if taught.warnings:
-        print_plain(f"to take this lesson back: vqprompt undo {path}")
+    print_warnings(taught.warnings, path)
     if noticed is not None:
         print_note(noticed)
 
 
-def tell_correction(what: str, done: Correction, preview: bool, as_json: bool) -> None:
+def tell_correction(what: str, done: Correction, path: Path, preview: bool, as_json: bool) -> None:
     if as_json:
         print_json(done.to_json())
         return
@@ -79,7 +77,17 @@ def tell_correction(what: str, done: Correction, preview: bool, as_json: bool) -
     print_plain(f"{'preview, nothing is changed: ' if preview else ''}{what}")
     print_plain(str(done.changes))
     if done.accuracy is not None:
-        print_plain(f"accuracy: {percent(done.accuracy)} (before: {percent(done.accuracy_before)})")
+        sure = percent(done.accuracy, done.accuracy_interval)
+        print_plain(f"accuracy: {sure} (before: {percent(done.accuracy_before)})")
+    print_warnings(done.warnings, None if preview else path)
+
+
+def print_warnings(warnings: Sequence[LostAnswers], path: Path | None = None) -> None:
+    """path: of a model that was changed, so that it can be undone."""
+    for warning in warnings[:5]:
+        print_plain(f"warning: {warning}")
+    if warnings and path is not None:
+        print_plain(f"to take this back: vqprompt undo {path}")
 
 
 def percent(share: float | None, interval: Sequence[float] | None = None) -> str:

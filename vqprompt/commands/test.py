@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from vqprompt.commands.console import print_error, print_json, print_note, print_plain
-from vqprompt.commands.options import Device, Json, ModelPath, argument, flag, option
+from vqprompt.commands.options import ClassFolders, Device, Json, ModelPath, argument, flag, option
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.commands.teaching_words import percent
 from vqprompt.core.errors import UserError
@@ -23,6 +23,7 @@ def test(
     model: ModelPath,
     folder: Path = argument("Images it has not learned: one folder per class, a zip, or a table."),
     out: Path = option("Where to write test.html, test.json, images.csv and classes.csv.", Path(), metavar="FOLDER"),
+    classes: ClassFolders = None,
     before: bool = flag("--before", "Compare with the model before its last teaching."),
     known_only: bool = flag("--known-only", "Refuse images of classes that the model does not know."),
     unknown: bool = option("Whether it may answer unknown.", True),
@@ -52,8 +53,8 @@ def test(
             raise UserError(f"{model}: before its last teaching this model knew nothing; leave out --before")
     with progress_bar() as progress:
         report = evaluate(
-            asked, folder, before=earlier, refuse_unknown_classes=known_only, unknown=unknown, strictness=strictness,
-            progress=progress,
+            asked, folder, classes=classes or "", before=earlier, refuse_unknown_classes=known_only, unknown=unknown,
+            strictness=strictness, progress=progress,
         )  # fmt: skip
     page = write_page(report, out / "test.html", model.name, str(folder), asked.accuracy)
     summary = {"model": str(model), "folder": str(folder), "expected": asked.accuracy, **report.to_json()}

@@ -10,6 +10,7 @@ import typer
 from vqprompt.commands.console import console, print_plain, print_warning
 from vqprompt.commands.options import Device, Json, ModelPath, NewBackbone, NewSize, flag, option
 from vqprompt.commands.predict import print_answer
+from vqprompt.commands.teaching_words import print_warnings
 from vqprompt.core.words import counted
 
 
@@ -41,6 +42,7 @@ def watch(
         if not as_json:
             names = ", ".join(c.name for c in lesson.classes)
             print_plain(f"learned {counted(lesson.images, 'image')} of {names}")
+            print_warnings(lesson.warnings, model)
 
     defaults = ModelDefaults.of(backbone, size, device)
     Watch(folder, model, answered, taught, print_warning, sort, defaults).run(every, looks=2 if once else None)

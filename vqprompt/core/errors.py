@@ -42,10 +42,16 @@ class ImageError(UserError):
 
 
 def missing(path: object, wanted: str, advice: str = "check the path") -> ImageError:
-    """About a path that is not there. It may be a URL, of which a path has only one slash left."""
-    if re.match(r"\w{2,}:/", str(path)):
-        return ImageError(f"{path}: this is a URL; download it first, and give the files or folders on this machine")
+    """About a path that is not there."""
+    if is_url(path):
+        url = re.sub(":/+", "://", str(path), count=1)
+        return ImageError(f"{url}: this is a URL; download it first, and give the files or folders on this machine")
     return ImageError(f"{path}: no such {wanted}; {advice}")
+
+
+def is_url(path: object) -> bool:
+    """Also if it was made a path, which has only one slash left of `://`."""
+    return re.match(r"\w{2,}:/", str(path)) is not None
 
 
 def number_from_environment(variable: str, default: float, zero: bool = False) -> float:

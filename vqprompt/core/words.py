@@ -42,8 +42,9 @@ def look_misspelled(one: str, other: str) -> bool:
     pairs = [pair for pair in zip(*words, strict=True) if pair[0] != pair[1]]
     if len(pairs) != 1 or not all(word.isalpha() for word in pairs[0]):
         return False
-    needed = 0.8 if max(map(len, pairs[0])) > 5 else 0.88  # `house` and `horse` are two words
-    return difflib.SequenceMatcher(None, *pairs[0]).ratio() >= needed
+    short, long = sorted(pairs[0], key=len)
+    needed = 0.8 if len(long) > 5 else 0.88  # `house` and `horse` are two words
+    return long == f"{short}s" or difflib.SequenceMatcher(None, short, long).ratio() >= needed
 
 
 def duration(seconds: float) -> str:

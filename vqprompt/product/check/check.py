@@ -85,7 +85,7 @@ def check(
     default, the test/ of a folder or archive. model: what it remembers votes too, and its backbone is used."""
     started = time.monotonic()
     pictures, notes = find_pictures(source, labels, classes)
-    held_out = find_pictures(test)[0] if test is not None else []
+    held_out = find_pictures(test, classes=classes or "outer")[0] if test is not None else []
     if test is None and isinstance(source, str | Path):
         held_out = own_test_pictures(Path(source).expanduser())
     if held_out:  # the note says that test/ is left out, which is not true of a check

@@ -189,6 +189,7 @@ def evaluate(
     source: Any,
     labels: Sequence[str] | str | None = None,
     *,
+    classes: str = "",
     before: Model | None = None,
     refuse_unknown_classes: bool = False,
     unknown: bool = True,
@@ -197,14 +198,14 @@ def evaluate(
 ) -> Evaluation:
     """Test with a folder of one folder per class, a table, or a list of images with labels.
 
-    before: the same model before its last teaching, to compare with. refuse_unknown_classes: raise an error instead of
-    counting images of classes that the model does not know.
+    classes: as in `Model.learn`. before: the same model before its last teaching, to compare with.
+    refuse_unknown_classes: raise an error instead of counting images of classes that the model does not know.
     """
     model.check_taught()
     if isinstance(source, str | Path) and labels is None:
         path = Path(source).expanduser()
         source = path / "test" if (path / "test").is_dir() else own_test_pictures(path) or path
-    pictures, notes = find_pictures(source, labels)
+    pictures, notes = find_pictures(source, labels, classes)
     spelled = {spelling(c): c for c in model.classes}  # the model's spelling of its classes
     names = [spelled.get(spelling(name), name) for name in (clean_name(p.label) for p in pictures)]
     if strange := sorted({n for n in names if n not in model.classes}):
@@ -223,8 +224,8 @@ def evaluate(
     earlier = {}
     if before is not None:
         known_before = [a for a in _answers(before, features, told, unknown, strictness) if a.label in before.classes]
-        classes = Evaluation(before.classes, tuple(known_before)).per_class
-        earlier = {c.name: c.recall for c in classes if c.recall.total}
+        recalls = Evaluation(before.classes, tuple(known_before)).per_class
+        earlier = {c.name: c.recall for c in recalls if c.recall.total}
     known, others = ([a for a in asked if (a.label in model.classes) is part] for part in (True, False))
     opened = {p.where: p.open for p in pictures}
     return Evaluation(model.classes, tuple(known), tuple(others), tuple(broken), earlier, tuple(notes), opened)

@@ -38,8 +38,8 @@ from vqprompt.product.model.closed_form import (
     TESTED,
     Trials,
     choose_shrinkage,
+    counterexample_means,
     groups_of,
-    solve_counterexamples,
     spread_evenly,
 )
 from vqprompt.product.model.records import ClassRecord
@@ -109,7 +109,7 @@ class Rivals:
         scaled, apart = (x @ background.matrix).astype(np.float64), self.apart
         products = scaled @ apart.T / (background.share - 1) - apart @ toward
         above = scores.max(1) - (x @ toward - 0.5 * float(center @ toward))
-        rivals = moved(products, self.norms[self.left], self.reliance[scores.argmax(1)])
+        rivals = moved(products, self.norms[self.left], self.reliance[scores.argmax(1), None])
         if examples:
             rivals[np.flatnonzero(self.left), np.arange(rivals.shape[1])] = -np.inf
         return above - rivals.max(1)
@@ -128,7 +128,7 @@ class Rivals:
         products, norms, center = left_out.around(shrinkage, means.center, rotated)
         best = seen.scores.argmax(1)
         images = np.where(best == left_out.own, left_out.others, counts[best])
-        above, scores = seen.scores.max(1) - center, moved(products, norms, means.reliance(images))
+        above, scores = seen.scores.max(1) - center, moved(products, norms, means.reliance(images)[:, None])
         rival, rows, totals = scores.argmax(1), np.arange(len(scores)), np.bincount(classes)[:, None]
         won, wins = scores.max(1) > above, np.zeros((len(totals), len(world)))
         np.add.at(wins, (classes[won], rival[won]), 1)
@@ -149,9 +149,9 @@ class Rivals:
         return rivals, above - np.maximum(scores[:, left].max(1), np.where(alone, scores[rows, rival], -np.inf))
 
 
-def moved(products: Array, norms: Array, reliance: Array) -> Array:
-    """Scores of means relative to that of the center [n, W], if they keep so much of their offset from it [n]."""
-    kept = reliance[:, None]
+def moved(products: Array, norms: Array, kept: Array) -> Array:
+    """Scores of means relative to that of the center [n, W], if they keep so much of their offset from it [n, 1] or
+    [W]."""
     return kept * products - 0.5 * kept**2 * norms
 
 
@@ -312,10 +312,11 @@ def solve(
             rivals, ahead = Rivals.of(world, left_out, seen, shrinkage, trials.classes)
         calibration = _calibrate(scores, nearness * left_out.stretch(shrinkage), trials.classes, ahead)
         measurements = Measurements.of(classes, scores, trials.classes, calibration.temperature)
+    none = None if against is None else counterexample_means(against, basis, shrinkage, means)
     return Solution(
         basis.discriminant(means, shrinkage, groups.owners), Background.of(basis, shrinkage, means), shrinkage,
         calibration, gram, measurements,
-        None if against is None else solve_counterexamples(against, basis, shrinkage, means), rivals,
+        None if none is None else basis.discriminant(none, shrinkage, np.arange(len(none.counts))), rivals,
     )  # fmt: skip
 
 

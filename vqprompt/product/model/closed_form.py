@@ -14,7 +14,6 @@ import numpy as np
 from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
-    Discriminant,
     Groups,
     LeaveOneOut,
     Means,
@@ -112,9 +111,9 @@ def choose_shrinkage(records: Sequence[ClassRecord], groups: Groups, basis: Basi
     return SHRINKAGES[best_with([i for i in (best - 1, best + 1) if i < len(SHRINKAGES)])]
 
 
-def solve_counterexamples(record: ClassRecord, basis: Basis, shrinkage: float, means: Means) -> Discriminant:
-    """Images that look similar to the classes, but are none of them: scores of groups of them, on the scale of the
-    scores of classes. means: of the classes.
+def counterexample_means(record: ClassRecord, basis: Basis, shrinkage: float, means: Means) -> Means:
+    """Images that look similar to the classes, but are none of them, in groups whose scores are on the scale of those
+    of classes. means: of the classes.
 
     An image that is nearer to a group than to any class is unknown. Counterexamples take no part in the covariance, the
     temperature and the threshold, because they may be of any number of kinds. The kinds are not known, so they are
@@ -128,5 +127,4 @@ def solve_counterexamples(record: ClassRecord, basis: Basis, shrinkage: float, m
     counts = np.bincount(groups)
     sums = np.zeros((len(counts), rotated.shape[1]))
     np.add.at(sums, groups, rotated)
-    own = Means(sums / counts[:, None], means.center, counts, means.ratio)
-    return basis.discriminant(own, shrinkage, np.arange(len(counts)))
+    return Means(sums / counts[:, None], means.center, counts, means.ratio)

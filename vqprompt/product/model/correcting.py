@@ -20,6 +20,7 @@ from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN, Picture, check_spelling, clean_name, content_id, find_pictures
 from vqprompt.product.model.predicting import Predicting
 from vqprompt.product.model.records import KEPT, ClassRecord, added, ids_of, to_fixed_point
+from vqprompt.product.model.teaching import LostAnswers, lost_answers
 
 MOST_PAIRS = 100_000  # of names that are compared: about a second
 TRAINED = (
@@ -31,7 +32,8 @@ TRAINED = (
 @dataclass(frozen=True)
 class Correction:
     """What a correction did, or would do. classes: how many images of which classes were moved, taken away or merged.
-    new_name: the class they belong to now. changes: of the answers about images that are left out."""
+    new_name: the class they belong to now. changes: of the answers about images that are left out. accuracy_interval,
+    warnings: as in `Taught`."""
 
     classes: Mapping[str, int]
     new_name: str
@@ -39,13 +41,16 @@ class Correction:
     accuracy_before: float | None
     accuracy: float | None
     notes: tuple[str, ...] = ()
+    accuracy_interval: tuple[float, float] | None = None
+    warnings: tuple[LostAnswers, ...] = ()
 
     @property
     def images(self) -> int:
         return sum(self.classes.values())
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "classes": dict(self.classes), "changes": self.changes.to_json(), "notes": [*self.notes]}
+        told = {"classes": dict(self.classes), "changes": self.changes.to_json(), "notes": [*self.notes]}
+        return {**vars(self), **told, "warnings": [warning.to_json() for warning in self.warnings]}
 
 
 class Correcting(Predicting):
@@ -111,7 +116,7 @@ class Correcting(Predicting):
             notes = misspellings([name], known.classes) if name not in (*known.classes, UNKNOWN) else []
             if not parts:
                 note, accuracy = f"nothing to do: the model has learned all of these as {name!r}", known.accuracy
-                return Correction({}, name, Changes(0, ()), accuracy, accuracy, (note,))
+                return Correction({}, name, Changes({}, ()), accuracy, accuracy, (note,))
             for part in parts.values():
                 records = added(records, {name: part})
             event = Event.now("relabeled", classes={n: part.count for n, part in parts.items()}, new_name=name)
@@ -131,13 +136,9 @@ class Correcting(Predicting):
             return self._correct(known.changed(event, records=records), preview, erased=ids if for_good else None)
 
     def _correct(
-        self,
-        now: Knowledge,
-        preview: bool,
-        notes: Sequence[str] = (),
-        renamed: Mapping[str, str] | None = None,
+        self, now: Knowledge, preview: bool, notes: Sequence[str] = (), renamed: Mapping[str, str] | None = None,
         erased: np.ndarray | None = None,
-    ) -> Correction:
+    ) -> Correction:  # fmt: skip
         """Take over what a correction made. erased: ids of images that no version may know any more."""
         before, event = self.knowledge, now.history[-1]
         gone = [name for name in before.classes if name not in now.classes and name not in (renamed or ())]
@@ -148,7 +149,10 @@ class Correcting(Predicting):
             stored = self._opened()
             self._stored = stored.with_version(now) if erased is None else stored.erased_images(now, erased)
         changes = Changes.between(before, now, renamed)
-        return Correction(event.classes, event.new_name, changes, before.accuracy, now.accuracy, tuple(notes))
+        return Correction(
+            event.classes, event.new_name, changes, before.accuracy, now.accuracy, tuple(notes),
+            now.accuracy_interval, lost_answers(before, now, changes),
+        )  # fmt: skip
 
     def _taken_out(
         self, images: Any, stays: str = ""

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as parse_tensors
 from safetensors.numpy import save as pack_tensors
 
-from vqprompt.core.errors import UserError, shown
+from vqprompt.core.errors import UserError, is_url, missing, shown
 from vqprompt.core.files import lock_file, open_regular, read_regular, write_atomically
 from vqprompt.core.statistics.discriminant import Discriminant
 from vqprompt.core.statistics.world import World
@@ -315,7 +315,7 @@ def read(path: Path) -> tuple[Stored, str]:
     try:
         data = read_regular(path)
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such model; make one with vqprompt learn {path} FOLDER") from None
+        raise ModelError(str(missing(path, "model", f"make one with vqprompt learn {path} FOLDER"))) from None
     except IsADirectoryError:
         raise _is_folder(path) from None
     except (OSError, ValueError) as error:
@@ -352,6 +352,8 @@ def write(path: Path, stored: Stored) -> str:
 
 def locked(path: Path) -> AbstractContextManager[None]:
     """Only one process at a time can be inside this block for the same model."""
+    if is_url(path):
+        raise missing(path, "model")
     if path.name in ("", "..") or path.is_dir():
         raise _is_folder(path)
     busy = f"{path}: another process is teaching this model; wait until it is done"

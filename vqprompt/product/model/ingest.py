@@ -172,13 +172,14 @@ def _refuse_two_classes(pictures: PictureSet, places: np.ndarray, firsts: np.nda
 
 def _refuse_other_class(pictures: PictureSet, places: np.ndarray, owners: list[str]) -> None:
     """places: of pictures that the model knows. owners: the class of each of them in the model."""
-    for place, owner in zip(places, owners, strict=True):
-        if pictures.classes[pictures.labels[place]] != owner:
-            picture = pictures[int(place)]
-            raise ImageError(
-                f"{picture.where}: the model has learned this picture as {owner!r}, not {picture.label!r}; "
-                f"remove it, or move it: vqprompt relabel MODEL {picture.where} --as {picture.label!r}"
-            )
+    pairs = zip(places.tolist(), owners, strict=True)
+    wrong = sorted((place, owner) for place, owner in pairs if pictures.classes[pictures.labels[place]] != owner)
+    for place, owner in wrong[:1]:
+        picture, others = pictures[place], f" ({counted(len(wrong), 'picture')} in all)" if len(wrong) > 1 else ""
+        raise ImageError(
+            f"{picture.where}: the model has learned this picture as {owner!r}, not {picture.label!r}{others}; "
+            f"remove it, or move it: vqprompt relabel MODEL {picture.where} --as {picture.label!r}"
+        )
 
 
 def ingest(

@@ -147,6 +147,11 @@ class Knowledge:
         return None if self.measurements is None else self.measurements.accuracy
 
     @property
+    def accuracy_interval(self) -> tuple[float, float] | None:
+        """Where the accuracy is, 19 times in 20."""
+        return None if self.measurements is None else self.measurements.interval
+
+    @property
     def counts(self) -> dict[str, int]:
         """Images of each class."""
         return {name: record.count for name, record in self.classes.items()}
@@ -169,7 +174,7 @@ class Knowledge:
             "images": sum(self.counts.values()),
             "counterexamples": 0 if self.against is None else self.against.count,
             "accuracy": self.accuracy,
-            "accuracy_interval": None if measured is None else list(measured.interval),
+            "accuracy_interval": self.accuracy_interval,
             "calibration_error": None if measured is None else list(measured.calibration_error),
             "shrinkage": None if solution is None else solution.shrinkage,
             "temperature": None if solution is None else solution.calibration.temperature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 
 from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
 from vqprompt.core.words import counted
-from vqprompt.product.model.closed_form import Trials, groups_of
+from vqprompt.product.model.calibration import moved
+from vqprompt.product.model.closed_form import Trials, counterexample_means, groups_of
 from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.pictures import UNKNOWN
 
@@ -51,14 +53,17 @@ def left_out_answers(known: Knowledge) -> LeftOutAnswers:
     classes, solution, records = tuple(known.classes), known.solution, list(known.classes.values())
     trials = Trials.of(records, range(len(records))) if len(records) > 1 else None
     if solution is None or not trials:
-        none = np.zeros(0, np.int64)
-        return LeftOutAnswers(classes, none.astype(np.uint64), none, none, none)
+        nothing = np.zeros(0, np.int64)
+        return LeftOutAnswers(classes, nothing.astype(np.uint64), nothing, nothing, nothing)
     groups = groups_of(records, solution.gram)
-    left_out = LeaveOneOut(groups, Basis.of(groups), trials.features, trials.groups).at(solution.shrinkage)
-    scores = join_modes(left_out.scores, groups.owners)
-    unknown = np.zeros(len(scores), bool)
-    if solution.against is not None:
-        unknown = solution.against.scores(trials.features).max(1) > scores.max(1)
+    shrinkage, basis = solution.shrinkage, Basis.of(groups)
+    left_out = LeaveOneOut(groups, basis, trials.features, trials.groups)
+    seen = left_out.at(shrinkage)
+    scores, unknown = join_modes(seen.scores, groups.owners), np.zeros(len(trials), bool)
+    if known.against is not None:  # under the covariance without the image, as the scores of the classes
+        none = counterexample_means(known.against, basis, shrinkage, seen.means)
+        products, norms, center = left_out.around(shrinkage, none.center, none.means)
+        unknown = center + moved(products, norms, none.reliance(none.counts)).max(1) > scores.max(1)
     return LeftOutAnswers(classes, trials.ids, trials.classes, scores.argmax(1), unknown)
 
 
@@ -74,10 +79,19 @@ class ChangedAnswer:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a change of a model does to answers about images that it has learned, each left out. tested: how many."""
+    """What a change of a model does to answers about images that it has learned, each left out. per_class: how many
+    were tested."""
 
-    tested: int
+    per_class: Mapping[str, int]
     answers: tuple[ChangedAnswer, ...]
+
+    @property
+    def tested(self) -> int:
+        return sum(self.per_class.values())
+
+    def lost(self) -> Counter[tuple[str, str]]:
+        """How many right answers became another one, by class and answer."""
+        return Counter((answer.label, answer.now) for answer in self.answers if answer.before == answer.label)
 
     @classmethod
     def between(cls, before: Knowledge, now: Knowledge, renamed: Mapping[str, str] | None = None) -> Changes:
@@ -88,7 +102,8 @@ class Changes:
             for image in old.keys() & new.keys()
         ]
         changed = [answer for answer in both if answer.before != answer.now]
-        return cls(len(both), tuple(sorted(changed, key=lambda answer: (answer.label, answer.image))))
+        changed.sort(key=lambda answer: (answer.label, answer.image))
+        return cls(Counter(answer.label for answer in both), tuple(changed))
 
     def to_json(self) -> dict[str, Any]:
         told = [{**vars(answer), "image": f"{answer.image:016x}"} for answer in self.answers[:EXAMPLES]]
@@ -96,12 +111,14 @@ class Changes:
             "tested": self.tested,
             "changed": len(self.answers),
             "better": sum(answer.now == answer.label for answer in self.answers),
-            "worse": sum(answer.before == answer.label for answer in self.answers),
+            "worse": self.lost().total(),
             "examples": told,
         }
 
     def __str__(self) -> str:
         """`3 of 40 images that are left out change their answer: 2 better, 1 worse`"""
         told = self.to_json()
+        if not self.tested:
+            return "too few images to say which answers change"
         what = f"{told['changed']} of {counted(self.tested, 'left-out image')} change their answer"
         return f"{what}: {told['better']} for the better, {told['worse']} for the worse" if self.answers else what

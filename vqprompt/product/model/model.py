@@ -31,7 +31,6 @@ from vqprompt.product.model.efforts import check_effort, held_out, seconds_of_tr
 from vqprompt.product.model.extractor import Extractor, Opener, seconds_per_image
 from vqprompt.product.model.hub import OnTheHub
 from vqprompt.product.model.knowledge import Event, Knowledge, Stored, Version
-from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.network import Network, open_extractor
 from vqprompt.product.model.pictures import UNKNOWN, check_spelling, open_pictures
 from vqprompt.product.model.records import ClassRecord, added
@@ -254,7 +253,7 @@ class Model(Correcting, OnTheHub):
             now = before.changed(event, records=records, trained=trained, moved=moved, measured=hold_out > 0)
             if not preview:
                 self._stored = self._opened().with_version(now)
-            return summary(before, now, new, notes, started, effort, Changes.between(before, now) if preview else None)
+            return summary(before, now, new, notes, started, effort, preview)
 
     def learn_records(self, records: Mapping[str, ClassRecord]) -> None:
         """Learn classes whose features were computed elsewhere, under the same network."""

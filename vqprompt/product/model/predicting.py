@@ -36,6 +36,12 @@ class Answer:
     familiarity: float
     note: str = ""
 
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """What to show of the best classes: None where a percentage would contradict the name or the note."""
+        shown = self.name != UNKNOWN and not self.note
+        return {name: share if shown else None for name, share in self.classes}
+
 
 class Predicting:
     """The part of `Model` that answers questions about images. Each answer is that of one version, also while another

@@ -13,16 +13,15 @@ from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
 from vqprompt.product.model.knowledge import Event, Knowledge
-from vqprompt.product.model.left_out import left_out_answers
+from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
-    from vqprompt.product.model.left_out import Changes
     from vqprompt.product.model.records import ClassRecord
 
 FEW = 5  # a class with fewer images gets a warning
-SUFFERS = 0.05  # a class whose accuracy falls by more than this is named
+SUFFERS = 0.05  # a class whose accuracy falls by more than this is named, and one that takes more from another class
 TAKES = 0.03  # a class that takes more than this share of the world's images away from "unknown" gets a warning
 
 
@@ -58,8 +57,8 @@ class Suffering:
 
 @dataclass(frozen=True)
 class LostAnswers:
-    """Answers that a taught class takes away. source: from which class; None: from "unknown". images: how many are
-    taken for it now, out of `of`: left-out images of the source, or images of the world."""
+    """Answers that a class, or "unknown", takes away in a change of the model. source: from which class; None: from
+    "unknown". images: how many, out of `of`: left-out images of the source, or images of the world."""
 
     name: str
     source: str | None
@@ -68,7 +67,7 @@ class LostAnswers:
 
     def __str__(self) -> str:
         what = "ordinary images that were unknown" if self.source is None else f"left-out images of {self.source}"
-        return f"{self.images} of {self.of} {what} are now taken for {self.name}"
+        return f"{self.name} takes {self.images} of {self.of} {what}"
 
     def to_json(self) -> dict[str, Any]:
         return {"class": self.name, "from": self.source, "images": self.images, "of": self.of, "text": str(self)}
@@ -127,33 +126,20 @@ class Taught:
 
 
 def summary(
-    before: Knowledge,
-    now: Knowledge,
-    new: NewPictures,
-    notes: list[str],
-    started: float,
-    effort: str = "instant",
-    changes: Changes | None = None,
-) -> Taught:
+    before: Knowledge, now: Knowledge, new: NewPictures, notes: list[str], started: float, effort: str = "instant",
+    preview: bool = False,
+) -> Taught:  # fmt: skip
     """What a teaching did, from the model before and after it."""
     suffering = _suffering(before.measurements, now.measurements)
     learned = {} if now is before else now.history[-1].classes
+    changes = Changes.between(before, now) if preview or suffering or UNKNOWN in learned else None
     taught = tuple(TaughtClass(name, images, name not in before.records) for name, images in learned.items())
+    expected = [] if now is before else _expectations(now.counts)
     return Taught(
-        classes=taught,
-        known_images=new.known,
-        copies=new.copies,
-        broken=tuple(new.broken),
-        accuracy=now.accuracy,
-        accuracy_before=before.accuracy,
-        suffering=suffering,
-        notes=tuple(notes if now is before else [*notes, *_expectations(now.counts)]),
-        seconds=time.monotonic() - started,
-        effort=effort,
-        accuracy_interval=None if now.measurements is None else now.measurements.interval,
-        warnings=(*_from_unknown(before, now), *_from_classes(now, suffering, taught)),
-        changes=changes,
-    )
+        taught, new.known, new.copies, tuple(new.broken), now.accuracy, before.accuracy, suffering,
+        (*notes, *expected), time.monotonic() - started, effort, changes if preview else None, now.accuracy_interval,
+        lost_answers(before, now, changes),
+    )  # fmt: skip
 
 
 def decided(plan: Plan, before: Knowledge, records: Mapping[str, ClassRecord], labels: Sequence[str]) -> Plan:
@@ -190,6 +176,15 @@ def _suffering(before: Measurements | None, now: Measurements | None) -> tuple[S
     return tuple(sorted(worse, key=lambda one: one.now - one.before))
 
 
+def lost_answers(before: Knowledge, now: Knowledge, changes: Changes | None) -> tuple[LostAnswers, ...]:
+    """Answers that a change takes away from "unknown", and from classes, if its changes are known; worst first."""
+    lost = _from_unknown(before, now)
+    if changes is not None:
+        found = [(*pair, n, changes.per_class[pair[0]]) for pair, n in changes.lost().most_common()]
+        lost += [LostAnswers(name, source, n, of) for source, name, n, of in found if n > max(1, SUFFERS * of)]
+    return tuple(lost)
+
+
 def _from_unknown(before: Knowledge, now: Knowledge) -> list[LostAnswers]:
     """Classes that many ordinary images are taken for which the model did not know before."""
     solved = [s for known in (before, now) if (s := known.solution) is not None and s.rivals is not None]
@@ -201,22 +196,6 @@ def _from_unknown(before: Knowledge, now: Knowledge) -> list[LostAnswers]:
     return [LostAnswers(names[c], None, int(taken[c]), len(now.world)) for c in np.argsort(-taken) if taken[c] > most]
 
 
-def _from_classes(
-    now: Knowledge, suffering: tuple[Suffering, ...], taught: tuple[TaughtClass, ...]
-) -> list[LostAnswers]:
-    """Taught classes that left-out images of classes are taken for which suffer from the lesson."""
-    if not suffering:
-        return []
-    answers, lost = left_out_answers(now), []
-    for one in suffering:
-        given = [answers.classes[a] for a in answers.answers[answers.labels == answers.classes.index(one.name)]]
-        taken = {own.name: given.count(own.name) for own in taught if own.name != one.name}
-        name = max(taken, key=taken.__getitem__, default="")
-        if name and taken[name] > 1:  # a single image may be chance
-            lost.append(LostAnswers(name, one.name, taken[name], len(given)))
-    return lost
-
-
 def _expectations(counts: dict[str, int]) -> list[str]:
     """What to expect of a single class, and of classes with few images."""
     if len(counts) == 1:
@@ -226,6 +205,5 @@ def _expectations(counts: dict[str, int]) -> list[str]:
         return []
     return [
         f"{counted(len(few), 'class')} with fewer than {FEW} images ({shorten(few, 3)}; the smallest has "
-        f"{min(counts.values())}): expect more mistakes there. To compare: with drawings of 50 things, 1, 5 and 20 "
-        "images of each gave 22, 51 and 70 % right answers"
+        f"{min(counts.values())}): expect more mistakes there"
     ]

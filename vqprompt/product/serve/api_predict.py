@@ -14,6 +14,7 @@ import io
 import json
 import math
 import struct
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -48,7 +49,7 @@ IMAGE_BODY = {"requestBody": {"required": True, "content": CONTENT}}
 
 class Share(BaseModel):
     name: str
-    probability: float
+    probability: float | None = Field(description="Null if the image is unknown, or if there is a note.")
 
 
 class Prediction(BaseModel):
@@ -75,15 +76,13 @@ async def predict(
     image, snapshot = await _image_of(request), served.snapshot
     (told,) = await state.batcher.ask(snapshot, [image], top, strictness)
     unknown = told.familiarity < strictness
+    told = replace(told, name=UNKNOWN if unknown else told.classes[0][0], classes=told.classes[:top])
+    shares = [Share(name=name, probability=share) for name, share in told.shares.items()]
+    familiarity = told.familiarity if math.isfinite(told.familiarity) else None
     return Prediction(
-        name=UNKNOWN if unknown else told.classes[0][0],
-        unknown=unknown,
-        classes=[Share(name=name, probability=share) for name, share in told.classes[:top]],
-        familiarity=told.familiarity if math.isfinite(told.familiarity) else None,
-        note=told.note,
-        model=snapshot.name,
+        name=told.name, unknown=unknown, classes=shares, familiarity=familiarity, note=told.note, model=snapshot.name,
         version=snapshot.version,
-    )
+    )  # fmt: skip
 
 
 @router.post("/predict", summary="What is in an image", openapi_extra=IMAGE_BODY)

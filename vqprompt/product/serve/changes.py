@@ -120,12 +120,15 @@ class Undo(Body):
     """Go back to the model before the last change, or before several."""
 
     steps: int = Field(default=1, ge=1, le=1000, description="How many changes to undo, the last one first.")
+    version: int | None = Field(None, description="Refuse if it is not the model's version any more.")
 
     def check(self, now: Snapshot) -> None:
         if self.steps > (possible := now.model.can_undo):
             raise Conflict(f"{counted(possible, 'change')} can be undone, not {self.steps}")
 
     def apply(self, model: Model, images: Sequence[Picture], tell: Report) -> dict[str, Any]:
+        if self.version not in (None, now := model.knowledge.version):
+            raise Conflict(f"nothing was undone: the model has changed, it is at version {now} and not {self.version}")
         return {"undone": model.undo(self.steps)}
 
 

@@ -17,6 +17,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.product.model.left_out import LeftOutAnswers, left_out_answers
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.opening import ModelDefaults, stamp_of
+from vqprompt.product.model.records import ids_of
 from vqprompt.product.serve.errors import Conflict, NotThere
 
 
@@ -67,8 +68,7 @@ class Snapshot:
     @cached_property
     def images(self) -> np.ndarray:
         """The images it has learned, by their content: uint64 [n]."""
-        learned = [record.ids for record in self.model.knowledge.records.values()]
-        return np.concatenate(learned) if learned else np.zeros(0, np.uint64)
+        return ids_of(self.model.knowledge.records.values())
 
 
 @dataclass(eq=False)

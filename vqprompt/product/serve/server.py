@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 
 from vqprompt._version import __version__
 from vqprompt.core.cache import cache_folder
-from vqprompt.core.errors import UserError
+from vqprompt.core.errors import UserError, missing
 from vqprompt.core.plugins import Registry
 from vqprompt.product import example
 from vqprompt.product.serve import api_models, api_predict
@@ -56,9 +56,9 @@ def find_models(settings: Settings, private: Path, say: Callable[[str], None]) -
         return ModelFolder([], defaults, given)
     path = given or (private / f"{example.NAME}.vqp" if settings.example else Path(UNNAMED))
     if path.suffix != ".vqp" and not path.is_file():
-        raise UserError(f"{path}: no such model; give a file that ends in .vqp (it may be new), or a folder of them")
+        raise missing(path, "model", "give a file that ends in .vqp (it may be new), or a folder of them")
     if not path.parent.is_dir():
-        raise UserError(f"{path.parent}: no such folder; create it, or give another path")
+        raise missing(path.parent, "folder", "create it, or give another path")
     if settings.example and not path.exists():
         say(f"learning {example.PER_CLASS} drawings of each of {len(example.THINGS)} things …")
         example.make_example(path, defaults.device)

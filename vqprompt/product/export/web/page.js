@@ -5,12 +5,14 @@ let stream = null;
 
 function show({ probabilities, familiarity }) {
   const best = probabilities.map((share, i) => [share, vqprompt.classes[i]]).sort((a, b) => b[0] - a[0]).slice(0, SHOWN);
-  at("state").textContent = familiarity < 0 ? "Unknown: unlike everything that was taught" : best[0][1];
+  const known = familiarity >= 0; // percentages are shares among known classes
+  at("state").textContent = known ? best[0][1] : "Unknown: unlike everything that was taught. Most like:";
   at("answers").replaceChildren(...best.map(([share, name]) => {
     const item = document.createElement("li");
     const label = Object.assign(document.createElement("span"), { textContent: name });
     const percent = Object.assign(document.createElement("output"), { textContent: `${(100 * share).toFixed(1)} %` });
-    item.append(label, percent, Object.assign(document.createElement("meter"), { value: share, ariaLabel: name }));
+    const meter = Object.assign(document.createElement("meter"), { value: share, ariaLabel: name });
+    item.append(label, ...(known ? [percent, meter] : []));
     return item;
   }));
 }

@@ -3,7 +3,7 @@
 import { ended, post, send } from "./api.js";
 import { button, complain, fill, h, toast } from "./dom.js";
 import { Camera, View, cameraButton, chooser, isImage, takesDrops } from "./images.js";
-import { CHANGED, address, lookNow, state, undo } from "./model.js";
+import { CHANGED, address, changed, lookNow, state } from "./model.js";
 import { T, percent } from "./texts.js";
 
 const BETWEEN_FRAMES = 100; // ms at least, between two camera frames
@@ -21,11 +21,11 @@ export class Answers {
   }
 
   show(answer) {
-    const names = answer.classes.map((c) => c.name), note = answer.note ?? "";
+    const names = answer.classes.map((c) => c.name), note = answer.note ?? "", sure = answer.classes[0].probability !== null;
     fill(this.headline,
       h("strong", { class: answer.unknown ? "unknown" : null }, answer.unknown ? T.unknown : answer.name),
       h("small", {}, answer.unknown ? T.mostLike(names.slice(0, 3)) : note || percent(answer.classes[0].probability)));
-    const rows = answer.unknown || note ? [] : answer.classes; // shares only where they can be believed
+    const rows = sure ? answer.classes : [];
     while (this.bars.children.length < rows.length)
       this.bars.append(h("li", {}, h("span", { class: "name" }), h("span", { class: "bar" }, h("span", { class: "fill" })), h("span", { class: "share" })));
     while (this.bars.children.length > rows.length) this.bars.lastChild.remove();
@@ -50,21 +50,19 @@ async function contentId(image) {
   return [...digest.slice(0, 8)].reverse().map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Teach an image; one that was taught as another class moves. Returns whether something was learned, or why not. */
+/** Teach an image; one that was taught as another class moves. Returns the result, or null if it was cancelled. */
 async function teachOne(image, label) {
   const form = new FormData();
   form.append("files", image, image.name || "image.png");
   if (label === null) form.append("as_unknown", "true");
   else form.append("label", label);
   try {
-    const result = await ended(await send(`/models/${state.path}/teach`, form));
-    return result?.images ? true : result?.notes?.at(-1);
+    return await ended(await send(`/models/${state.path}/teach`, form));
   } catch (error) {
     const id = await contentId(image);
     if (id === null) throw error;
     const moved = await post(`/models/${state.path}/relabel`, { images: [id], label: label ?? "unknown" });
-    await ended(moved).catch(() => { throw error; }); // it was not taught before
-    return true;
+    return ended(moved).catch(() => { throw error; }); // it was not taught before
   }
 }
 
@@ -75,11 +73,12 @@ export function correction(picture, done = () => {}) {
     const image = await picture();
     if (!image) return;
     element.inert = true;
+    const isNew = label !== null && !state.about.classes.some((c) => c.name === label);
     try {
-      const learned = await teachOne(image, label);
+      const result = await teachOne(image, label);
       await lookNow();
-      if (learned === true) toast(label === null ? T.thisIsNone : T.thisIs(label), { action: [T.undo, () => undo(1)] });
-      else toast(learned || T.nothingNew);
+      if (result && Object.keys(result.classes).length) changed(label === null ? T.thisIsNone : T.thisIs(label), result, isNew ? result.notes.slice(0, 1) : []);
+      else toast(result?.notes.at(-1) ?? T.cancelled);
       name.value = "";
       done();
     } catch (error) {

@@ -1,7 +1,7 @@
 // Corrections: rename, merge, forget, relabel, unlearn. Where answers may change, the page says how many before it is done.
 
 import { ended, post } from "./api.js";
-import { complain, h, question } from "./dom.js";
+import { complain, h, question, toast } from "./dom.js";
 import { change, state } from "./model.js";
 import { whatChanges } from "./review.js";
 import { T } from "./texts.js";
@@ -11,7 +11,8 @@ async function tried(what, body, title, message) {
   try {
     const result = await ended(await post(`/models/${state.path}/${what}`, { ...body, preview: true }));
     if (result === null) return;
-    const says = [result.accuracy !== null && h("p", {}, T.accuracyWould(result)), whatChanges(result, T.changes), result.notes.map((note) => h("p", { class: "hint" }, note))];
+    if (!Object.keys(result.classes).length) return void toast(result.notes.at(-1)); // nothing to do
+    const says = [result.accuracy !== null && h("p", {}, T.accuracyWould(result)), whatChanges(result), result.notes.map((note) => h("p", { class: "hint" }, note))];
     if (await question(title, says, T.goOn)) await change(what, body, message);
   } catch (error) {
     complain(error);

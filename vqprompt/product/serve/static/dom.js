@@ -26,15 +26,23 @@ export const button = (text, onclick, attributes = {}) => h("button", { type: "b
 
 export const byId = (id) => document.getElementById(id);
 
-/** A short message above the page, where nothing else is; screen readers say it. action: [text, function]. */
-export function toast(text, { bad = false, action = null } = {}) {
+/** A short message above the page, where nothing else is; screen readers say it. action: [text, function]. stays: until
+ * it is closed. */
+export function toast(text, { bad = false, action = null, stays = false } = {}) {
   const note = h("div", { class: bad ? "toast bad" : "toast", role: bad ? "alert" : null },
-    h("span", {}, text),
+    h("div", {}, text),
     action && button(action[0], () => (note.remove(), action[1]())),
     button("×", () => note.remove(), { class: "close", "aria-label": T.close }));
   fill(byId("toasts"), note);
-  setTimeout(() => note.remove(), bad ? 15000 : 8000);
+  if (!stays) setTimeout(() => note.remove(), bad ? 15000 : 8000);
+  return note;
 }
+
+/** Answers that a change takes away from other classes or from "unknown"; nothing if there are none. */
+export const warnings = ({ warnings: lost = [] }) => lost.length > 0 && h("ul", { class: "warnings" }, lost.slice(0, 5).map((w) => h("li", {}, w.text)));
+
+/** A number with its title. interval: text, where it is, 19 times in 20. */
+export const figure = (title, value, interval = null) => h("div", { class: "figure" }, h("span", {}, title), h("strong", {}, value), interval && h("small", {}, ` ${interval}`));
 
 export const complain = (error) => toast(error.message || String(error), { bad: true });
 

@@ -1,7 +1,7 @@
 // Look: what the model knows, what it mixes up, its history and versions; one class with its images; corrections.
 
 import { ended, get, picture, post, request } from "./api.js";
-import { button, complain, fill, h, saveAs } from "./dom.js";
+import { button, complain, figure, fill, h, saveAs } from "./dom.js";
 import { forget, merge, relabel, rename, returnTo, unlearn } from "./corrections.js";
 import { Grid } from "./grid.js";
 import { View } from "./images.js";
@@ -40,13 +40,12 @@ export class Look extends View {
   summary(about) {
     if (!about.classes.length)
       return h("div", { class: "card empty" }, h("h1", {}, state.name), h("p", {}, T.lookEmpty), button(T.teachFirst, () => (location.hash = address("teach")), { class: "primary" }));
-    const figure = (name, value) => h("div", { class: "figure" }, h("span", {}, name), h("strong", {}, value));
     const save = async (what, name) => saveAs(await (await request(`/models/${state.path}/${what}`)).blob(), name);
     return h("div", { class: "card" },
       h("h1", {}, state.name),
       h("div", { class: "figures" },
         figure(T.classCount, about.classes.length), figure(T.imageCount, about.images),
-        figure(T.accuracy, percent(about.accuracy, 1)), figure(T.size, T.megabytes(about.bytes)), figure(T.version, about.version)),
+        figure(T.accuracy, percent(about.accuracy, 1), T.interval(about.accuracy_interval)), figure(T.size, T.megabytes(about.bytes)), figure(T.version, about.version)),
       h("p", { class: "hint" }, T.measured(about.images), " ", about.backbone && T.technical(about.backbone)),
       about.counterexamples > 0 && h("p", {}, T.counterexamples(about.counterexamples), " ",
         button(T.dropCounterexamples, () => change("forget", { name: "unknown" }, T.forgotten(T.none)), { class: "quiet" })),
@@ -95,8 +94,7 @@ export class Look extends View {
       h("p", {}, h("a", { href: address("look") }, `← ${T.allClasses}`)),
       h("h1", {}, one.name),
       h("div", { class: "figures" },
-        h("div", { class: "figure" }, h("span", {}, T.imageCount), h("strong", {}, one.images)),
-        h("div", { class: "figure" }, h("span", {}, T.recognized), h("strong", {}, percent(one.accuracy)))),
+        figure(T.imageCount, one.images), figure(T.recognized, percent(one.accuracy))),
       confused,
       h("div", { class: "actions" }, this.buttons(one.name)),
       h("h2", {}, T.itsImages), says, tools, grid.element));

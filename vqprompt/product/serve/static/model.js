@@ -1,7 +1,7 @@
 // The model that the page shows. What it is doing is on the server, so all pages show the same: this module asks often.
 
 import { ENDED, ended, get, post } from "./api.js";
-import { complain, toast } from "./dom.js";
+import { complain, h, toast, warnings } from "./dom.js";
 import { T } from "./texts.js";
 
 const OFTEN = 300, SELDOM = 1000, HIDDEN = 4000; // ms between two questions: during a job, otherwise, in a hidden tab
@@ -57,12 +57,22 @@ export async function watch() {
 export async function change(what, body, message, undoable = true) {
   try {
     const job = await post(`/models/${state.path}/${what}`, body);
-    if ((await ended(job)) === null) return toast(T.cancelled);
+    const result = await ended(job);
     await lookNow();
-    toast(message, { action: undoable ? [T.undo, () => undo(1)] : null });
+    if (result === null) toast(T.cancelled);
+    else if (undoable) changed(message, result);
+    else toast(message);
   } catch (error) {
     complain(error);
   }
 }
 
-export const undo = (steps) => change("undo", { steps }, T.undone(steps), false);
+/** Say what was changed and what is worse now, and offer to undo it until the model changes again. */
+export function changed(message, result, notes = []) {
+  const lost = warnings(result), says = [message, notes.map((note) => h("p", {}, note)), lost];
+  const note = toast(says, { bad: Boolean(lost), action: [T.undo, () => undo(1)], stays: lost || notes.length > 0 });
+  document.addEventListener(CHANGED, () => note.remove(), { once: true });
+}
+
+/** If somebody has changed the model since the page was told, nothing is undone. */
+export const undo = (steps) => change("undo", { steps, version: state.about.version }, T.undone(steps), false);

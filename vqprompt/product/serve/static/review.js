@@ -1,7 +1,7 @@
 // Review: the images of an upload before they are taught. What people decide is on the server, the same in all pages.
 
 import { ended, get, patch, picture, post, remove } from "./api.js";
-import { button, complain, fill, h } from "./dom.js";
+import { button, complain, fill, h, warnings } from "./dom.js";
 import { Grid } from "./grid.js";
 import { thumbnail } from "./images.js";
 import { isActive, lookNow, state } from "./model.js";
@@ -148,7 +148,7 @@ export class Review {
     try {
       fill(this.preview, h("p", {}, T.previewing));
       const result = await ended(await post(`/models/${state.path}/teach`, { ...this.asked, preview: true }));
-      fill(this.preview, result && whatChanges(result, T.changes));
+      fill(this.preview, result && whatChanges(result));
     } catch (error) {
       fill(this.preview);
       complain(error);
@@ -170,11 +170,9 @@ export class Review {
   }
 }
 
-/** What a change does to answers, in words. says: T.changes before it, T.changed after it. */
-export function whatChanges(result, says) {
-  const changes = result.changes;
-  return [
-    changes && (changes.changed || says === T.changes) && h("p", {}, says(changes)),
-    changes?.examples?.length > 0 && h("ul", { class: "chips" }, changes.examples.slice(0, 6).map((c) => h("li", {}, T.example(c)))),
-  ];
-}
+/** What a change would do to answers, in words. */
+export const whatChanges = ({ changes, ...result }) => [
+  h("p", {}, T.changes(changes)),
+  changes.examples.length > 0 && h("ul", { class: "chips" }, changes.examples.slice(0, 6).map((c) => h("li", {}, T.example(c)))),
+  warnings(result),
+];

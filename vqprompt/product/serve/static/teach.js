@@ -1,10 +1,10 @@
 // Teach: gather images class by class, review them, teach, see what changed.
 
 import { get, send } from "./api.js";
-import { button, complain, fill, h, toast } from "./dom.js";
+import { button, complain, figure, fill, h, toast, warnings } from "./dom.js";
 import { Camera, View, cameraButton, chooser, isImage, takesDrops, thumbnail } from "./images.js";
 import { CHANGED, NOW, address, isActive, lookNow, state, undo } from "./model.js";
-import { Review, whatChanges } from "./review.js";
+import { Review } from "./review.js";
 import { T, percent } from "./texts.js";
 
 const SHOWN = 24; // thumbnails per class
@@ -188,25 +188,23 @@ export class Teach extends View {
 
 /** What a teaching changed, in a card. */
 function taught(result, close) {
-  const before = result.accuracy_before, now = result.accuracy, warnings = result.warnings ?? [];
+  const before = result.accuracy_before, now = result.accuracy;
   const notes = [
     ...result.notes,
     result.known_images > 0 && T.known(result.known_images),
     result.copies > 0 && T.copies(result.copies),
     result.broken.length > 0 && T.broken(result.broken.length),
   ].filter(Boolean);
-  const figure = (title, share, interval) => h("div", { class: "figure" }, h("span", {}, title), h("strong", {}, percent(share, 1)), interval && h("small", {}, ` ${T.interval(interval)}`));
   return h("div", { class: "card result", id: "taught" },
     h("div", { class: "row" }, h("h2", {}, T.learned(result)), button("×", close, { class: "close inline", "aria-label": T.close })),
     h("p", { class: "lead" }, T.learnedIn(result)),
     now !== null && [
-      h("div", { class: "figures" }, figure(T.before, before), h("div", { class: "arrow", "aria-hidden": "true" }, "→"), figure(T.now, now, result.accuracy_interval)),
+      h("div", { class: "figures" }, figure(T.before, percent(before, 1)), h("div", { class: "arrow", "aria-hidden": "true" }, "→"), figure(T.now, percent(now, 1), T.interval(result.accuracy_interval))),
       h("p", { class: "hint" }, T.leftOutOnce),
     ],
-    warnings.length ? h("ul", { class: "warnings" }, warnings.slice(0, 5).map((w) => h("li", {}, w.text))) :
-      result.suffering.length ? [h("h3", {}, T.worse), h("ul", {}, result.suffering.slice(0, 8).map((c) => h("li", {}, T.fromTo(c))))] :
-        now !== null && before !== null && h("p", {}, T.nothingWorse),
-    whatChanges(result, T.changed),
+    warnings(result) ||
+      (result.suffering.length ? [h("h3", {}, T.worse), h("ul", {}, result.suffering.slice(0, 8).map((c) => h("li", {}, T.fromTo(c))))] :
+        now !== null && before !== null && h("p", {}, T.nothingWorse)),
     notes.length > 0 && h("ul", { class: "hint" }, notes.map((note) => h("li", {}, note))),
     h("div", { class: "actions" },
       button(T.askIt, () => (location.hash = address("ask")), { class: "primary" }),

@@ -137,7 +137,7 @@ export const T = {
   },
   before: "Right answers before",
   now: "Right answers now",
-  interval: ([low, high]) => `${(low * 100).toFixed(0)}–${(high * 100).toFixed(0)} %`,
+  interval: (range) => range && `${(range[0] * 100).toFixed(0)}–${(range[1] * 100).toFixed(0)} %`,
   leftOutOnce: "Measured by leaving out each image in turn and asking about it.",
   worse: "Recognized less often now",
   fromTo: (c) => `${c.name}: ${percent(c.before)} → ${percent(c.now)}`,
@@ -148,7 +148,6 @@ export const T = {
   undoLesson: "Undo this lesson",
   askIt: "Ask it something",
   changes: (c) => (c.tested ? `${c.changed} of ${images(c.tested)} left out would get another answer${c.changed ? `: ${c.better} better, ${c.worse} worse` : ""}.` : "There are too few images to say what would change."),
-  changed: (c) => `${c.changed} of ${images(c.tested)} left out now get another answer: ${c.better} better, ${c.worse} worse.`,
   example: (c) => `${c.label}: ${c.before} → ${c.now}`,
 
   // ask
@@ -171,7 +170,6 @@ export const T = {
   none: "None of these",
   thisIs: (label) => `Learned: this is ${label}.`,
   thisIsNone: "Learned: this is none of its classes.",
-  nothingNew: "Nothing new was learned.",
 
   // draw
   drawTitle: "Draw something",
@@ -245,7 +243,7 @@ export const T = {
   unlearnTitle: (count) => `Unlearn ${images(count)}?`,
   unlearned: (count) => `Unlearned ${images(count)}.`,
   goOn: "Go on",
-  accuracyWould: (result) => `Right answers: ${percent(result.accuracy_before, 1)} → ${percent(result.accuracy, 1)}.`,
+  accuracyWould: (result) => `Right answers: ${percent(result.accuracy_before, 1)} → ${percent(result.accuracy, 1)} (${T.interval(result.accuracy_interval)}).`,
   returnTitle: (version) => `Return to version ${version}?`,
   returnHelp: "This can be undone.",
   returnGo: "Return",
