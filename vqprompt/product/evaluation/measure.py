@@ -144,6 +144,11 @@ class Evaluation:
         return Share(sum(a.answer == UNKNOWN for a in self.images), len(self.images))
 
     @property
+    def without_unknown(self) -> Share:
+        """Of all images, if the model had to name a class; the accuracy of a teaching is measured like this."""
+        return Share(sum(a.best == a.label for a in self.images), len(self.images))
+
+    @property
     def others_refused(self) -> Share:
         """Images of other classes that were called unknown."""
         return Share(sum(a.answer == UNKNOWN for a in self.others), len(self.others))
