@@ -81,8 +81,9 @@ def _tell(report: Evaluation, page: Path) -> None:
         print_plain(f"right, every class weighted equally: {percent(report.balanced_accuracy, sure)}{was}")
         right = report.accuracy
         print_plain(f"right, every image weighted equally: {percent(right.value)} ({right.hits} of {right.total})")
-        unknown, named = report.called_unknown, percent(report.without_unknown.value)
-        print_plain(f"called unknown: {unknown.hits} of {unknown.total} (without this answer, {named} would be right)")
+        strange, named = report.called_unknown, percent(report.without_unknown.value)
+        instead = f" (without this answer, {named} would be right)" if strange.hits else ""
+        print_plain(f"called unknown: {strange.hits} of {strange.total}{instead}")
     if report.others:
         s = report.others_refused
         print_plain(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")
