@@ -260,14 +260,11 @@ def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.
 
 
 def _count_taught(model: Model, pictures: list[Picture]) -> int:
-    taught = set(ids_of(model.knowledge.records.values()).tolist())
-
-    def known(picture: Picture) -> bool:
+    taught, count = set(ids_of(model.knowledge.records.values()).tolist()), 0
+    for picture in pictures:
         with suppress(OSError, UserError):
-            return content_id(picture.open()) in taught
-        return False
-
-    return sum(map(known, pictures))
+            count += content_id(picture.open()) in taught
+    return count
 
 
 def _answers(

@@ -192,10 +192,9 @@ def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
         if "train" in names and "test" not in names and any(p.is_dir() for p in (path / "train").iterdir()):
             path = path / "train"
         if not any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir()):
-            what = "a folder without classes" if any(path.iterdir()) else "an empty folder"
             raise ImageError(
-                f"{path}: {what}; put the images of each class into a folder of its name (to learn images of one "
-                "class as they are: learn … --as NAME)"
+                f"{path}: a folder without classes; put the images of each class into a folder of its name "
+                "(to learn images of one class as they are: learn … --as NAME)"
             )
     source = Source(path, keep=False)
     notes = []
