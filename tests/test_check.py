@@ -347,6 +347,13 @@ def test_what_learn_notices_does_not_take_all_classes_of_a_large_model(monkeypat
     assert line and "1 look like another class" in line and compared == [13]
 
 
+def test_where_nothing_can_be_written_no_image_is_looked_at(folder, tmp_path, command, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("vqprompt.product.check.check.check", lambda *given, **named: pytest.fail("it has begun"))
+    status, _, err = command("check", folder, "--out", tmp_path / "file" / "inside")
+    assert status == 2 and "is a file; give a folder" in err
+
+
 def test_bad_input_in_words(tmp_path, command):
     assert "no such folder" in command("check", tmp_path / "nowhere")[2]
     (tmp_path / "a").mkdir()

@@ -83,6 +83,10 @@ class TestLists:
         for word in ("--data", "--tasks", "--resume", "--set", "--config", "--seed", "train/<class>"):
             assert word in out
 
+    def test_help_has_arguments_in_capitals_and_no_types_behind_flags(self, command):
+        _, out, _ = command("predict", "--help")
+        assert "MODEL" in out and "IMAGES" in out and "bool" not in out.lower()
+
 
 class TestRefusals:
     @pytest.mark.parametrize(

@@ -111,6 +111,21 @@ def test_before_and_after_the_last_teaching(taught, images):
     assert {c.name for c in found.per_class if c.recall_before is None} == {"car"}
 
 
+def test_images_that_were_taught_are_no_honest_test(taught, found, command, tmp_path):
+    assert not any("taught to this model" in note for note in found.notes)
+    out = command("test", taught, taught.parent / "first", "--out", tmp_path)[1]
+    assert "note: 45 of 45 images were taught to this model" in out
+
+
+def test_what_was_called_unknown_is_told_apart_from_wrong_names():
+    asked = [ImageAnswer(f"{n}.png", "apple", a, b, 0.9, 1.0) for n, (a, b) in enumerate(
+        [("apple", "apple"), ("car", "car"), ("unknown", "apple"), ("unknown", "car")]
+    )]  # fmt: skip
+    result = Evaluation(("apple", "car"), tuple(asked))
+    assert result.accuracy.hits == 1 and result.without_unknown.hits == 2
+    assert "2 were called unknown; without this answer, 2 were right" in _headline(result)
+
+
 def test_page_json_and_csv(taught, images, tmp_path, command):
     status, out, err = command("test", taught, images, "--out", tmp_path, "--before")
     assert status == 0, err

@@ -16,7 +16,7 @@ from vqprompt._version import __version__
 from vqprompt.commands import bench, check, export, listings, teach, test
 from vqprompt.commands.console import accept_all_characters, print_error, running
 from vqprompt.commands.interrupted import as_command, report_interruption
-from vqprompt.commands.options import option
+from vqprompt.commands.options import Command, Group, option
 from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.search import search
@@ -27,6 +27,7 @@ from vqprompt.core.errors import UserError
 from vqprompt.core.runtime.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
 app = typer.Typer(
+    cls=Group,
     help="Teach a vision model new classes, again and again. It remembers the old ones without keeping their images."
     "\n\n"
     "Start with [bold]vqprompt learn MODEL.vqp FOLDER[/bold] (one folder per class inside), then "
@@ -41,9 +42,9 @@ for command in (
     teach.example, check.check, teach.learn, predict, watch, serve, test.test, teach.show, teach.relabel, teach.unlearn,
     teach.merge, teach.rename, teach.forget, teach.undo, export.export, teach.cache,
 ):  # fmt: skip
-    app.command(rich_help_panel=OWN_MODEL)(as_command(command))
+    app.command(cls=Command, rich_help_panel=OWN_MODEL)(as_command(command))
 for research_command in (demo, run, search, listings.methods, listings.backbones, listings.datasets):
-    app.command(rich_help_panel=RESEARCH)(as_command(research_command))
+    app.command(cls=Command, rich_help_panel=RESEARCH)(as_command(research_command))
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
 TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub", "yaml")  # modules of the extra `train`

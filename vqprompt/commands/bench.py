@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from vqprompt.commands.console import console, print_error, print_plain, text_table
 from vqprompt.commands.interrupted import as_command
-from vqprompt.commands.options import Track, flag, numbers, option
+from vqprompt.commands.options import Command, Group, Track, flag, numbers, option
 from vqprompt.commands.progress_bar import Bars
 from vqprompt.core.errors import UserError
 from vqprompt.core.words import counted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vqprompt.research.paper.execution import Executor
     from vqprompt.research.paper.grids import Run
 
-app = typer.Typer(help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Make the tables and figures of the paper, one command each.", no_args_is_help=True)
 
 LISTED = "`vqprompt bench list` lists them."
 SMALL = flag("--small", "Try it at reduced size, on the embedded drawings and backbone.")
@@ -38,7 +38,7 @@ GPUS = option(
 )
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 @as_command
 def list_grids() -> None:
     """List the tables."""
@@ -48,7 +48,7 @@ def list_grids() -> None:
     console.print(text_table(("name", "paper", "runs", "backbone", "what it is"), rows, right=("runs",)))
 
 
-@app.command()
+@app.command(cls=Command)
 @as_command
 def run(
     name: Annotated[str, typer.Argument(help=f"The table's name; {LISTED}")],
@@ -141,11 +141,12 @@ def read_changes(
 
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     """Raise UserError now for what would otherwise fail in every run."""
+    from vqprompt.core.files import check_writable
     from vqprompt.research.datasets import check_data
-    from vqprompt.research.runs.refusals import check_out, refuse_what_cannot_fit
+    from vqprompt.research.runs.refusals import refuse_what_cannot_fit
     from vqprompt.research.runs.tracking import Tracking
 
-    check_out(out)
+    check_writable(out)
     Tracking(track, out)
     for data in dict.fromkeys(run.config.data for run in runs):
         check_data(data)
@@ -197,12 +198,10 @@ def run_with_bars(
     return failed
 
 
-@app.command("table")
+@app.command("table", cls=Command)
 @as_command
 def print_table(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help=f"The table's name; {LISTED} Several: a summary.")
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help=f"The table's name; {LISTED} Several: a summary.")],
     out: Path | None = option("The folder that `bench run` wrote to. The table is written there as files."),
     results: list[Path] | None = option(
         "Read the runs from here instead: a file that --save wrote, or any folder of runs. Give it once per table."

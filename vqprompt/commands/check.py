@@ -33,10 +33,12 @@ def check(
     [bold]vqprompt check birds/[/bold], look at check.html, then [bold]vqprompt learn garden.vqp birds/ --exclude
     exclude.txt[/bold]
     """
+    from vqprompt.core.files import check_writable
     from vqprompt.product.check.check import check as look_through
     from vqprompt.product.check.findings import write_list, write_page
     from vqprompt.product.model.model import Model
 
+    check_writable(out)
     known = None if model is None else Model.load(model, device=device, backbone=backbone)
     with progress_bar() as progress:
         report = look_through(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def as_command(command: Callable[..., None]) -> Callable[..., None]:
         for name, annotation in (("quiet", Quiet), ("verbose", Verbose))
     ]
     parameters = [*own.parameters.values(), *more]
+    complete.__doc__ = re.sub(r"(\S)\n +(?=\S)", r"\1 ", command.__doc__ or "")  # the terminal wraps paragraphs
     complete.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # Typer reads it
     return complete
 

@@ -6,8 +6,28 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from vqprompt.core.errors import UserError
+
+
+class PlainHelp:
+    """Help without Python's types: arguments are names in capitals, and flags have nothing behind them."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]  # of the other base class
+        for each in parameters:
+            if each.param_type_name == "argument":
+                each.metavar = each.metavar or each.name.upper()
+            elif each.is_flag or each.multiple:
+                each.metavar = each.metavar or ("" if each.is_flag else "VALUE")
+        return parameters
+
+
+class Command(PlainHelp, TyperCommand): ...
+
+
+class Group(PlainHelp, TyperGroup): ...
 
 
 def option(help: str, default: Any = None, *names: str, **more: Any) -> Any:

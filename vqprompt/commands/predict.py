@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    learned: Path = argument("A model of `vqprompt learn`, or a folder of `vqprompt run` or Learner.save."),
+    learned: Path = argument("What `vqprompt learn` made, or the folder of `run` or Learner.save.", metavar="MODEL"),
     images: list[Path] = argument("Image files, or folders with images."),
     top: int = option("How many classes to print per image.", 1, min=1),
     as_json: bool = flag("--json", "Print one JSON object per line, for other programs to read."),

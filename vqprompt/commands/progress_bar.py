@@ -53,7 +53,8 @@ class Bars:
             rich.BarColumn(20), rich.TaskProgressColumn(), rich.TimeElapsedColumn(), rich.TextColumn("elapsed,"),
             rich.TimeRemainingColumn(), rich.TextColumn("remaining"),
             rich.TextColumn("{task.description}", markup=False),
-            console=console, transient=True, disable=running.quiet, speed_estimate_period=SPEED_PERIOD,
+            console=console, transient=True, disable=running.quiet or not console.is_terminal,
+            speed_estimate_period=SPEED_PERIOD,
         )  # fmt: skip
         self.bars: dict[str, Bar] = {}
 

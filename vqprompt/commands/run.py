@@ -66,7 +66,7 @@ def run(
     context: typer.Context,
     out: Path = option("The run's folder. Config, metrics, checkpoint and report are written there.", ...),
     data: str | None = option(
-        "What to learn. A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it. "
+        "What to learn (quickdraw50). A data set of `vqprompt datasets`: NAME, or NAME=PATH where you have it. "
         "Or your own images: a folder or zip with train/<class>/… and test/<class>/…, or just <class>/…."
     ),
     tasks: str | None = option("Number of tasks, or number of classes per task: 10, or 20,10,10."),
@@ -75,7 +75,7 @@ def run(
         "are in one task, 10 % of the others' images are elsewhere. repeated:30: 30 % come later. few-shot:30,5,5: 30 "
         "classes, then 5 with 5 images. FILE.json: images per task. +online:100 shows all once, tests every 100."
     ),
-    method: str | None = option("How to learn; `vqprompt methods` lists the names."),
+    method: str | None = option("How to learn (vq-prompt); `vqprompt methods` lists the names."),
     backbone: str | None = option("A name from `vqprompt backbones`, or a file with weights."),
     seed: int | None = option("Fixes the order of the classes and everything random. 0 keeps the natural class order."),
     size: int | None = option("Image size in pixels, a multiple of the backbone's patch size."),

@@ -120,11 +120,10 @@ def show(model: ModelPath, as_json: Json = False) -> None:
         print_json(facts, indent=2)
         return
     rows = [
-        (c["name"], str(c["images"]), percent(c["accuracy"]), str(c["kinds"]), "".join(c["taught"][-1:])[:10])
-        for c in facts["classes"]
+        (c["name"], str(c["images"]), percent(c["accuracy"]), "".join(c["taught"][-1:])[:10]) for c in facts["classes"]
     ]
-    numbers = ("images", "recognized", "kinds")
-    console.print(text_table(("class", *numbers, "last taught"), rows, numbers))
+    if rows:
+        console.print(text_table(("class", "images", "recognized", "last taught"), rows, ("images", "recognized")))
     b = facts["backbone"]
     trained = {"instant": "nothing is trained", "good": "prompts are trained", "best": "the network is tuned"}
     moved = f" (an estimate for {counted(len(facts['moved']), 'class')}, whose memory moved)" if facts["moved"] else ""

@@ -39,11 +39,12 @@ def test(
 
     [bold]vqprompt test garden.vqp new-photos/[/bold]
     """
-    from vqprompt.core.files import write_atomically
+    from vqprompt.core.files import check_writable, write_atomically
     from vqprompt.product.evaluation.measure import evaluate
     from vqprompt.product.evaluation.page import classes_csv, images_csv, write_page
     from vqprompt.product.model.model import Model
 
+    check_writable(out)
     asked = Model.load(model, device=device, backbone=backbone)
     earlier = None
     if before:
@@ -81,7 +82,9 @@ def _tell(report: Evaluation, page: Path) -> None:
         print_plain(f"right, every class weighted equally: {percent(report.balanced_accuracy, sure)}{was}")
         right = report.accuracy
         print_plain(f"right, every image weighted equally: {percent(right.value)} ({right.hits} of {right.total})")
-        print_plain(f"called unknown: {report.called_unknown.hits} of {report.called_unknown.total}")
+        strange, named = report.called_unknown, percent(report.without_unknown.value)
+        instead = f" (without this answer, {named} would be right)" if strange.hits else ""
+        print_plain(f"called unknown: {strange.hits} of {strange.total}{instead}")
     if report.others:
         s = report.others_refused
         print_plain(f"images of classes that it does not know: {s.hits} of {s.total} called unknown")

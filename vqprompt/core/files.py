@@ -15,6 +15,7 @@ import os
 import shutil
 import socket
 import stat
+import tempfile
 import threading
 import time
 import uuid
@@ -179,6 +180,15 @@ def make_folder(folder: Path, private: bool = False) -> None:
     if private and folder.stat().st_mode & 0o077:
         with suppress(PermissionError):  # it belongs to somebody else, who lets us write to it
             folder.chmod(0o700)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise a WriteError now for what would otherwise fail after long work. The folder need not be there yet."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise UserError(f"{folder}: {there} is a file; give a folder")
+    with writing(folder), suppress(FileNotFoundError):  # of places such as /proc; making the folder says more
+        tempfile.TemporaryFile(dir=there).close()
 
 
 def _sync_folder(folder: Path) -> None:

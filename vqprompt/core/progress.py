@@ -30,14 +30,16 @@ class Progress:
     total: float = 0
     task: int | None = None  # from 0
     tasks: int | None = None
-    detail: str = ""  # such as the name of the file that is downloaded
+    detail: str = ""  # what is done, more exactly; of a download, the file's name
 
     def __str__(self) -> str:
         """`task 3/10 · learning`, `downloading cub.tgz 17/90`."""
         if self.task is not None:
             return f"task {self.task + 1}/{self.tasks} · {self.stage}"
         count = f" {self.done:.0f}/{self.total:.0f}" if self.total else ""
-        return f"{self.stage}{' ' + self.detail if self.detail else ''}{count}"
+        if self.stage is Stage.DOWNLOADING:
+            return f"{self.stage} {self.detail}{count}"
+        return f"{self.detail or self.stage}{count}"
 
 
 Report = Callable[[Progress], None]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +26,17 @@ from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.words import counted
 from vqprompt.product.model.extractor import unless_error
 from vqprompt.product.model.model import Model
-from vqprompt.product.model.pictures import UNKNOWN, Picture, clean_name, find_pictures, own_test_pictures, spelling
+from vqprompt.product.model.pictures import (
+    UNKNOWN,
+    Picture,
+    clean_name,
+    content_id,
+    find_pictures,
+    own_test_pictures,
+    spelling,
+)
 from vqprompt.product.model.predicting import answers_to
+from vqprompt.product.model.records import ids_of
 
 BINS = 10
 
@@ -144,6 +154,11 @@ class Evaluation:
         return Share(sum(a.answer == UNKNOWN for a in self.images), len(self.images))
 
     @property
+    def without_unknown(self) -> Share:
+        """Of all images, if the model had to name a class; the accuracy of a teaching is measured like this."""
+        return Share(sum(a.best == a.label for a in self.images), len(self.images))
+
+    @property
     def others_refused(self) -> Share:
         """Images of other classes that were called unknown."""
         return Share(sum(a.answer == UNKNOWN for a in self.others), len(self.others))
@@ -216,6 +231,8 @@ def evaluate(
             )
         are = "is" if len(strange) == 1 else "are"
         notes.append(f"{counted(len(strange), 'class')} {are} not known to the model; the right answer is unknown")
+    if taught := _count_taught(model, pictures):
+        notes.append(f"{taught} of {counted(len(pictures), 'image')} were taught to this model; others tell more")
     features, kept, broken = _embed(model, pictures, progress)
     if not kept:
         raise ImageError(f"none of the images can be read, so there is nothing to test with ({broken[0]})")
@@ -241,6 +258,14 @@ def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.
             kept.append(number)
         progress(Progress(Stage.TESTING, number + 1, len(pictures)))
     return np.array(rows, np.float32), kept, broken
+
+
+def _count_taught(model: Model, pictures: list[Picture]) -> int:
+    taught, count = set(ids_of(model.knowledge.records.values()).tolist()), 0
+    for picture in pictures:
+        with suppress(OSError, UserError):
+            count += content_id(picture.open()) in taught
+    return count
 
 
 def _answers(

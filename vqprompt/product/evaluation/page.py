@@ -40,6 +40,8 @@ def _headline(result: Evaluation) -> str:
     """The result in a few sentences."""
     weak = [c for c in result.per_class if c.recall.value is not None and c.recall.value < 0.7]
     text = f"The answer was right for {result.accuracy.hits} of {counted(result.accuracy.total, 'image')}."
+    if unknown := result.called_unknown.hits:
+        text += f" {unknown} were called unknown; without this answer, {result.without_unknown.hits} were right."
     balanced, plain = result.balanced_accuracy, result.accuracy.value
     if balanced is not None and plain is not None and plain - balanced > 0.02:
         text += f" Large classes make this look better: if every class counts the same, it is {balanced:.1%}."

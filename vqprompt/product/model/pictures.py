@@ -193,8 +193,8 @@ def _from_path(path: Path, classes: str) -> tuple[list[Picture], list[str]]:
             path = path / "train"
         if not any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir()):
             raise ImageError(
-                f"{path}: a folder without classes; put the images of each class into a folder of its name, "
-                f"or give the name of their class with --as NAME"
+                f"{path}: a folder without classes; put the images of each class into a folder of its name "
+                "(to learn images of one class as they are: learn … --as NAME)"
             )
     source = Source(path, keep=False)
     notes = []

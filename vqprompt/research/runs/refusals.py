@@ -10,6 +10,7 @@ import torch
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.backbones.vit import ViT, ViTConfig
 from vqprompt.core.errors import UserError
+from vqprompt.core.files import check_writable
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.methods import METHODS, find_method
@@ -62,14 +63,9 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         )
 
 
-def check_out(out: Path) -> None:
-    if file := next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None):
-        raise UserError(f"--out {out}: {file} is a file; give a folder")
-
-
 def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
     """Refuse before any work what could lose something: another run's folder, or resuming with other settings."""
-    check_out(out)
+    check_writable(out)
     if (out / "config.json").exists():
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
