@@ -108,8 +108,9 @@ def make_stream(tasks=3, seed: int = 1, **settings) -> Stream:
     return Stream(make_dataset(), tasks, seed, **settings)
 
 
-def make_learner(method: str = "vq-prompt", seed: int = 0, training: Training = QUICK, **options) -> Learner:
-    return Learner(make_vit(), method, tasks=3, seed=seed, training=training, device="cpu", compile="off", **options)
+def make_learner(method: str = "vq-prompt", seed: int = 0, training: Training = QUICK, tasks=3, **options) -> Learner:
+    settings = {"tasks": tasks, "seed": seed, "training": training, "device": "cpu", "compile": "off"}
+    return Learner(make_vit(), method, **settings, **options)
 
 
 def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:

@@ -140,7 +140,7 @@ def read_changes(
 
 
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
-    """Raise UserError now for what would otherwise fail in every run."""
+    """Raise UserError now for what would otherwise fail in a run."""
     from vqprompt.research.datasets import check_data
     from vqprompt.research.runs.refusals import check_out, refuse_what_cannot_fit
     from vqprompt.research.runs.tracking import Tracking
@@ -149,7 +149,7 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     Tracking(track, out)
     for data in dict.fromkeys(run.config.data for run in runs):
         check_data(data)
-    for config in {run.config.method: run.config for run in runs}.values():
+    for config in {run.name.rpartition("/")[0]: run.config for run in runs}.values():  # once for all seeds
         refuse_what_cannot_fit(config)
 
 
