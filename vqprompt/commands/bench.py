@@ -149,7 +149,8 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     Tracking(track, out)
     for data in dict.fromkeys(run.config.data for run in runs):
         check_data(data)
-    for config in {run.name.rpartition("/")[0]: run.config for run in runs}.values():  # once for all seeds
+    by_row = {(run.config.method, run.name.rpartition("/")[0]): run.config for run in runs}  # once for all seeds
+    for config in by_row.values():
         refuse_what_cannot_fit(config)
 
 
