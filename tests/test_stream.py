@@ -295,11 +295,14 @@ def test_a_memory_that_moves_takes_in_classes_that_come_back_after_it_moved(tmp_
     assert same_tensors(resumed.method.state_dict(), learner.method.state_dict())
 
 
-def test_a_method_that_cannot_learn_a_class_again_says_so():
-    learner, stream = make_learner("ease"), iter(Stream(with_domains(), kind="domains"))
+@pytest.mark.parametrize(("name", "options"), [("ease", {}), ("vq-prompt", {"rebalancing": {"centroids": 2}})])
+def test_a_method_that_cannot_learn_a_class_again_says_so_before_it_trains(name, options):
+    learner, stream = make_learner(name, **options), iter(Stream(with_domains(), kind="domains"))
     learner.learn(next(stream))
-    with pytest.raises(UserError, match="'class 0' was learned before; ease cannot learn it again"):
+    before = learner.images_seen
+    with pytest.raises(UserError, match=f"'class 0' was learned before; {name} cannot learn it again"):
         learner.learn(next(stream))
+    assert learner.images_seen == before
 
 
 class TestRows:

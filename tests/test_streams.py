@@ -205,6 +205,7 @@ def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, source
     refused("an online stream shows every image once; leave epochs out", stream="online:8", epochs=2)
     refused("'kind 0/000.png' is not DOMAIN/CLASS/image, as --stream domains needs it", stream="domains")
     assert resolve({"stream": "domains+online:50", "method": "slca"}).epochs == 1
+    assert resolve({"stream": "online/tasks.json"}).epochs == 20, "a name is no kind"
     monkeypatch.setattr(runner, "open_dataset", lambda *given: pytest.fail("images were decoded"))
     (tmp_path / "tasks.json").write_text('["crow.jpg"]')
     refused("tasks.json: expected a list of tasks, as in", stream=str(tmp_path / "tasks.json"))
