@@ -117,9 +117,8 @@ def make_stream(tasks=3, seed: int = 1, **settings) -> Stream:
 
 
 def make_learner(method: str = "vq-prompt", seed: int = 0, training: Training = QUICK, tasks=3, **options) -> Learner:
-    return Learner(
-        make_vit(), method, tasks=tasks, seed=seed, training=training, device="cpu", compile="off", **options
-    )
+    settings = {"tasks": tasks, "seed": seed, "training": training, "device": "cpu", "compile": "off"}
+    return Learner(make_vit(), method, **settings, **options)
 
 
 def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:

@@ -687,6 +687,8 @@ def test_refused_before_any_run(bench, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     status, _, err = bench("run", "cub200", "--small", "--out", tmp_path / "file" / "out")
     assert status == 2 and "is a file; give a folder" in err
+    status, _, err = bench("run", "streams", "--small", "--methods", "simplecil,ease", "--out", tmp_path / "out")
+    assert status == 2 and "ease cannot learn --stream domains" in err, "the last stream of the table it can"
 
 
 def test_nothing_is_planned_twice(bench, tmp_path, monkeypatch):

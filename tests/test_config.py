@@ -264,5 +264,5 @@ def test_numbers_and_nesting_that_python_cannot_print_are_refused(key):
 
 
 def test_a_check_of_several_settings_says_its_own_sentence_and_does_not_quote_all_of_them():
-    with pytest.raises(UserError, match=r"^run settings: --stream 'sometimes': no such kind; [^{]*online:100$"):
-        resolve({"stream": "sometimes"})
+    with pytest.raises(UserError, match=r"^run settings: epochs=3: an online stream [^{]*; leave epochs out$"):
+        resolve({"stream": "online:5", "epochs": 3})

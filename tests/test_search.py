@@ -189,6 +189,11 @@ def test_what_cannot_be_searched_is_refused_before_any_work(search, tmp_path, op
     assert status == 2 and word in err and not (tmp_path / "out").exists()
 
 
+def test_any_method_that_cannot_learn_the_stream_is_refused(search):
+    refused = search("--set", "stream=repeated:30", method="ease,linear", runs=lambda *given: pytest.fail("runs began"))
+    assert refused[0] == 2 and "ease cannot learn --stream repeated:30" in refused[2]
+
+
 def test_trials_with_other_settings_are_not_mixed(search):
     assert search("--trials", "1")[0] == 0
     status, _, err, _ = search("--trials", "2", "--set", "epochs=3")

@@ -213,7 +213,7 @@ class TestKinds:
         assert [(len(t.train), len(t.test)) for t in whole.tasks] == [(4, 2), (4, 2)]
         for tasks, wrong in [
             ([["lion.png"]], "task 1: 'lion.png' is not in toy, as '0.png' is"), ([train[0], train[0]], "listed twice"),
-            ([train[0], [7]], "task 2: 7 is not in toy"), ({}, "expected tasks of toy"), ([train[0], []], "task 2: no"),
+            ([train[0], [7]], "task 2: 7 is not in toy"), ({}, "expected a list"), ([train[0], []], "task 2: no"),
             ([train[0][:2], train[0][2:]], "task 2: no test images; list some"),
         ]:  # fmt: skip
             with pytest.raises(UserError, match=wrong):
@@ -225,14 +225,17 @@ ABLE = [n for n, m in methods.METHODS.items() if "classes_return" in vars(m) or 
 
 @pytest.mark.parametrize("name", [*ABLE, "moving-prompts"])
 def test_methods_that_say_so_learn_classes_that_come_back(name, tmp_path):
-    """The head grows for new classes only; a task without a new class teaches, and a saved learner goes on alike."""
-    stream = Stream(with_domains(train=16, test=4), seed=1, kind="domains", joint=methods.METHODS[name].joint)
-    options = {"projection": 50} if name == "ranpac" else {}
-    learner = make_learner(name, training=QUICK.model_copy(update={"epochs": 6, "lr": 0.03}), **options)
-    for task in stream:
+    """The head and prompts grow for new classes only; a task without one teaches, and a saved learner goes on alike."""
+    kind, joint = "domains+online:20", methods.METHODS[name].joint
+    stream = Stream(with_domains(train=16, test=4), seed=1, kind=kind, joint=joint)
+    options, sizes = {"projection": 50} if name == "ranpac" else {}, dict[int, int]()
+    learner = make_learner(name, tasks=1, training=QUICK.model_copy(update={"epochs": 6, "lr": 0.03}), **options)
+    for task in stream:  # more tasks than are planned
         before = learner.logits(task.test) if learner.history else None
         learner.learn(task)
         assert learner.method.head.out_features == len(learner.classes)
+        counts = learner.method.parameter_counts()
+        assert sizes.setdefault(len(learner.classes), counts["prompting"]) == counts["prompting"]
         assert before is None or not torch.equal(before, learner.logits(task.test)[:, : before.shape[1]])
         learner.save(tmp_path)
         learner = Learner.load(tmp_path, backbone=make_vit(), device="cpu")
@@ -278,11 +281,14 @@ def test_a_memory_that_moves_takes_in_classes_that_come_back_after_it_moved(tmp_
     assert same_tensors(resumed.method.state_dict(), learner.method.state_dict())
 
 
-def test_a_method_that_cannot_learn_a_class_again_says_so():
-    learner, stream = make_learner("ease"), iter(Stream(with_domains(), kind="domains"))
+@pytest.mark.parametrize(("name", "options"), [("ease", {}), ("vq-prompt", {"rebalancing": {"centroids": 2}})])
+def test_a_method_that_cannot_learn_a_class_again_says_so_before_it_trains(name, options):
+    learner, stream = make_learner(name, **options), iter(Stream(with_domains(), kind="domains"))
     learner.learn(next(stream))
-    with pytest.raises(UserError, match="'class 0' was learned before; ease cannot learn it again"):
+    before = learner.images_seen
+    with pytest.raises(UserError, match=f"'class 0' was learned before; {name} cannot learn it again"):
         learner.learn(next(stream))
+    assert learner.images_seen == before
 
 
 class TestRows:

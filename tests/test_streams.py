@@ -189,7 +189,7 @@ def test_a_run_of_every_kind_learns_and_ends_the_same_after_a_kill(sources, doma
     assert "Backward transfer" in page and ("Accuracy as images come" in page) == ("online" in kind)
 
 
-def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, sources, tmp_path):
+def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, sources, tmp_path, monkeypatch):
     def refused(message, **settings):
         with pytest.raises(UserError, match=message):
             runner.run(resolve({"data": str(sources / "folder"), "tasks": 2, **settings}), tmp_path / "out")
@@ -201,6 +201,11 @@ def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, source
     refused("an online stream shows every image once; leave epochs out", stream="online:8", epochs=2)
     refused("'kind 0/000.png' is not DOMAIN/CLASS/image, as --stream domains needs it", stream="domains")
     assert resolve({"stream": "domains+online:50", "method": "slca"}).epochs == 1
+    assert resolve({"stream": "online/tasks.json"}).epochs == 20, "a name is no kind"
+    monkeypatch.setattr(runner, "open_dataset", lambda *given: pytest.fail("images were decoded"))
+    (tmp_path / "tasks.json").write_text('["crow.jpg"]')
+    refused("tasks.json: expected a list of tasks, as in", stream=str(tmp_path / "tasks.json"))
+    refused("lost.json: cannot be read .*--stream needs a list of tasks", stream=str(tmp_path / "lost.json"))
 
 
 def test_shuffling_by_groups_keeps_groups_together():

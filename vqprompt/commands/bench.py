@@ -140,7 +140,7 @@ def read_changes(
 
 
 def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
-    """Raise UserError now for what would otherwise fail in every run."""
+    """Raise UserError now for what would otherwise fail in a run."""
     from vqprompt.core.files import check_writable
     from vqprompt.research.datasets import check_data
     from vqprompt.research.runs.refusals import refuse_what_cannot_fit
@@ -150,7 +150,8 @@ def refuse_early(runs: Sequence[Run], out: Path, track: Sequence[str]) -> None:
     Tracking(track, out)
     for data in dict.fromkeys(run.config.data for run in runs):
         check_data(data)
-    for config in {run.config.method: run.config for run in runs}.values():
+    by_row = {(run.config.method, run.name.rpartition("/")[0]): run.config for run in runs}  # once for all seeds
+    for config in by_row.values():
         refuse_what_cannot_fit(config)
 
 

@@ -64,12 +64,12 @@ def read_text(path: Path) -> str:
     return read_regular(path).decode("utf-8-sig")
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file that this package wrote."""
+def read_json(path: Path, advice: str = "restore it, or do the run again") -> Any:
+    """The content of a JSON file: one that this package wrote, unless other advice is given."""
     try:
         return json.loads(read_regular(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore it, or do the run again") from None
+        raise UserError(f"{path}: cannot be read ({error}); {advice}") from None
 
 
 def exists(path: str | Path) -> bool:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -292,9 +292,9 @@ class Stream:
     def _listed(self, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `_assign`, by a file. If it lists no test images, a class is tested with the first task that has it.
         train, test: of the images that may be used."""
-        dataset, where, file, listed = self.dataset, self.dataset.where, self.kind.file, read_json(Path(self.kind.file))
-        if not (isinstance(listed, list) and listed and all(isinstance(task, list) for task in listed)) or not where:
-            raise UserError(f'--stream {file}: expected tasks of {dataset.name}, as in [["crow/1.jpg"], ["owl/2.jpg"]]')
+        dataset, where, file, listed = self.dataset, self.dataset.where, self.kind.file, read_tasks(self.kind.file)
+        if not where:
+            raise UserError(f"--stream {file}: images of {dataset.name} have no names; give a data set of image files")
         row_of, task_of = {where(row): row for row in range(len(train))}, np.full(len(train), -1)
         for number, images in enumerate(listed):
             for image in images:
@@ -320,6 +320,15 @@ class Stream:
         if self.train_choice == "first" or count is None or count >= len(rows):
             return rows[:count]
         return rows[sorted(random.Random(f"{self.seed}:train:{name}").sample(range(len(rows)), count))]
+
+
+def read_tasks(file: str) -> list[list[Any]]:
+    """The tasks that a file lists."""
+    like = 'a list of tasks, as in [["crow/1.jpg"], ["owl/2.jpg"]]'
+    listed = read_json(Path(file), f"--stream needs {like}")
+    if not (isinstance(listed, list) and listed and all(isinstance(task, list) for task in listed)):
+        raise UserError(f"--stream {file}: expected {like}")
+    return listed
 
 
 def _shuffled(names: Sequence[str], seed: int) -> list[str]:

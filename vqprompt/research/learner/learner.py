@@ -135,9 +135,10 @@ class Learner:
         task.train.check()
         present = self._positions(task)[task.train.labels.unique()].sort().values.tolist()
         returning = tuple(place for place in present if place < len(self.classes))
-        if returning and not self.method.classes_return:
-            name = self.classes[returning[0]]
-            raise UserError(f"the class {name!r} was learned before; {self.method_name} cannot learn it again")
+        able, kept = self.method.classes_return, self.method.statistics
+        if returning and not (able and (kept is None or kept.centroids == 1)):
+            name, but = self.classes[returning[0]], ", but can with rebalancing.centroids=1" if able else ""
+            raise UserError(f"the class {name!r} was learned before; {self.method_name} cannot learn it again{but}")
         if self.method.joint and self.history:
             raise UserError(
                 f"{self.method_name} learns all classes at once and has learned {len(self.classes)} already; "

@@ -51,13 +51,15 @@ class CodaPrompt(Method):
 
     def grow(self, task: TaskInfo) -> None:
         super().grow(task)
-        if task.number >= len(self.components):  # more tasks than were planned
+        if task.number >= len(self.components) and task.new_classes:  # more tasks than were planned
             self.components.append(self._components().to(self.head.weight.device))
-        train_only(self.components, task.number)
+        train_only(self.components, min(task.number, len(self.components) - 1))
 
     def start_task(self, task: TaskInfo) -> None:
         super().start_task(task)
-        for name, new in self.components[task.number].named_parameters():
+        if task.number >= self.planned_tasks and not task.new_classes:
+            return  # the newest ones learn on
+        for name, new in self.components[min(task.number, len(self.components) - 1)].named_parameters():
             fresh = orthogonal_rows(self._so_far(name).detach().flatten(2).cpu(), new.shape[1])
             new.data.copy_(fresh.view_as(new))
 

@@ -45,15 +45,15 @@ class DualPrompt(Method):
 
     def grow(self, task: TaskInfo) -> None:
         super().grow(task)
-        if task.number >= len(self.experts):  # more tasks than were planned
+        if task.number >= len(self.experts) and task.new_classes:  # more tasks than were planned
             self.experts.append(self._expert().to(self.head.weight.device))
         self.choosable = len(self.experts)
-        train_only(self.experts, task.number)
+        train_only(self.experts, min(task.number, len(self.experts) - 1))
 
     def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         losses: Losses = {}
         if view.task is not None:
-            own: Any = self.experts[view.task]
+            own: Any = self.experts[min(view.task, len(self.experts) - 1)]
             away = (1 - cosine_similarity(view.query, own.keys)).sum(dim=(1, 2)).mean()
             losses["key"] = self.options.key_weight * away
             experts = own.prompts.transpose(0, 1)

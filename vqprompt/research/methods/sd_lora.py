@@ -77,5 +77,5 @@ class SDLoRA(Method):
     def grow(self, task: TaskInfo) -> None:
         super().grow(task)
         for module in self.vit.modules():
-            if isinstance(module, DirectionsLinear):
+            if task.new_classes and isinstance(module, DirectionsLinear):
                 module.grow()

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from vqprompt.core.backbones.registry import WEIGHTS_SUFFIXES
 from vqprompt.core.data.archives import ARCHIVE_SUFFIXES as ARCHIVES
+from vqprompt.core.data.stream import StreamKind
 from vqprompt.core.errors import UserError
 from vqprompt.research.datasets import DATASETS, parse_data
 from vqprompt.research.methods import find_method
@@ -52,7 +53,7 @@ class Grid:
     def declared(self, method: str, variant: dict[str, Any], seed: int = 1) -> dict[str, Any]:
         """The settings of a run as the grid declares them, without a user's changes."""
         settings = {"backbone": self.backbones[0], **self.settings, **variant, "method": method, "seed": seed}
-        online = "online" in str(settings.get("stream"))  # one pass, whatever the others have
+        online = StreamKind.parse(settings.get("stream", "disjoint")).piece  # one pass, whatever the others have
         return {key: value for key, value in settings.items() if not (online and key == "epochs")}
 
     @property

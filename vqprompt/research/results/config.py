@@ -110,11 +110,11 @@ def resolve(
     entry = DATASETS.get(data or "")
     so_far = {"backbone": "vit-s14", "tasks": 10, **(entry.defaults if entry else {}), **stated}
     count = len(so_far["tasks"]) if isinstance(so_far["tasks"], list) else so_far["tasks"]
-    released = preset == "released"
+    released, kind = preset == "released", StreamKind.parse(str(stated.get("stream", "disjoint")))
     published = recipe_settings(find_recipe(method_name, data, str(so_far["backbone"]), count, released))
     layers = [
         given,
-        {"epochs": 1} if "online" in str(stated.get("stream")) else {},  # one pass, whatever suits the method otherwise
+        {"epochs": 1} if kind.piece else {},  # one pass, whatever suits the method otherwise
         published if released else {},  # settings for the data set win over the preset, which knows no data set
         _preset(method, method_name, preset),
         file,

@@ -9,6 +9,7 @@ import torch
 
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.backbones.vit import ViT, ViTConfig
+from vqprompt.core.data.stream import read_tasks
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import check_writable
 from vqprompt.research.datasets import parse_data
@@ -33,6 +34,8 @@ def refuse_what_cannot_fit(config: RunConfig) -> None:
         largest = LARGEST_POOL if name == "pool" else LARGEST_COUNT
         if value.isdecimal() and int(value) > largest:
             raise UserError(f"{name}={value[:30]}: too large; give at most {largest:,}")
+    if config.kind.name == "file":
+        read_tasks(config.kind.file)
     method = find_method(config.method)
     centroids = (config.options.get("rebalancing") or {}).get("centroids", 1)
     if config.kind.returns and not (method.classes_return and centroids == 1):
