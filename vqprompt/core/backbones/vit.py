@@ -243,14 +243,9 @@ class ViT(nn.Module):
         return tokens[:, 1:] if self.config.pooled else tokens
 
     def encode(
-        self,
-        tokens: Tensor,
-        prompts: Prompts | None = None,
-        placement: Placement = "after",
-        adapters: Sequence[Adapter] | None = None,
-        class_tokens: Sequence[int] = (-1,),
-        normalize: bool = True,
-    ) -> Tensor:
+        self, tokens: Tensor, prompts: Prompts | None = None, placement: Placement = "after",
+        adapters: Sequence[Adapter] | None = None, class_tokens: Sequence[int] = (-1,), normalize: bool = True,
+    ) -> Tensor:  # fmt: skip
         """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the blocks, counted from the
         end, whose class tokens are joined in this order [B, blocks · D]. normalize: with the final norm."""
         x, depth, after = tokens, len(self.blocks), dict[int, Tensor]()

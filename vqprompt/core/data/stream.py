@@ -144,18 +144,11 @@ class Stream:
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        tasks: Division = 10,
-        seed: int = 0,
-        validation: float = 0.0,
-        train_per_class: int | None = None,
-        test_per_class: int | None = None,
-        train_choice: Literal["first", "seed"] = "first",
-        kind: str = "disjoint",
-        joint: bool = False,
+        self, dataset: Dataset, tasks: Division = 10, seed: int = 0, validation: float = 0.0,
+        train_per_class: int | None = None, test_per_class: int | None = None,
+        train_choice: Literal["first", "seed"] = "first", kind: str = "disjoint", joint: bool = False,
         first_tasks: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not 0 <= validation < 1:
             raise UserError(f"validation={validation} must be a fraction from 0 up to, but not including, 1")
         self.dataset, self.seed, self.train_choice, self.kind = dataset, seed, train_choice, StreamKind.parse(kind)

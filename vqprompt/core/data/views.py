@@ -147,14 +147,9 @@ def _compiled_draw() -> Callable[..., Tensor]:
 
 
 def render(
-    pixels: Tensor,
-    boxes: Tensor,
-    flips: Tensor | None,
-    config: ViTConfig,
-    dtype: torch.dtype = torch.float32,
-    compiled: bool = False,
-    colors: Tensor | None = None,
-) -> Tensor:
+    pixels: Tensor, boxes: Tensor, flips: Tensor | None, config: ViTConfig, dtype: torch.dtype = torch.float32,
+    compiled: bool = False, colors: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """uint8 pixels [B, 1 or 3, S, S] to normalized images [B, 3, size, size], all on one device.
 
     boxes: [B, 4]. flips: bool [B] or None. compiled: fuse what surrounds the two matrix products. colors: [B, 5],

@@ -22,15 +22,9 @@ from vqprompt.core.onnx.graph import TYPES, Array, Graph
 
 
 def class_tokens_graph(
-    weights: Weights,
-    side: int,
-    crop: float,
-    blocks: int,
-    prompts: Mapping[int, Array] | None = None,
-    mirrored: bool = False,
-    packed: bool = False,
-    in_digits: bool = False,
-) -> tuple[Graph, list[str]]:
+    weights: Weights, side: int, crop: float, blocks: int, prompts: Mapping[int, Array] | None = None,
+    mirrored: bool = False, packed: bool = False, in_digits: bool = False,
+) -> tuple[Graph, list[str]]:  # fmt: skip
     """A graph with the inputs `pixels` (uint8 [n, side, side, 3]: whole images, squashed) and `aspect` (float32 [n]:
     width / height), and the names in it of the class tokens [n, D] of the last blocks, the last block last.
 

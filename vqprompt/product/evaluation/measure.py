@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -231,9 +230,10 @@ def evaluate(
             )
         are = "is" if len(strange) == 1 else "are"
         notes.append(f"{counted(len(strange), 'class')} {are} not known to the model; the right answer is unknown")
-    if taught := _count_taught(model, pictures):
+    contents: list[int] = []
+    features, kept, broken = _embed(model, [_noting(p, contents) for p in pictures], progress)
+    if taught := int(np.isin(np.array(contents, np.uint64), ids_of(model.knowledge.records.values())).sum()):
         notes.append(f"{taught} of {counted(len(pictures), 'image')} were taught to this model; others tell more")
-    features, kept, broken = _embed(model, pictures, progress)
     if not kept:
         raise ImageError(f"none of the images can be read, so there is nothing to test with ({broken[0]})")
     told = [(pictures[number].where, names[number]) for number in kept]
@@ -260,12 +260,15 @@ def _embed(model: Model, pictures: list[Picture], progress: Report) -> tuple[np.
     return np.array(rows, np.float32), kept, broken
 
 
-def _count_taught(model: Model, pictures: list[Picture]) -> int:
-    taught, count = set(ids_of(model.knowledge.records.values()).tolist()), 0
-    for picture in pictures:
-        with suppress(OSError, UserError):
-            count += content_id(picture.open()) in taught
-    return count
+def _noting(picture: Picture, contents: list[int]) -> Picture:
+    """The same picture, whose content is identified when it is opened."""
+
+    def opened() -> Any:
+        content = picture.open()
+        contents.append(content_id(content))
+        return content
+
+    return replace(picture, open=opened)
 
 
 def _answers(

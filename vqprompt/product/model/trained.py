@@ -56,15 +56,9 @@ class Retrained:
 
 
 def retrain(
-    former: Knowledge,
-    new: NewPictures,
-    effort: str,
-    plain: Features,
-    extractor: Callable[[Trained | None], Extractor],
-    hold_out: float,
-    seed: int,
-    progress: Report,
-) -> Retrained:
+    former: Knowledge, new: NewPictures, effort: str, plain: Features, extractor: Callable[[Trained | None], Extractor],
+    hold_out: float, seed: int, progress: Report,
+) -> Retrained:  # fmt: skip
     """Train on new pictures, and add them to the records. plain: the backbone itself. extractor: what computes
     features, also when the model is asked.
 

@@ -30,15 +30,9 @@ class Built:
 
 
 def build_method(
-    backbone: str | Path | ViT,
-    name: str,
-    options: dict[str, Any],
-    size: int | None,
-    tasks: int,
-    seed: int,
-    runtime: Runtime,
-    normalize: Normalize = "backbone",
-) -> Built:
+    backbone: str | Path | ViT, name: str, options: dict[str, Any], size: int | None, tasks: int, seed: int,
+    runtime: Runtime, normalize: Normalize = "backbone",
+) -> Built:  # fmt: skip
     kind = find_method(name)
     try:
         checked = kind.Options(**options)

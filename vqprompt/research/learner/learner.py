@@ -285,35 +285,19 @@ class Learner:
         if run is None and (Path(folder) / "config.json").exists():
             raise UserError(f"{folder}: holds a run, which could not be resumed afterwards; save to another folder")
         record = LearnerRecord(
-            backbone=self.backbone,
-            weights=self.built.weights,
-            fingerprint=self.built.fingerprint,
-            method=self.method_name,
-            options=self.method.options.model_dump(),
-            size=self.vit.config.image_size,
-            planned_tasks=self.method.planned_tasks,
-            seed=self.seed,
-            training=self.settings,
-            classes=self.classes,
-            tasks=self.history,
-            images_seen=self.images_seen,
-            seconds_training=self.seconds_training,
-            saved=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            unfinished=None,
-            run=run,
-        )
+            backbone=self.backbone, weights=self.built.weights, fingerprint=self.built.fingerprint,
+            method=self.method_name, options=self.method.options.model_dump(), size=self.vit.config.image_size,
+            planned_tasks=self.method.planned_tasks, seed=self.seed, training=self.settings, classes=self.classes,
+            tasks=self.history, images_seen=self.images_seen, seconds_training=self.seconds_training,
+            saved=time.strftime("%Y-%m-%dT%H:%M:%S%z"), unfinished=None, run=run,
+        )  # fmt: skip
         write_state(Path(folder), record, self.method, self.open_task)
 
     @classmethod
     def load(
-        cls,
-        folder: str | Path,
-        device: str = "auto",
-        precision: str = "auto",
-        compile: str = "auto",
-        deterministic: bool = True,
-        backbone: str | Path | ViT | None = None,
-    ) -> Learner:
+        cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
+        deterministic: bool = True, backbone: str | Path | ViT | None = None,
+    ) -> Learner:  # fmt: skip
         """What `save` wrote. backbone: where the weights are now, if they have moved."""
         return cls.from_state(
             SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic), backbone

@@ -40,14 +40,9 @@ class Predictor:
 
     @classmethod
     def load(
-        cls,
-        folder: str | Path,
-        device: str = "auto",
-        precision: str = "auto",
-        compile: str = "auto",
-        deterministic: bool = True,
-        backbone: str | Path | ViT | None = None,
-    ) -> Predictor:
+        cls, folder: str | Path, device: str = "auto", precision: str = "auto", compile: str = "auto",
+        deterministic: bool = True, backbone: str | Path | ViT | None = None,
+    ) -> Predictor:  # fmt: skip
         """What `Learner.save` or a run wrote. backbone: where the weights are now, if they have moved."""
         state, runtime = SavedState.read(Path(folder)), Runtime.pick(device, precision, compile, deterministic)
         built = rebuild_method(state, runtime, backbone)

@@ -89,14 +89,9 @@ def epoch_batches(
 
 
 def epoch_views(
-    images: Images,
-    batches: Sequence[Tensor],
-    settings: Training,
-    seed: int,
-    epoch: int,
-    device: torch.device,
+    images: Images, batches: Sequence[Tensor], settings: Training, seed: int, epoch: int, device: torch.device,
     rows: Callable[[int, int], slice] = ALONE.turn,
-) -> Iterator[tuple[Tensor, Inputs]]:
+) -> Iterator[tuple[Tensor, Inputs]]:  # fmt: skip
     """For each step of an epoch: which images, and their pixels, boxes and flips on the device.
 
     rows: which rows of a batch to give, by its number and size. A batch without such rows is left out.

@@ -87,14 +87,9 @@ def symmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def rebalance(
-    head: nn.Linear,
-    statistics: ClassStatistics,
-    old_classes: int,
-    batch_size: int,
-    settings: Rebalancing,
-    seed: int,
+    head: nn.Linear, statistics: ClassStatistics, old_classes: int, batch_size: int, settings: Rebalancing, seed: int,
     task_sizes: Sequence[int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Correct the classifier, using only the statistics.
 
     Each epoch draws `batch_size * ratio` pseudo-features per class and shuffles them. It takes one step for every OLD
