@@ -21,10 +21,12 @@ export function address(view, detail = null) {
   return `#${parts.map(encodeURIComponent).join("/")}`;
 }
 
-/** Ask the server what the model knows now. */
+/** Ask the server what the model knows now. Two questions at the same time have one answer, which is told once. */
 export async function refresh() {
-  state.about = await get(`/models/${state.path}`);
-  document.dispatchEvent(new Event(CHANGED));
+  const before = state.about, about = await get(`/models/${state.path}`);
+  const known = state.about !== before && about.name === state.about.name && about.version === state.about.version;
+  state.about = about;
+  if (!known) document.dispatchEvent(new Event(CHANGED));
 }
 
 /** Ask what is happening. */
