@@ -453,6 +453,8 @@ def test_the_camera_records_while_a_button_is_held(page, client):
     page.button("Use the camera")
     page.click("#add-class")
     page.wait(lambda: len(page.all(".record")) == 2)
+    # the picture moves what is below it as soon as it is there
+    page.wait(lambda: page.driver.execute_script("return document.querySelector('#view-teach video')?.videoWidth"))
     for number, least in ((0, 3), (1, 2)):
         button = page.all(".record")[number]
         page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
