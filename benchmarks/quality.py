@@ -6,6 +6,7 @@ compares a model's classifier (`instant`) with others on the same features, over
 whether percentages and the threshold for unknown hold. Each npz has x: features [n, D], y: classes [n] and test: which
 images are for testing [n]. Everything learns from training images and is tested with test images.
 
+--parts kinds: percentages and the threshold where classes of two sets are in one model.
 --parts unknown: what is refused of classes that were never taught, with and without the world. --parts cottage: a model
 of seven classes of the first set is taught one image of the second; what becomes of the second set's other images.
 --parts choose: weights of what makes an image familiar, compared on training images alone, a third of them held out.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ class Images:
 
     def some(self, rows: np.ndarray) -> Images:
         return Images(self.x[rows], self.y[rows], self.test[rows])
+
+    def and_others(self, others: Images) -> Images:
+        """The classes of both."""
+        y = np.concatenate([self.y, others.y + self.y.max() + 1])
+        return Images(np.concatenate([self.x, others.x]), y, np.concatenate([self.test, others.test]))
 
     def held_out(self, seed: int = 0) -> Images:
         """The training images alone, a third of each class taken for testing."""
@@ -214,7 +220,9 @@ def measure(images: Images, strangers: np.ndarray | None = None) -> dict[str, An
 STREAMS = 5
 ACCURACY = ((2, 10), (10, 10), (24, 25), (10, 40), (100, 5))  # classes, and images of each to learn
 TRUST = ((2, 5), (2, 20), (2, 100), (5, 5), (7, 25), (24, 25), (50, 10), (200, 5), (200, 30))
-MIXED = ((8, (1, 2, 5, 20)), (20, (1, 2, 5, 20)), (40, (1, 2, 5, 20)))  # classes of several sizes in one model
+SIZES = (1, 2, 5, 20)
+MIXED = ((8, SIZES), (20, SIZES), (40, SIZES))  # classes of several sizes in one model
+KINDS = ((10, (20,)), (20, (20,)), (40, (5,)), (20, SIZES), (40, SIZES))  # classes of two sets in one model
 TESTED = 30  # images per class
 
 
@@ -335,7 +343,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("features", nargs="+", help="NAME=FILE.npz")
     parser.add_argument("--streams", type=int, default=STREAMS)
-    parser.add_argument("--parts", nargs="+", default=["accuracy", "trust", "unknown"], help="also: cottage, choose")
+    parser.add_argument(
+        "--parts", nargs="+", default=["accuracy", "trust", "unknown"], help="also: kinds, cottage, choose"
+    )
     parser.add_argument("--size", type=int, default=224, help="image size that the features were computed at")
     parser.add_argument("--world", type=Path, help="npz of x and labels, instead of the package's world")
     arguments = parser.parse_args()
@@ -362,6 +372,10 @@ def main() -> None:
         for compared_with in (None, world):
             rows = [Cottage(photographs, drawn, seed, compared_with).measured() for seed in range(arguments.streams)]
             tell(world="no" if compared_with is None else "yes", **average(rows))
+    for (name, images), (other, others) in combinations(given.items(), 2) if "kinds" in arguments.parts else ():
+        for classes, sizes in KINDS:
+            found = trusted(images.and_others(others), classes, sizes, range(arguments.streams), world)
+            tell(images=f"{name} and {other}", classes=classes, each="/".join(map(str, sizes)), **found)
     for name, images in given.items():
         for compared_with in (None, world) if "unknown" in arguments.parts else ():
             rows = [half_known(images, seed, compared_with).measured() for seed in range(arguments.streams)]
