@@ -1,4 +1,4 @@
-"""Can the living model be trusted? Everything in docs/trust.md and docs/teaching.md that is measured on CUB-200.
+"""Can the living model be trusted? Everything in docs/trust-measured.md that is measured on CUB-200.
 
     python benchmarks/trust_cub.py --data cub200=cub200.zip --json trust.json --features cub.npz
 

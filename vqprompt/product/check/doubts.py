@@ -25,7 +25,7 @@ from vqprompt.product.check.neighbours import nearest
 from vqprompt.product.model.records import ClassRecord
 
 NEIGHBOURS = 10  # or half the images of a typical class, if these are fewer
-# docs/trust.md says how well UNLIKELY, SUPPORT and FAR work on held-out training images
+# docs/trust-measured.md says how well UNLIKELY, SUPPORT and FAR work on held-out training images
 UNLIKELY = 0.1  # divided by the number of classes: the probability of its label below which an image is doubted …
 UNLIKELY_AT_MOST = 0.02  # … but never more than this, which matters with fewer than six classes
 WRONG = 0.05  # share of labels that may be wrong when probabilities are fitted
