@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import platform
@@ -104,16 +103,6 @@ def keep_kernels(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-
-
-def keep_memory() -> None:
-    """Keep freed memory for the next tensors. The C library otherwise gives every large block back to the system, which
-    has to clear it when it is needed again: a quarter of the time of training on a CPU. (glibc only; elsewhere nothing
-    happens.)"""
-    with suppress(OSError, AttributeError, TypeError):  # Windows finds no library of no name
-        change: Any = ctypes.CDLL(None).mallopt
-        for parameter, value in ((-4, 0), (-1, -1)):  # M_MMAP_MAX: no blocks of their own; M_TRIM_THRESHOLD: no limit
-            change(parameter, value)
 
 
 def pick_device(name: str) -> torch.device:

@@ -24,7 +24,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.stream import Task
 from vqprompt.core.errors import CheckpointError, UserError
 from vqprompt.core.progress import Report, ignore
-from vqprompt.core.runtime.device import Runtime, derive_seed, keep_memory, rounding, seeded
+from vqprompt.core.runtime.device import Runtime, derive_seed, rounding, seeded
 from vqprompt.core.runtime.distributed import ALONE
 from vqprompt.research.learner.build import Built, build_method, rebuild_method
 from vqprompt.research.learner.evaluator import Evaluator, Predictions
@@ -69,8 +69,6 @@ class Learner:
         self._assemble(built, method, seed, settings, runtime)
 
     def _assemble(self, built: Built, name: str, seed: int, settings: Training, runtime: Runtime) -> None:
-        if runtime.device.type == "cpu":
-            keep_memory()
         self.method, self.backbone, self.built = built.method, built.backbone, built
         self.method_name, self.seed, self.settings, self.runtime = name, seed, settings, runtime
         self.evaluator = Evaluator(self.method, runtime, settings.test_crop)
