@@ -12,7 +12,7 @@ What is notable about this implementation:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ Array = NDArray[Any]
 
 PRIOR = 4  # images that the average variance counts as, when a dimension's own is estimated
 LEAST_RATIO = 0.02  # how far means differ at least, as a share of the spread within groups
+TWO_KINDS = 2.0  # means vary at least so many times as much along the line between two kinds as along any other
+ALONE = 0.49  # a mean with this share of the variance along a line makes it alone: it is one class, no kind
 TEMPERATURES = (0.05, 1e5)
 
 
@@ -126,15 +128,21 @@ class Means:
     best estimate keeps n·ratio / (n·ratio + 1) of an offset from the center (James and Stein). Without this, a class of
     few images is too far away from everything, also from its own images.
 
+    Where classes are of two kinds, such as photographs and drawings, the center of all is like neither, and a small
+    class would be moved towards the other kind. So means are then moved towards a line through the center, on which the
+    kinds differ: each stays at its place along the line.
+
     means: [M, D]. center: [D]. counts: [M]. distance: the average squared distance of images from the true mean of
-    their group; 0 if it is not known, then nothing is shrunk.
+    their group; 0 if it is not known, then nothing is shrunk. line: [2, D], the line's direction, and what an offset is
+    multiplied by to find its place along the line; 0 where classes are of one kind.
     """
 
     means: Array
     center: Array
     counts: Array
     ratio: float
-    distance: float = 0.0
+    distance: float
+    line: Array
 
     @classmethod
     def of(cls, means: Array, counts: Array, variances: Array, distance: float) -> Means:
@@ -144,7 +152,12 @@ class Means:
         if distance > 0 and present.sum() > 1:
             between = float(((means[present] - center) ** 2).sum(0) @ (1 / variances)) / (present.sum() - 1)
             ratio = max(between / distance - (1 / counts[present]).mean(), LEAST_RATIO)
-        return cls(means, center, counts, ratio, distance)
+        found = cls(means, center, counts, ratio, distance, np.zeros((2, len(center))))
+        spread = np.sqrt(np.maximum(variances, 1e-12))
+        direction, times, largest = principal_direction((found.shrunk[present] - center) / spread)
+        if distance > 0 and times > TWO_KINDS and largest < ALONE:
+            return replace(found, line=np.stack([direction * spread, direction / spread]))
+        return found
 
     def reliance(self, counts: Array) -> Array:
         """The share of its offset that the mean of so many images keeps."""
@@ -158,7 +171,24 @@ class Means:
 
     @property
     def shrunk(self) -> Array:
-        return self.center + self.reliance(self.counts)[:, None] * (self.means - self.center)
+        return self.moved(self.means, self.counts, self.center)
+
+    def moved(self, means: Array, counts: Array, center: Array) -> Array:
+        """Where means [n, D] of so many images [n] probably are. center: of all, [D] or [n, D]."""
+        offsets, kept = means - center, self.reliance(counts)[:, None]
+        return center + kept * offsets + (1 - kept) * np.outer(offsets @ self.line[1], self.line[0])
+
+
+def principal_direction(rows: Array) -> tuple[Array, float, float]:
+    """The direction [D] in which rows [n, D] vary most, how many times as much as in the next one, and the largest share
+    that one row has in it. By orthogonal iteration, which is much faster than to find all directions."""
+    offsets = rows - rows.mean(0)
+    block = np.random.default_rng(0).normal(size=(rows.shape[1], 4))
+    for _ in range(20):
+        block = np.linalg.qr(offsets.T @ (offsets @ block))[0]
+    variances, turn = np.linalg.eigh((block.T @ offsets.T) @ (offsets @ block))
+    direction, most = block @ turn[:, -1], max(float(variances[-1]), 1e-12)
+    return direction, most / max(float(variances[-2]), 1e-12), float(((offsets @ direction) ** 2).max()) / most
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,14 +290,20 @@ class LeaveOneOut:
         scores = _products(x - means.center, away / variances) + (x @ toward)[:, None] + away @ toward
         scores += growth[:, None] * crossed * (along[:, None] - 0.5 * crossed) - 0.5 * (mu**2 / variances).sum(1)
         # without x the center moves by `step` r, and with it every mean, as far as it does not rely on its own images
+        # (and not along the line: r's place on it is `place`)
         step = -1 / (np.maximum(self.others, 1) * (counts > 0).sum())
-        moving = 1 - means.reliance(counts[self.compared])
-        grown = (1 + growth * far) * step
+        moving, place = 1 - means.reliance(counts[self.compared]), self.offsets @ means.line[1]
+        line = means.line[0] / variances
+        beside = far - place * (self.offsets @ line)
+        grown, apart_on_line = 1 + growth * beside, (x @ line)[:, None] - mu @ line
         scores += means.bonus(counts[self.compared])
-        scores += grown[:, None] * moving * (along[:, None] - crossed - 0.5 * (step * far)[:, None] * moving)
+        scores += (step[:, None] * moving) * (
+            grown[:, None] * (along[:, None] - crossed - 0.5 * (step * beside)[:, None] * moving)
+            - place[:, None] * apart_on_line
+        )
         # its own group, whose mean is computed without it
         center = means.center + step[:, None] * self.offsets
-        mine = center + means.reliance(self.others)[:, None] * (self.mean - center)
+        mine = means.moved(self.mean, self.others, center)
         solved = mine / variances + (growth * (q * mine).sum(1))[:, None] * q
         own_scores = (solved * (x - 0.5 * mine)).sum(1) + means.bonus(self.others)
         scores[np.arange(len(x)), self.column[own]] = np.where(self.others > 0, own_scores, -np.inf)
@@ -276,18 +312,21 @@ class LeaveOneOut:
         from_center = (apart**2 / variances).sum(1) + growth * (q * apart).sum(1) ** 2
         return LeftOut(scores, norms, from_center, means)
 
-    def around(self, shrinkage: float, center: Array, others: Array) -> tuple[Array, Array, Array]:
-        """Others than the groups, under the covariance without each image x: (x - o)ᵀ Σ⁻¹ (w - o) [n, W], its square
-        norms (w - o)ᵀ Σ⁻¹ (w - o) [n, W], and the score of o itself [n]. center: o [D]. others: w [W, D]. Both in the
-        coordinates of the basis."""
+    def around(self, shrinkage: float, means: Means, others: Array, kept: Array) -> tuple[Array, Array]:
+        """Scores of others than the groups [n, W], less that of the center of all [n], and the latter; under the
+        covariance without each image. others: [W, D], in the coordinates of the basis. kept: how much of its offset
+        from the center (or the line) each keeps, [n, 1] or [W]."""
         variances, q, _, growth = self._without(shrinkage)
-        apart, offsets = others - center, self.x - center
-        crossed, inside = _products(q, apart), growth * (q * offsets).sum(1)
-        products = _products(offsets, apart / variances) + inside[:, None] * crossed
-        norms = (apart**2 / variances).sum(1) + growth[:, None] * crossed**2
-        toward = (q * center).sum(1)
+        center, (line, place), offsets = means.center, means.line, self.x - means.center
+        on_line = (others - center) @ place
+        apart = others - center - np.outer(on_line, line)
+        products = kept * _products(offsets, apart / variances) + np.outer(offsets @ (line / variances), on_line)
+        norms = kept**2 * (apart**2 / variances).sum(1) + on_line**2 * (line**2 / variances).sum()
+        crossed = kept * _products(q, apart) + np.outer(q @ line, on_line)
+        toward, inside = (q * center).sum(1), (q * offsets).sum(1)
+        scores = products - 0.5 * norms + growth[:, None] * crossed * (inside[:, None] - 0.5 * crossed)
         own = (center / variances * (self.x - 0.5 * center)).sum(1)
-        return products, norms, own + growth * toward * ((q * self.x).sum(1) - 0.5 * toward)
+        return scores, own + growth * toward * ((q * self.x).sum(1) - 0.5 * toward)
 
     def stretch(self, shrinkage: float) -> Array:
         """By which factor squared distances grow if the diagonal, too, is computed without the image [n]: to first

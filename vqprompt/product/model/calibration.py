@@ -83,12 +83,13 @@ class Background:
 class Rivals:
     """What an image may be instead of a taught class: the world's means, less those that taught classes replace.
 
-    A class of few images is moved towards the center of all (see `Means`). To be fair, the world's means are moved as
-    much as the class that they are compared with, as if they came from as few images.
+    A class of few images is moved towards the center of all, or a line through it (see `Means`). To be fair, the
+    world's means are moved as much as the class that they are compared with, as if they came from as few images.
 
     left: bool [W], which means of the world are rivals. center: float32 [2, D], the center o and Σ⁻¹ o. norms: float32
     [W], the squared distances of the means from the center. reliance: float32 [M], how much of its offset from the
-    center each mode of the taught classes keeps.
+    center each mode of the taught classes keeps. line: float32 [D], what an offset is multiplied by to find its place
+    along the line; 0 without one.
     """
 
     world: World
@@ -96,6 +97,7 @@ class Rivals:
     center: Array
     norms: Array
     reliance: Array
+    line: Array
 
     @property
     def apart(self) -> Array:
@@ -109,7 +111,10 @@ class Rivals:
         scaled, apart = (x @ background.matrix).astype(np.float64), self.apart
         products = scaled @ apart.T / (background.share - 1) - apart @ toward
         above = scores.max(1) - (x @ toward - 0.5 * float(center @ toward))
-        rivals = moved(products, self.norms[self.left], self.reliance[scores.argmax(1), None])
+        on_line, kept = apart @ self.line, self.reliance[scores.argmax(1), None]
+        along = np.outer((x - center) @ self.line, on_line)
+        rivals = kept * (products - along) - 0.5 * kept**2 * (self.norms[self.left] - on_line**2)
+        rivals += along - 0.5 * on_line**2
         if examples:
             rivals[np.flatnonzero(self.left), np.arange(rivals.shape[1])] = -np.inf
         return above - rivals.max(1)
@@ -125,10 +130,10 @@ class Rivals:
         basis, groups, counts = left_out.basis, left_out.groups, left_out.groups.counts
         means, variances = seen.means, basis.shrunk(shrinkage)
         rotated = (world.means @ basis.vectors.astype(np.float32)).astype(np.float64)
-        products, norms, center = left_out.around(shrinkage, means.center, rotated)
         best = seen.scores.argmax(1)
         images = np.where(best == left_out.own, left_out.others, counts[best])
-        above, scores = seen.scores.max(1) - center, moved(products, norms, means.reliance(images)[:, None])
+        scores, center = left_out.around(shrinkage, means, rotated, means.reliance(images)[:, None])
+        above = seen.scores.max(1) - center
         rival, rows, totals = scores.argmax(1), np.arange(len(scores)), np.bincount(classes)[:, None]
         won, wins = scores.max(1) > above, np.zeros((len(totals), len(world)))
         np.add.at(wins, (classes[won], rival[won]), 1)
@@ -141,18 +146,12 @@ class Rivals:
         centers = groups.means[counts > 0].mean(0), basis.vectors @ (means.center / variances)
         rivals = cls(
             world, left, np.stack(centers).astype(np.float32), squares.astype(np.float32),
-            means.reliance(counts).astype(np.float32),
+            means.reliance(counts).astype(np.float32), (basis.vectors @ means.line[1]).astype(np.float32),
         )  # fmt: skip
         # an image is judged without itself here, too: a mean that is replaced because of it alone is its rival
         alone = won & replacing[classes, rival] & (replacing.sum(0)[rival] == 1)
         alone &= wins[classes, rival] - 1 <= REPLACED * (totals[classes, 0] - 1)
         return rivals, above - np.maximum(scores[:, left].max(1), np.where(alone, scores[rows, rival], -np.inf))
-
-
-def moved(products: Array, norms: Array, kept: Array) -> Array:
-    """Scores of means relative to that of the center [n, W], if they keep so much of their offset from it [n, 1] or
-    [W]."""
-    return kept * products - 0.5 * kept**2 * norms
 
 
 @dataclass(frozen=True)

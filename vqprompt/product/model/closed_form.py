@@ -7,7 +7,7 @@ many classes than with few. All choices depend only on what is remembered, not o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -127,4 +127,4 @@ def counterexample_means(record: ClassRecord, basis: Basis, shrinkage: float, me
     counts = np.bincount(groups)
     sums = np.zeros((len(counts), rotated.shape[1]))
     np.add.at(sums, groups, rotated)
-    return Means(sums / counts[:, None], means.center, counts, means.ratio)
+    return replace(means, means=sums / counts[:, None], counts=counts, distance=0.0)

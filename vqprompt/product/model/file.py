@@ -85,6 +85,8 @@ def pack(stored: Stored) -> bytes:
         if (rivals := solution.rivals) is not None:
             tensors |= {f"rivals_{name}": getattr(rivals, name) for name in ("center", "norms", "reliance")}
             tensors["rivals_left"] = rivals.left.astype(np.uint8)
+            if rivals.line.any():
+                tensors["rivals_line"] = rivals.line
     if (world := stored.knowledge.world) is not None:
         tensors |= {"world_codes": world.codes, "world_scales": world.scales}
     if trained:
@@ -250,6 +252,8 @@ def _check_tensors(described: Description, tensors: dict[str, np.ndarray]) -> No
                 "rivals_left": ("uint8", (means,)), "rivals_center": ("float32", (2, width)),
                 "rivals_norms": ("float32", (means,)), "rivals_reliance": ("float32", (modes,)),
             }  # fmt: skip
+            if "rivals_line" in tensors:
+                expected["rivals_line"] = ("float32", (width,))
     if described.trained:
         expected["unseen"] = ("uint8", (kept,))
     for name, (kind, shape) in expected.items():
@@ -288,7 +292,8 @@ def _solution(known: Knowledge, fields: SolutionFields, tensors: dict[str, np.nd
     measured, rivals, against = fields.measurements, None, None
     if known.world is not None and "rivals_left" in tensors:
         left, center, norms, reliance = (tensors[f"rivals_{name}"] for name in ("left", "center", "norms", "reliance"))
-        rivals = Rivals(known.world, left.astype(bool), center, norms, reliance)
+        line = tensors.get("rivals_line", np.zeros(width, np.float32))
+        rivals = Rivals(known.world, left.astype(bool), center, norms, reliance, line)
     if known.against is not None:
         weights, bias = tensors["against_weights"], tensors["against_bias"]
         against = Discriminant(weights, bias, np.arange(len(bias)))

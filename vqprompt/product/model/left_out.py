@@ -11,7 +11,6 @@ import numpy as np
 
 from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
 from vqprompt.core.words import counted
-from vqprompt.product.model.calibration import moved
 from vqprompt.product.model.closed_form import Trials, counterexample_means, groups_of
 from vqprompt.product.model.knowledge import Knowledge
 from vqprompt.product.model.pictures import UNKNOWN
@@ -62,8 +61,8 @@ def left_out_answers(known: Knowledge) -> LeftOutAnswers:
     scores, unknown = join_modes(seen.scores, groups.owners), np.zeros(len(trials), bool)
     if known.against is not None:  # under the covariance without the image, as the scores of the classes
         none = counterexample_means(known.against, basis, shrinkage, seen.means)
-        products, norms, center = left_out.around(shrinkage, none.center, none.means)
-        unknown = center + moved(products, norms, none.reliance(none.counts)).max(1) > scores.max(1)
+        counter, center = left_out.around(shrinkage, none, none.means, none.reliance(none.counts))
+        unknown = center + counter.max(1) > scores.max(1)
     return LeftOutAnswers(classes, trials.ids, trials.classes, scores.argmax(1), unknown)
 
 
