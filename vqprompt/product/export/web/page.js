@@ -68,7 +68,7 @@ at("zone").ondrop = (event) => {
   choose(event.dataTransfer.files[0]);
 };
 vqprompt.ready.then(
-  () => { at("state").textContent = `Ready: knows ${vqprompt.classes.length} classes`; },
+  () => { at("state").textContent = `Ready: knows ${vqprompt.classes.length} class${vqprompt.classes.length === 1 ? "" : "es"}`; },
   (error) => { at("state").textContent = `The model cannot be opened (${error.message})`; },
 );
 if (location.protocol.startsWith("http")) navigator.serviceWorker?.register("offline.js"); // later without a network
