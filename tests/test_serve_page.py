@@ -467,7 +467,7 @@ def test_the_camera_records_while_a_button_is_held(page, client):
     """)
     page.button("Use the camera")
     page.wait(lambda: len(page.all(".record")) == 2)
-    page.wait(lambda: page.driver.execute_script("return document.querySelector('#view-teach video')?.videoWidth"))
+    page.wait(lambda: page.driver.execute_script("return places.size && document.querySelector('video').videoWidth"))
     assert len(page.driver.execute_script("return [...places]")) == 1, "the picture is there before the buttons"
     for number, least in ((0, 3), (1, 2)):
         button = page.all(".record")[number]
