@@ -304,5 +304,8 @@ class TestPrivacy:
             *(part.folder for part in cache.list_cache()), home / "backbones"
         }  # fmt: skip
         assert all(part.files and part.size for part in cache.list_cache())
+        with monkeypatch.context() as patch:  # another process deletes each file just after it was found
+            patch.setattr(Path, "is_file", lambda path: path.with_name("gone").stat())
+            assert not any(part.files for part in cache.list_cache())
         cache.clear_cache()
         assert not any(part.files for part in cache.list_cache()) and (home / "backbones" / "mine.safetensors").exists()

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from vqprompt import __version__
 from vqprompt.commands import app as cli
+from vqprompt.commands.console import console
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.files import lock_folder
@@ -64,6 +65,11 @@ class TestLists:
         for entry in known:
             (line,) = [line for line in out.splitlines() if line.split()[:1] == [entry]]
             assert len(line.split()) > 4, "a name without a summary helps nobody"
+
+    def test_a_narrow_terminal_cuts_no_word_of_the_backbones(self, command, monkeypatch):
+        monkeypatch.setattr(console, "_width", 60)
+        out = command("backbones")[1]
+        assert "…" not in out and out.count("CC-BY-NC-4.0)") == 2 and max(map(len, out.splitlines()[:40])) <= 60
 
     def test_methods_count_the_parameters_that_prompt_and_the_adapters_that_every_task_adds(self, command):
         cells = [[cell.strip() for cell in line.split("│")] for line in command("methods")[1].splitlines()]
@@ -195,6 +201,7 @@ class TestRun:
         status, printed, err = command("run", *options)
         assert status == 0, err
         metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+        assert err.splitlines()[0].startswith("data quickdraw50, method linear, backbone vit-s14, size 28, epochs 20, ")
         assert metrics["images_per_second"] is None and metrics["losses"] == []
         assert metrics["parameters"]["trainable"] == 0 and metrics["faa"] > 2 * 20, "five classes: chance is 20 %"
         assert "│        – │" in printed and "Nothing was trained." in (tmp_path / "run" / "report.html").read_text()
@@ -202,7 +209,8 @@ class TestRun:
     def test_what_learned_in_any_task_was_trainable(self, command, tmp_path):
         options = ["--set", "train_per_class=5", "--set", "test_per_class=4", "--tasks", "3,2", "--size", 28]
         options += ["--epochs", 1, "--preset", "first-task", "--out", tmp_path / "run"]
-        assert command("run", *options)[0] == 0
+        status, _, err = command("run", "--quiet", *options)
+        assert status == 0 and err == ""
         metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
         assert metrics["parameters"]["trainable"] == 172_800 + 3 * (384 + 1), "prompts, keys, the first task's rows"
 

@@ -123,6 +123,10 @@ def test_a_preview_tells_what_the_correction_then_does_and_changes_nothing():
     ] >= 3
     assert "left-out images change their answer" in str(did.changes)
     assert str(model.history[-1]).startswith("relabeled 5 images of 'bee' → ant")
+    model.relabel(moved, "wasp")
+    model.rename("wasp", "hornet")
+    assert all(told["taught"] for told in model.show()["classes"]), "also a class that was made of others' images"
+    model.undo(2)
 
     fifth = [image(120, n) for n in range(5)]
     assert model.unlearn(fifth, preview=True).notes == ("no image of 'cat' is left, so it is no longer a class",)

@@ -635,6 +635,10 @@ class TestParquet:
     def test_rows_without_a_label_are_named(self, tmp_path):
         write_parquet(tmp_path / "train.parquet", {"image": [jpeg((9, 9, 9))] * 6, "label": [0, 1, 0, 1, 0, None]})
         refused(str(tmp_path), "train.parquet: row 2 of group 2 has no label")
+        write_parquet(
+            tmp_path / "train.parquet", {"image": [jpeg((9, 9, 9))] * 2, "label": [0, -1]}, {"label": ["a", "b"]}
+        )
+        refused(str(tmp_path), "train.parquet: row 2 of group 1 has no label")
 
     def test_plain_bytes_and_labels_without_names(self, tmp_path, monkeypatch):
         expect(monkeypatch, "cub200", classes=11, images=44, train=22)

@@ -217,6 +217,14 @@ def test_a_page_answers_in_a_browser_as_the_model_does_also_without_a_network(
             browser.driver.execute_async_script("navigator.serviceWorker.ready.then(arguments[0])")
         browser.driver.get(address)  # the server is gone
         ask_about_all()
+        one = Model(size=42, device="cpu")
+        one.learn([str(image) for image in images[:6]], "car")
+        web_page.export_page(one, tmp_path / "one", runtime)
+        browser.driver.get((tmp_path / "one" / "index.html").as_uri())
+        browser.wait(lambda: browser.one("#state").text.endswith("1 class"))
+        browser.one("#file").send_keys(str(images[0]))
+        browser.wait(lambda: browser.one("#state").text == "car (no percentage: the model knows no other class)")
+        assert browser.one("#answers").text == "car"
     finally:
         browser.driver.quit()
 

@@ -46,6 +46,7 @@ def test_the_story_of_a_model(command, drawn, tmp_path):
 
     status, out, _ = command("rename", model, "apple", "apples")
     assert status == 0 and "apples" in out
+    assert "apples has this name already" in command("rename", model, "apples", "apples")[1]
     status, out, _ = command("forget", model, "bicycle")
     assert status == 0 and "2 classes left" in out
     status, out, _ = command("show", model)

@@ -213,6 +213,7 @@ class TestKinds:
         assert [(len(t.train), len(t.test)) for t in whole.tasks] == [(4, 2), (4, 2)]
         for tasks, wrong in [
             ([["lion.png"]], "task 1: 'lion.png' is not in toy, as '0.png' is"), ([train[0], train[0]], "listed twice"),
+            ([[*train[0], images[1][-1]], train[1]], "task 1: no test images; list some that can be used"),
             ([train[0], [7]], "task 2: 7 is not in toy"), ({}, "expected a list"), ([train[0], []], "task 2: no"),
             ([train[0][:2], train[0][2:]], "task 2: no test images; list some"),
         ]:  # fmt: skip

@@ -236,6 +236,10 @@ def test_what_is_wrong_with_shards_is_named(tmp_path, sources):
     write_tar(tmp_path / "a.tar", {"1.png": image, "1.cls": b" "})
     with pytest.raises(ImageError, match="class of '1' is empty"):
         TarShards(find_shards(tmp_path))
+    (tmp_path / "classes.txt").write_text("crow\n")
+    write_tar(tmp_path / "a.tar", {"1.png": image, "1.cls": b"-1"})
+    with pytest.raises(ImageError, match=r"'1' is of class -1, but classes\.txt names 1 class"):
+        TarShards(find_shards(tmp_path))
     with pytest.raises(ImageError, match=r"3 of 6 shards are missing, such as .*shard-000003\.tar"):
         find_shards(sources / "tars" / "shard-{000000..000005}.tar")
     (tmp_path / "a.tar").write_bytes((sources / "tars" / "shard-000000.tar").read_bytes()[:-20_000])

@@ -20,7 +20,7 @@ from vqprompt.commands.app import app
 from vqprompt.core.onnx.graph import Graph, Session
 from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut
 from vqprompt.core.statistics.world import World, find_world
-from vqprompt.product.export.onnx import add_answers
+from vqprompt.product.export.onnx import add_answers, onnx_file
 from vqprompt.product.model.calibration import Rivals
 from vqprompt.product.model.ingest import learn_world
 from vqprompt.product.model.knowledge import Knowledge
@@ -131,6 +131,21 @@ def test_a_lesson_that_takes_answers_away_says_so_and_can_be_undone(taught, tmp_
     assert low < lesson["accuracy"] < high and lesson["warnings"][0]["text"] in json.dumps(lesson)
 
 
+def test_images_of_something_else_that_are_taught_as_a_class_are_noticed(taught):
+    def told(pictures, name):
+        warnings = taught.learn(pictures, name, preview=True).to_json()["warnings"]
+        return [w["text"] for w in warnings if "did not look like it" in w["text"]]
+
+    assert told(drawn("house", range(20)), "fish") == [
+        "20 of 20 new images of fish did not look like it before: unknown 20"
+    ]
+    (text,) = told([photograph("cat", n) for n in range(30, 44)], "fish")
+    assert re.match(r"1[1-4] of 14 new images of fish did not look like it before: \w+ \d, ", text)
+    for name in ("fish", "star"):
+        assert told([photograph(name, n) for n in range(30, 44)], name) == [], "an ordinary lesson"
+    assert told([photograph("cat", n) for n in range(30, 39)], "fish") == [], "corrections are often few such images"
+
+
 def test_answers_that_cannot_be_checked_have_words_instead_of_percentages(tmp_path):
     folder = write_drawings(tmp_path / "images", ["apple", "house"], range(4))
     path = tmp_path / "few.vqp"
@@ -144,6 +159,8 @@ def test_answers_that_cannot_be_checked_have_words_instead_of_percentages(tmp_pa
             app, ["predict", str(path), str(folder / "house/0.png"), "--no-unknown", "--device", "cpu"]
         )
         assert ran.exit_code == 0, ran.output
+        note = onnx_file(model)[1]["notes"][model.classes.index("house")]
+        assert note in ran.output and bool(note) == ("%" not in ran.output), "exported models say the same"
         return ran.output
 
     assert "house (no percentage: the model knows no other class)" in asked((["house/0.png", "house/1.png"], "house"))

@@ -90,8 +90,8 @@ def backbones(
         made, target = learn_world(Model(backbone, size=size), world)
         print_plain(f"{counted(len(made), 'mean')} in {target}; new models with {backbone} compare with them")
         return
-    rows = [(b.name, f"{b.summary}. For {b.good_for}", str(b.megabytes), b.licence) for b in BACKBONES.values()]
-    console.print(text_table(("name", "what it is, what it is good for", "MB, float32", "licence"), rows))
+    rows = [(b.name, f"{b.summary}. For {b.good_for} ({b.megabytes} MB, {b.licence})") for b in BACKBONES.values()]
+    console.print(text_table(("name", "what it is, what it is good for (MB as float32, licence)"), rows))
     print_plain(
         f"\nOnline, --backbone best takes {BEST} at {BEST_SIZE} px; dinov2-s14 does a quarter of its arithmetic.\n"
         "Without a network, take vit-s14. A weights file works too: --backbone FILE (safetensors, .pth, .npz)"

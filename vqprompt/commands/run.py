@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from vqprompt.commands.console import console, print_plain, text_table
+from vqprompt.commands.console import console, print_plain, running, text_table
 from vqprompt.commands.interrupted import report_interruption
 from vqprompt.commands.options import DEVICE, Device, Track, flag, numbers, option
 from vqprompt.commands.progress_bar import progress_bar
 from vqprompt.core.errors import UserError
+from vqprompt.core.progress import Progress
 from vqprompt.core.runtime.lifelines import LAUNCHED, LOST_STATUS, started_together
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def run(
 
     [bold]vqprompt run --data birds/ --tasks 10 --out runs/birds[/bold]
     """
+    from vqprompt.core.runtime.device import Runtime
     from vqprompt.core.runtime.distributed import join
     from vqprompt.research.results.config import FILE, RunConfig, parse_assignment, read_config_file, resolve
     from vqprompt.research.runs import runner
@@ -123,13 +125,21 @@ def run(
         raise UserError(f"--processes {processes}, but {started_together()} were started; leave this option out")
     ranks = join(report_interruption)
     resolved = ranks.from_first(settle)
-    if not ranks.first:
-        runner.run(resolved, out, resume)
-        ranks.leave()
-        return
+    running.quiet |= not ranks.first
+    names = ["data", "method", "backbone", "size", "epochs", "stream", *["tasks"] * resolved.kind.divides]
+    says = [", ".join(f"{name} {getattr(resolved, name)}" for name in names)]
+    runtime = Runtime.pick(resolved.device, resolved.precision, resolved.compile, resolved.deterministic)
+
+    def report(event: Progress) -> None:
+        if says and not running.quiet:  # with the first event, because the data set is there then
+            print(f"{says.pop()}, device {runtime.device}", file=sys.stderr, flush=True)
+        progress(event)
+
     with progress_bar(console) as progress:
-        result = runner.run(resolved, out, resume, progress, track=track or ())
+        result = runner.run(resolved, out, resume, report, track=track or ())
     ranks.leave()
+    if not ranks.first:
+        return
     for note in result.notes:
         print_plain(f"note: {note}", style="yellow")
     console.print(summary([result]))

@@ -200,7 +200,7 @@ def rename(
     """
     with _changing(model) as changed:
         changed.rename(old, new)
-    print_plain(f"{old} is now called {new}")
+    print_plain(f"{old} has this name already" if new.strip() == old else f"{old} is now called {new}")
 
 
 def forget(
@@ -218,10 +218,7 @@ def forget(
     sure = percent(changed.accuracy, changed.knowledge.accuracy_interval)
     print_plain(f"{name} is forgotten; {left} left, accuracy {sure}")
     if changed.effort != "instant":
-        print_plain(
-            "note: what the model remembered of this class is deleted, but the network was trained with it and stays "
-            "as it is. To leave no trace, make a new model without this class"
-        )
+        print_plain("note: the network that was trained with it stays. To leave no trace, make a new model without it")
 
 
 def undo(

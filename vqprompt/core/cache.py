@@ -61,8 +61,10 @@ def list_cache() -> list[CachePart]:
     """Everything in the cache that can be made again. (Weights and data sets that were downloaded are not listed.)"""
     parts = []
     for name, what in PARTS.items():
-        folder = cache_folder() / name
-        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+        folder, sizes = cache_folder() / name, list[int]()
+        for file in folder.rglob("*"):
+            with suppress(OSError):  # another process may delete or replace it at this moment
+                sizes += [file.stat().st_size] if file.is_file() else []
         parts.append(CachePart(what, folder, len(sizes), sum(sizes)))
     return parts
 

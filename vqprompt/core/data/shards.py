@@ -160,8 +160,8 @@ def _list_shard(files: TarFiles, path: Path, known: Sequence[str], numbers: dict
     listed = []
     for stem, name in images.items():
         text = files.read(classes[stem]).decode("utf-8", "replace").strip()
-        if known and text.isdecimal():
-            if int(text) >= len(known):
+        if known and text.removeprefix("-").isdecimal():
+            if not 0 <= int(text) < len(known):
                 raise ImageError(f"{path}: {stem!r} is of class {text}, but {NAMES} names {len(known)} classes")
             text = known[int(text)]
         if not text:
@@ -228,11 +228,10 @@ class ParquetShards(Shards):
             [part.row_groups[0].num_rows for part in self.parts],
             [_split(self.name(part)) for part in self.parts],
         )
-        if None in numbers:
-            raise ImageError(f"{self.where(values.index(None))} has no label; give it one, or take it out")
-        if wrong:
-            row = next(row for row, value in enumerate(values) if value in wrong)
-            raise ImageError(f"{self.where(row)} has the label {values[row]}, but there are {len(known)} classes")
+        for row in [row for row, value in enumerate(values) if value is None or value in wrong][:1]:
+            said = f"has the label {values[row]}, but there are {len(known)} classes"
+            missing = values[row] in (None, -1)  # the hub's data sets write -1
+            raise ImageError(f"{self.where(row)} {'has no label' if missing else said}; correct it, or take it out")
         self._lock = threading.Lock()
         self._column_of = lru_cache(KEPT_GROUPS)(self._read_group)
 

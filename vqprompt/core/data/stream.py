@@ -298,14 +298,15 @@ class Stream:
                     raise UserError(f"--stream {file}, task {number + 1}: {shown(image)} {wrong}")
                 task_of[row] = number
         train, tested = (np.where(may == 0, task_of, -1) for may in (train, test))
+        first = np.full(len(dataset.classes), len(listed))  # the first task of each class
+        np.minimum.at(first, dataset.labels[train >= 0], train[train >= 0])
+        first = first[dataset.labels]
         if tested.max() < 0:
-            first = np.full(len(dataset.classes), len(listed))  # the first task of each class
-            np.minimum.at(first, dataset.labels[train >= 0], train[train >= 0])
-            tested = np.where((test == 0) & (first[dataset.labels] < len(listed)), first[dataset.labels], -1)
+            tested = np.where((test == 0) & (first < len(listed)), first, -1)
         for number in range(len(listed)):
-            for what, tasks in (("training", train), ("test", tested)):
+            for what, tasks in (("training", train), ("test", tested[tested >= first])):  # of classes learned by then
                 if number not in tasks:
-                    raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some")
+                    raise UserError(f"--stream {file}, task {number + 1}: no {what} images; list some that can be used")
         return train, tested
 
     def _chosen(self, rows: np.ndarray, name: str, count: int | None) -> np.ndarray:

@@ -1,8 +1,7 @@
 """What ordinary things look like: means of a broad set of images, to compare taught classes with.
 
 A model that was taught ten kinds of things has seen nothing else. The world tells it where other things are. Its means
-belong to one backbone and one image size; those of the embedded backbone are in the package (see its
-assets/README.md).
+belong to one backbone and one image size; those of the embedded backbone are in the package (assets/README.md).
 """
 
 from __future__ import annotations

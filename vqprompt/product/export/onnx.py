@@ -23,6 +23,7 @@ from vqprompt.product.model.calibration import Rivals, Solution
 from vqprompt.product.model.model import Model
 from vqprompt.product.model.network import open_weights
 from vqprompt.product.model.onnx_features import features_graph
+from vqprompt.product.model.predicting import note_about, solution_of
 
 NEVER = -1e30  # a score that takes no part in a sum of exponentials
 PREPARE = {
@@ -36,18 +37,18 @@ PREPARE = {
 
 def onnx_file(model: Model) -> tuple[bytes, dict[str, Any]]:
     """The file, and what a program must know about it. Weights that are int8 in the backbone's file stay so."""
-    model.check_taught()
     known, backbone = model.knowledge, model.backbone
-    assert known.solution is not None
+    solution = solution_of(known)
     model.extractor_of(known)  # refuses a backbone that the model was not taught with
     weights = open_weights(model.weights).resized(backbone.size)
     graph, features, _ = features_graph(weights, backbone.crop, known.trained, packed=True)
-    add_answers(graph, features, known.solution)
+    add_answers(graph, features, solution)
     about = {
         "classes": list(known.classes),
+        "notes": [note_about(known, name) for name in known.classes],  # to show instead of percentages
         "side": backbone.side,
         "prepare": PREPARE,
-        "unknown": "familiarity below 0" if known.solution.knows_unknown else "not calibrated",
+        "unknown": "familiarity below 0" if solution.knows_unknown else "not calibrated",
         "backbone": asdict(replace(backbone, name=Path(backbone.name).name)),
         "made_by": f"vqprompt {__version__}",
     }

@@ -36,7 +36,7 @@ def export_page(model: Model, folder: str | Path, runtime: str | Path | None = N
     check_folder(folder)
     parts = {kind: _packed(content) for kind, content in read_runtime(runtime or fetch_runtime()).items()}
     graph, about = onnx_file(model)
-    described = {"classes": about["classes"], "side": about["side"], "graph": _packed(graph)}
+    described = {**{key: about[key] for key in ("classes", "notes", "side")}, "graph": _packed(graph)}
     write_atomically(folder / "runtime.js", f"const vqpromptRuntime = {json.dumps(parts)};\n")
     for name in PAGE:
         write_atomically(folder / name, (files("vqprompt.product.export") / "web" / name).read_bytes())

@@ -93,15 +93,18 @@ class Event:
         learned = {"classes": dict(self.classes), "images": self.images}
         return {"date": self.date, "what": self.what, "effort": self.effort, **learned}
 
+    def taught(self, name: str) -> bool:
+        return name in self.classes if self.what == "learned" else (self.what, self.new_name) == ("relabeled", name)
+
     @property
     def former_names(self) -> set[str]:
         """Of the class that was renamed, or of those that were merged."""
         return {self.name} if self.what == "renamed" else set(self.classes) if self.what == "merged" else set()
 
     def about(self, old: Collection[str], new: str) -> Event:
-        """The same event after classes were renamed or merged. Only what was learned is told with today's names."""
+        """The same event after classes were renamed or merged. What they were taught is told with today's names."""
         if self.what != "learned":
-            return self
+            return replace(self, new_name=new) if self.what == "relabeled" and self.new_name in old else self
         classes = Counter[str]()
         for name, count in self.classes.items():
             classes[new if name in old else name] += count
@@ -167,7 +170,7 @@ class Knowledge:
                     "images": record.count,
                     "kinds": int(record.modes.max(initial=0)) + 1,
                     "accuracy": None if measured is None else measured.share(name),
-                    "taught": [e.date for e in self.history if e.what == "learned" and name in e.classes],
+                    "taught": [e.date for e in self.history if e.taught(name)],
                 }
                 for name, record in self.classes.items()
             ],

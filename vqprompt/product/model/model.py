@@ -162,11 +162,8 @@ class Model(Correcting, OnTheHub):
         """Everything known about the model, for people and programs."""
         backbone = None if self._stored is None else asdict(self._stored.backbone)
         size = self.path.stat().st_size if self.path is not None and self.path.is_file() else None
-        versions = [asdict(version) for version in self.versions]
-        return {
-            **self.knowledge.to_json(), "backbone": backbone, "versions": versions, "can_undo": self.can_undo,
-            "bytes": size,
-        }  # fmt: skip
+        known, versions = self.knowledge.to_json(), [asdict(version) for version in self.versions]
+        return {**known, "backbone": backbone, "versions": versions, "can_undo": self.can_undo, "bytes": size}
 
     # ------------------------------------------------------------------ learn
 

@@ -116,7 +116,7 @@ class Predicting:
     def predict_proba(self, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:
         """Probabilities [n, classes] of several images, or [classes] of one, in the order of `classes`."""
         known, extractor = self._taught()
-        shares = _solution(known).judge(_embed(extractor, pictures))[0]
+        shares = solution_of(known).judge(_embed(extractor, pictures))[0]
         return shares[0] if is_one(pictures) else shares
 
     def answers(
@@ -142,18 +142,18 @@ class Predicting:
 
     def judge(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Features [n, D] to probabilities [n, classes], and familiarity [n]: below 0 is unknown."""
-        return _solution(self.knowledge).judge(features)
+        return solution_of(self.knowledge).judge(features)
 
     def check_taught(self) -> None:
-        _solution(self.knowledge)
+        solution_of(self.knowledge)
 
     def _taught(self) -> tuple[Knowledge, Extractor]:
         known = self.knowledge
-        _solution(known)  # refused before the backbone is loaded
+        solution_of(known)  # refused before the backbone is loaded
         return known, self.extractor_of(known)
 
 
-def _solution(known: Knowledge) -> Solution:
+def solution_of(known: Knowledge) -> Solution:
     if known.solution is None:
         raise UserError("the model has learned nothing yet; teach it with learn")
     return known.solution
@@ -162,22 +162,20 @@ def _solution(known: Knowledge) -> Solution:
 def answers_to(known: Knowledge, features: np.ndarray, top: int, unknown: bool, strictness: float) -> list[Answer]:
     """Features [n, D] to what is in the images."""
     classes, answers = list(known.classes), []
-    shares, margins = _solution(known).judge(features)
+    shares, margins = solution_of(known).judge(features)
     for row, margin in zip(shares, margins.tolist(), strict=True):
         best = np.argsort(-row, kind="stable")[:top]
         is_unknown = unknown and margin < strictness
         named = tuple((classes[i], float(row[i])) for i in best)
-        answers.append(Answer(UNKNOWN if is_unknown else named[0][0], named, margin, _note(known, named[0][0])))
+        answers.append(Answer(UNKNOWN if is_unknown else named[0][0], named, margin, note_about(known, named[0][0])))
     return answers
 
 
-def _note(known: Knowledge, name: str) -> str:
-    """Why an answer has no percentage, if it has none: percentages are checked with images that are left out."""
+def note_about(known: Knowledge, name: str) -> str:
+    """Why a class has no percentage, if it has none: percentages are checked with images that are left out."""
     if len(known.classes) == 1:
         return "no percentage: the model knows no other class"
-    if known.classes[name].count == 1:
-        return "no percentage: taught with one image"
-    return "" if _solution(known).knows_unknown else "no percentage: taught with one image per class"
+    return "no percentage: taught with one image" if known.classes[name].count == 1 else ""
 
 
 def _embed(extractor: Extractor, pictures: ImageLike | Sequence[ImageLike]) -> np.ndarray:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vqprompt.core.metrics import wilson
 from vqprompt.core.words import counted, shorten
 from vqprompt.product.model.calibration import Measurements
 from vqprompt.product.model.efforts import REMOVED, SECONDS_PER_POINT, WORTH, why_not_train
 from vqprompt.product.model.knowledge import Event, Knowledge
 from vqprompt.product.model.left_out import Changes
 from vqprompt.product.model.pictures import UNKNOWN
+from vqprompt.product.model.predicting import answers_to
 
 if TYPE_CHECKING:
     from vqprompt.product.model.ingest import NewPictures
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 FEW = 5  # a class with fewer images gets a warning
 SUFFERS = 0.05  # a class whose accuracy falls by more than this is named, and one that takes more from another class
+UNLIKE, MANY = 0.75, 10  # a class gets a warning if more of its new images, of so many, looked like something else
 TAKES = 0.03  # a class that takes more than this share of the world's images away from "unknown" gets a warning
 
 
@@ -58,14 +62,18 @@ class Suffering:
 @dataclass(frozen=True)
 class LostAnswers:
     """Answers that a class, or "unknown", takes away in a change of the model. source: from which class; None: from
-    "unknown". images: how many, out of `of`: left-out images of the source, or images of the world."""
+    "unknown". images: how many, out of `of`: left-out images of the source, or images of the world. looked: what new
+    images of the class looked like before, if they are its own that are counted, and mostly looked like the source."""
 
     name: str
     source: str | None
     images: int
     of: int
+    looked: str = ""
 
     def __str__(self) -> str:
+        if self.looked:
+            return f"{self.images} of {self.of} new images of {self.name} did not look like it before: {self.looked}"
         what = "ordinary images that were unknown" if self.source is None else f"left-out images of {self.source}"
         return f"{self.name} takes {self.images} of {self.of} {what}"
 
@@ -138,7 +146,7 @@ def summary(
     return Taught(
         taught, new.known, new.copies, tuple(new.broken), now.accuracy, before.accuracy, suffering,
         (*notes, *expected), time.monotonic() - started, effort, changes if preview else None, now.accuracy_interval,
-        lost_answers(before, now, changes),
+        (*_unlike(before, now, learned), *lost_answers(before, now, changes)),
     )  # fmt: skip
 
 
@@ -185,6 +193,20 @@ def lost_answers(before: Knowledge, now: Knowledge, changes: Changes | None) -> 
     return tuple(lost)
 
 
+def _unlike(before: Knowledge, now: Knowledge, learned: Mapping[str, int]) -> list[LostAnswers]:
+    """Classes whose new images mostly looked like something else, while the model knew their other images well."""
+    found, measured = list[LostAnswers](), before.measurements
+    for name in [name for name in learned if name in before.classes and before.trained is now.trained]:
+        record, (right, tested) = now.classes[name], (0, 0) if measured is None else measured.per_class[name]
+        new = record.features[~np.isin(record.ids[: len(record.kept)], before.classes[name].ids)]
+        looked = Counter(answer.name for answer in answers_to(before, new, 1, True, 0.0))
+        own, of, known = looked.pop(name, 0), len(new), wilson(right / max(tested, 1), tested)
+        if of >= MANY and of - own > UNLIKE * of and wilson(own / of, of)[1] < known[0]:
+            told = ", ".join(f"{other} {images}" for other, images in looked.most_common(3))
+            found.append(LostAnswers(name, looked.most_common(1)[0][0], of - own, of, told))
+    return found
+
+
 def _from_unknown(before: Knowledge, now: Knowledge) -> list[LostAnswers]:
     """Classes that many ordinary images are taken for which the model did not know before."""
     solved = [s for known in (before, now) if (s := known.solution) is not None and s.rivals is not None]
@@ -201,9 +223,5 @@ def _expectations(counts: dict[str, int]) -> list[str]:
     if len(counts) == 1:
         return [f"the model knows only {next(iter(counts))!r} and cannot tell it from others; teach a second class"]
     few = [name for name, count in counts.items() if count < FEW]
-    if not few:
-        return []
-    return [
-        f"{counted(len(few), 'class')} with fewer than {FEW} images ({shorten(few, 3)}; the smallest has "
-        f"{min(counts.values())}): expect more mistakes there"
-    ]
+    told = f"{counted(len(few), 'class')} with fewer than {FEW} images ({shorten(few, 3)}; the smallest has "
+    return [f"{told}{min(counts.values())}): expect more mistakes there"] if few else []

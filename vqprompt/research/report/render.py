@@ -42,8 +42,8 @@ def _environment() -> Environment:
     css = (files("vqprompt.research.report") / "templates" / "style.css").read_text(encoding="utf-8")
     environment.globals |= {"css": Markup(css), "figures": _figures}
     environment.filters |= {
-        "percent": percent, "fixed": fixed, "duration": time_taken, "short": short, "counted": counted,
-        "tex": lambda text: text.translate(TEX),
+        "percent": percent, "fixed": fixed, "short": short, "counted": counted, "tex": lambda text: text.translate(TEX),
+        "duration": lambda seconds: UNKNOWN if seconds is None else duration(seconds),
     }  # fmt: skip
     return environment
 
@@ -60,10 +60,6 @@ def fixed(value: float | None, digits: int = 2) -> str:
 
 def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}\N{NO-BREAK SPACE}%"
-
-
-def time_taken(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else duration(seconds)
 
 
 def short(count: int) -> str:

@@ -4,15 +4,16 @@ const SHOWN = 5;
 let stream = null;
 
 function show({ probabilities, familiarity }) {
-  const best = probabilities.map((share, i) => [share, vqprompt.classes[i]]).sort((a, b) => b[0] - a[0]).slice(0, SHOWN);
+  const best = probabilities.map((share, i) => [share, vqprompt.classes[i], vqprompt.notes[i]]).sort((a, b) => b[0] - a[0]).slice(0, SHOWN);
   const known = familiarity >= 0; // percentages are shares among known classes
-  at("state").textContent = known ? best[0][1] : "Unknown: unlike everything that was taught. Most like:";
+  const [, answer, note] = best[0];
+  at("state").textContent = !known ? "Unknown: unlike everything that was taught. Most like:" : note ? `${answer} (${note})` : answer;
   at("answers").replaceChildren(...best.map(([share, name]) => {
     const item = document.createElement("li");
     const label = Object.assign(document.createElement("span"), { textContent: name });
     const percent = Object.assign(document.createElement("output"), { textContent: `${(100 * share).toFixed(1)} %` });
     const meter = Object.assign(document.createElement("meter"), { value: share, ariaLabel: name });
-    item.append(label, ...(known ? [percent, meter] : []));
+    item.append(label, ...(known && !note ? [percent, meter] : []));
     return item;
   }));
 }
@@ -67,7 +68,7 @@ at("zone").ondrop = (event) => {
   choose(event.dataTransfer.files[0]);
 };
 vqprompt.ready.then(
-  () => { at("state").textContent = `Ready: knows ${vqprompt.classes.length} classes`; },
+  () => { at("state").textContent = `Ready: knows ${vqprompt.classes.length} class${vqprompt.classes.length === 1 ? "" : "es"}`; },
   (error) => { at("state").textContent = `The model cannot be opened (${error.message})`; },
 );
 if (location.protocol.startsWith("http")) navigator.serviceWorker?.register("offline.js"); // later without a network

@@ -2,7 +2,7 @@
 //   const { probabilities, familiarity } = await vqprompt.predict(fileOrVideoOrCanvas);   // below 0 is unknown
 "use strict";
 const vqprompt = (() => {
-  const { side, classes } = vqpromptModel;
+  const { side, classes, notes } = vqpromptModel; // notes: for each class, words to show instead of percentages, or none
 
   async function unpacked(text) {
     const packed = atob(text);
@@ -91,5 +91,5 @@ const vqprompt = (() => {
     return { probabilities: Array.from(probabilities.data), familiarity: familiarity.data[0] };
   }
 
-  return { classes, ready, predict, squashed, pixelsOf };
+  return { classes, notes, ready, predict, squashed, pixelsOf };
 })();

@@ -102,11 +102,12 @@ export class Teach extends View {
   update() {
     if (!this.started && !this.buckets) return;
     this.intro.textContent = state.about.classes.length ? T.teachHelp : T.firstTime;
+    const recording = this.camera.video.isConnected; // with its picture above the buttons, which do not move any more
     for (const bucket of this.buckets) {
       const { images } = bucket;
       bucket.element.querySelector(".close").hidden = this.buckets.length === 1 && !images.length;
-      if (this.camera.isOpen !== Boolean(bucket.record.firstChild))
-        fill(bucket.record, this.camera.isOpen && this.camera.recorder((frame) => (images.push(frame), this.update())));
+      if (recording !== Boolean(bucket.record.firstChild))
+        fill(bucket.record, recording && this.camera.recorder((frame) => (images.push(frame), this.update())));
       if (bucket.shown === images.length) continue;
       bucket.shown = images.length;
       fill(bucket.body, images.length > 0 && [
