@@ -108,10 +108,12 @@ def test_the_unknown_is_as_described(taught):
     familiarity = (certainty - sure) / spread + w["nearness"] * m + w["steep"] * np.minimum(m + w["far"], 0)
     assert "familiarity = c + w.nearness · m + w.steep · min(m + w.far, 0)" in DOCUMENT.read_text()
     (o, z), reliance = t["rivals_center"], t["rivals_reliance"][scores.argmax(1)][:, None]
-    left = t["rivals_left"] > 0
+    left, line = t["rivals_left"] > 0, t.get("rivals_line", np.zeros(len(o)))
     apart = (t["world_codes"][0] * t["world_scales"][0][:, None] - o)[left]
     products = (x @ t["spread"][:-1] / (solution["share"] - 1) - z) @ apart.T
-    rivals = reliance * products - 0.5 * reliance**2 * t["rivals_norms"][left]
+    places, along = apart @ line, np.outer((x - o) @ line, apart @ line)
+    rivals = reliance * (products - along) - 0.5 * reliance**2 * (t["rivals_norms"][left] - places**2)
+    rivals += along - 0.5 * places**2
     ahead = scores.max(1) - (x @ z - 0.5 * o @ z) - rivals.max(1)
     mean, deviation = solution["ahead"]
     familiarity += w["world"] * (ahead - mean) / deviation + w["steeper"] * np.minimum(ahead, 0) / deviation

@@ -104,25 +104,41 @@ def test_estimated_shrinkage_is_within_half_a_point_of_the_best(features):
         assert accuracy[chosen] >= max(accuracy.values()) - 0.0176  # half a point, and what 320 images leave open
 
 
-def test_leaving_one_out_equals_solving_again_without_it(features):
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_leaving_one_out_equals_solving_again_without_it(features, kinds):
     learned, _ = features
     x, labels = learned[:6, :8].reshape(48, -1).astype(np.float64), np.arange(6).repeat(8)
+    x[:24] += (kinds - 1) * learned[10].mean(0)
     kept = np.r_[0:3, 8:48]  # one class is smaller than the others
     x, labels = x[kept], labels[kept]
     groups = Groups.of(x, labels, 6)
     basis = Basis.of(groups)
     trials = LeaveOneOut(groups, basis, x, labels)
     without, stretch = trials.at(0.3), trials.stretch(0.3)
-    diagonal = np.diag(1 / (basis.vectors**2).sum(1))
+    diagonal, line = np.diag(1 / (basis.vectors**2).sum(1)), without.means.line
+    assert line.any() == (kinds == 2)
+    others, kept = x[:5] - 1, np.linspace(0.1, 0.9, 5)  # means of something else, moved as those of the classes
+    around, at_center = trials.around(0.3, without.means, others @ basis.vectors, kept)
     for i in (0, 17, 40):
         again = Groups.of(np.delete(x, i, 0), np.delete(labels, i), 6)
         # the diagonal that it is shrunk to, and how far means are, stay those of all images
         covariance = 0.7 * again.covariance() + 0.3 * diagonal * basis.freedom / (basis.freedom - 1)
         inverse, center = np.linalg.inv(covariance), again.means.mean(0)
         reliance = again.counts * without.means.ratio / (again.counts * without.means.ratio + 1)
-        means = center + reliance[:, None] * (again.means - center)
+        back = basis.vectors @ line[1], np.linalg.solve(basis.vectors.T, line[0])
+
+        def moved(points: np.ndarray, kept: np.ndarray, center: np.ndarray) -> np.ndarray:
+            along = np.outer((points - center) @ back[0], back[1])
+            return center + kept[:, None] * (points - center - along) + along
+
+        means = moved(again.means, reliance, center)
         wanted = means @ inverse @ x[i] - 0.5 * ((means @ inverse) * means).sum(1) + without.means.bonus(again.counts)
         assert np.allclose(without.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())
+        middle = groups.means.mean(0)
+        compared = np.vstack([middle, moved(others, kept, middle)])
+        wanted = compared @ inverse @ x[i] - 0.5 * ((compared @ inverse) * compared).sum(1)
+        assert np.allclose(around[i] + at_center[i], wanted[1:], atol=1e-5 * np.abs(wanted).max())
+        assert at_center[i] == pytest.approx(wanted[0])
         assert without.norms[i] == pytest.approx(x[i] @ inverse @ x[i])
         assert without.from_center[i] == pytest.approx((x[i] - center) @ inverse @ (x[i] - center))
         # with a diagonal that is computed again, too, distances are larger; the stretch makes up for most of it

@@ -38,7 +38,7 @@ from vqprompt.product.model.knowledge import Backbone, Event, Knowledge, Stored
 from vqprompt.product.model.modes import MOST
 from vqprompt.product.model.records import ClassRecord, ids_of
 
-FORMAT, VERSION, OLDEST = "vqprompt-model", 4, 3
+FORMAT, VERSION, OLDEST = "vqprompt-model", 5, 3
 BYTES_KEPT = 64 << 20  # of what only other versions have
 OUTDATED = "teach it again with vqprompt learn, or open and save it with an older vqprompt, which still reads it"
 ADVICE = "restore it from a copy, or make a new one with vqprompt learn"
@@ -103,7 +103,8 @@ def pack(stored: Stored) -> bytes:
         "solution": None if solution is None else _solution_fields(solution),
     }
     text = json.dumps(description, ensure_ascii=False, allow_nan=False)
-    metadata = {"format": FORMAT, "version": str(VERSION), "model": text}
+    version = VERSION if "rivals_line" in tensors else VERSION - 1  # what programs of before can read, they shall read
+    metadata = {"format": FORMAT, "version": str(version), "model": text}
     return pack_tensors(tensors, metadata={**metadata, "checksum": checksum(metadata, tensors)})
 
 
