@@ -187,6 +187,20 @@ class TestSchedules:
         assert curve[:3] == [1.0] * 3 and curve[3] == pytest.approx(math.cos(99 * math.pi / (200 * 19)))
         assert curve[-1] == pytest.approx(math.cos(99 * math.pi / 200))
 
+    def test_sldc_s_is_the_cosine_of_torch_per_epoch_and_hide_prompt_s_the_same_one_epoch_late(self):
+        groups = [{"params": [torch.zeros(1)], "lr": 1e-3 * scale} for scale in (0.1, 1.0)]
+        optimizer, epochs = torch.optim.AdamW(groups), 15
+        annealing, expected = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, eta_min=1e-4 / 3), []
+        for _ in range(epochs):
+            expected.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.step()
+            annealing.step()
+        settings = published("sldc", **CUB)
+        late = settings.model_copy(update={"schedule": "epoch-cosine"})
+        for scale, curve in zip((0.1, 1.0), zip(*expected, strict=True), strict=True):
+            assert rates(settings, 1, scale) == pytest.approx(list(curve), rel=1e-9)
+            assert rates(late, 1, scale) == pytest.approx([curve[0], *curve[:-1]], rel=1e-9)
+
     def test_vq_prompt_s_starts_full_freezes_and_decays(self):
         """ImageNet-R, 10 tasks: 40, 0, 20 and iter_step 40; 37 real steps per epoch."""
         settings = Training(epochs=20, lr=0.0025, schedule="released", hold=40, nominal_steps=40)

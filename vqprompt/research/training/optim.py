@@ -70,14 +70,16 @@ def rate_at(settings: Training, epoch: int, step: int, steps: int) -> Rate:
     constant      EvoPrompt
     steps         SLCA, HiDe-Prompt: lr, times gamma after each milestone
     epoch-cosine  HiDe-Prompt on ImageNet-R: per epoch, one epoch late, as its scheduler is called after an epoch
+    annealing     SLDC: per epoch, on time
     released      VQ-Prompt: the first step at the full rate, then `hold` steps at min_lr, then cosine per step
     coda          CODA-Prompt, and VQ-Prompt on CUB-200: a quarter of a cosine, per epoch
     """
     s = settings
     if s.schedule == "released":
         return lambda scale: _released(s, step, steps, s.lr * scale)
-    if s.schedule == "epoch-cosine":
-        return lambda scale: cosine_decay(s.lr * scale, s.min_lr, max(epoch - 1, 0), s.epochs)
+    if s.schedule in ("epoch-cosine", "annealing"):
+        late = int(s.schedule == "epoch-cosine")
+        return lambda scale: cosine_decay(s.lr * scale, s.min_lr, max(epoch - late, 0), s.epochs)
     if s.schedule == "constant":
         rate = s.lr
     elif s.schedule == "steps":

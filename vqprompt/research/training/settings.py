@@ -11,7 +11,7 @@ from vqprompt.core.data.decode import STORED_MARGIN
 
 Augment = Literal["crop", "crop-color", "window", "flip", "none"]
 Normalize = Literal["backbone", "none", "imagenet"]
-ScheduleName = Literal["cosine", "constant", "steps", "epoch-cosine", "released", "coda"]
+ScheduleName = Literal["cosine", "constant", "steps", "epoch-cosine", "annealing", "released", "coda"]
 OptimizerName = Literal["adamw", "sgd"]
 
 
