@@ -324,7 +324,8 @@ class RunProgress:
 
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
-        self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
+        passes = epochs * TRAINING_PASSES
+        self.learning = [len(t.train) * passes * learner.method.trains_in(t.number) for t in stream.tasks]
         tests = [sum(len(seen.test) for seen in stream.seen(task.number)) for task in stream.tasks]
         costs = zip(self.learning, stream.tasks, tests, strict=True)
         self.starts = [0.0, *accumulate(learning + len(task.train) + tested for learning, task, tested in costs)]
