@@ -15,7 +15,14 @@ from vqprompt.core.files import check_writable
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.methods import METHODS, find_method
-from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
+from vqprompt.research.results.config import (
+    RESUMABLE_SETTINGS,
+    RunConfig,
+    by_content,
+    completed,
+    flatten,
+    read_saved_config,
+)
 
 LARGEST_COUNT = 1_000_000  # no count among the settings of a run or a method makes sense beyond this
 LARGEST_POOL = 100_000  # some methods make one module per prompt
@@ -73,7 +80,7 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
         saved = completed(read_saved_config(out))
-        then, now = flatten(saved), flatten(config.model_dump(mode="json"))
+        then, now = flatten(by_content(saved, out)), flatten(by_content(config.model_dump(mode="json")))
         # paths of data and weights may change; that their content is the same is checked later
         moved = {*RESUMABLE_SETTINGS, *(["backbone"] if Path(config.backbone).is_file() else [])}
         moved |= {"data"} if parse_data(str(saved.get("data")))[0] == parse_data(config.data)[0] else set()
