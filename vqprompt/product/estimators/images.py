@@ -90,9 +90,6 @@ class VQPromptClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Probabilities [n, classes], in the order of `classes_`."""
         return self._judged(X)[0]
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        return np.asarray(np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny)))
-
     def transform(self, X: Any) -> np.ndarray:
         """Features [n, D] of images under the backbone: for estimators of your own, such as `ClosedFormClassifier`."""
         check_is_fitted(self, "model_")
