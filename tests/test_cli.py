@@ -151,7 +151,7 @@ class TestRefusals:
             ("checkpoint.json", ".", "holds a learner that does not belong to a run"),
             ("file", "file", "is a file; give a folder"),
             ("file", "file/run", "file is a file; give a folder"),
-            (None, "x" * 300, "the name is too long"),
+            (None, "x" * 300, "File name too long"),
             (None, "/proc/nowhere/run", "/proc/nowhere"),
         ],
     )
@@ -436,12 +436,15 @@ class TestTrouble:
     @pytest.mark.parametrize(
         ("error", "words"),
         [
-            (OSError(errno.ENOSPC, "No space left on device"), ["OUT: the disk is full", "--resume"]),
-            (RuntimeError("I/O error: No space left on device (os error 28)"), ["OUT: the disk is full"]),
-            (PermissionError(errno.EACCES, "Permission denied", "/x/metrics.json"), ["/x/metrics.json: permission"]),
-            (OSError(errno.EROFS, "Read-only file system", "/x/y"), ["/x/y: this file system is read-only"]),
+            (OSError(errno.ENOSPC, "No space left on device"), ["OUT: No space left", "free some space"]),
+            (RuntimeError("I/O error: No space left on device (os error 28)"), ["OUT: No space left"]),
+            (
+                PermissionError(errno.EACCES, "Permission denied", "/x/metrics.json"),
+                ["/x/metrics.json: Permission denied"],
+            ),
+            (OSError(errno.EROFS, "Read-only file system", "/x/y"), ["/x/y: Read-only file system; choose"]),
             (OSError(errno.EIO, "Input/output error", "/x/y"), ["/x/y: Input/output error"]),
-            (OSError(errno.EIO, "Input/output error"), ["OUT: Input/output error", "--resume"]),
+            (OSError(errno.EIO, "Input/output error"), ["OUT: Input/output error; check the disk"]),
             (RecursionError("maximum recursion depth exceeded"), ["nested too deeply"]),
         ],
     )
