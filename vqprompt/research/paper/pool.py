@@ -28,7 +28,8 @@ from vqprompt.research.datasets import parse_data
 from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Failed, Job
 from vqprompt.research.paper.grids import Run
 from vqprompt.research.paper.table_rows import read_runs
-from vqprompt.research.results.config import MACHINE_SETTINGS, by_content, completed
+from vqprompt.research.results.config import MACHINE_SETTINGS, completed
+from vqprompt.research.runs.refusals import by_content
 
 SECONDS_BETWEEN_MESSAGES = 0.1
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from vqprompt.core.data.stream import StreamKind, tasks_digest
+from vqprompt.core.data.stream import StreamKind
 from vqprompt.core.errors import UserError, explain, shown
 from vqprompt.core.files import read_json, read_text
 from vqprompt.core.words import did_you_mean
@@ -27,7 +26,6 @@ from vqprompt.research.migration import upgrade_config
 from vqprompt.research.training.settings import Training
 
 FILE = "config.json"
-TASKS = "tasks.json"  # beside it: the file that lists the tasks, if the stream is one, as it was
 DEVICES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 
 # Settings that say on which machine and how a run is computed. Two runs that differ only in these are the same run.
@@ -199,18 +197,6 @@ def completed(config: dict[str, Any]) -> dict[str, Any]:
         return RunConfig(**{**saved, "options": options.model_dump()}).model_dump(mode="json")
     except (UserError, ValidationError, TypeError):
         return config  # it has settings that no longer exist, so it equals no run of today
-
-
-def by_content(config: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
-    """Settings whose stream is called by the content of the file that lists its tasks, not by the file's path. folder:
-    of a run, which keeps the file."""
-    stream = str(config.get("stream", "disjoint"))
-    if ".json" in stream:
-        file = StreamKind.parse(stream).file
-        kept = folder / TASKS if folder and (folder / TASKS).exists() else Path(file)
-        with suppress(OSError):  # a file that is gone is called by its path
-            config = {**config, "stream": stream.replace(file, tasks_digest(kept))}
-    return config
 
 
 def read_saved_config(folder: Path) -> dict[str, Any]:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.backbones.vit import ViT, ViTConfig
-from vqprompt.core.data.stream import read_tasks
+from vqprompt.core.data.stream import StreamKind, read_tasks, tasks_digest
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import check_writable
 from vqprompt.research.datasets import parse_data
 from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.methods import METHODS, find_method
-from vqprompt.research.results.config import (
-    RESUMABLE_SETTINGS,
-    RunConfig,
-    by_content,
-    completed,
-    flatten,
-    read_saved_config,
-)
+from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, completed, flatten, read_saved_config
 
 LARGEST_COUNT = 1_000_000  # no count among the settings of a run or a method makes sense beyond this
 LARGEST_POOL = 100_000  # some methods make one module per prompt
+TASKS = "tasks.json"  # in a run's folder: the file that its stream was read from, as it was
 BYTES_PER_PARAMETER = 16  # fp32: the value, its gradient, and AdamW's two moments
 
 
@@ -91,3 +87,15 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
     elif (out / INFO).exists():
         raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")
+
+
+def by_content(config: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
+    """Settings whose stream is called by the content of the file that lists its tasks, not by the file's path. folder:
+    of a run, which keeps the file."""
+    stream = str(config.get("stream", "disjoint"))
+    if ".json" in stream:
+        file = StreamKind.parse(stream).file
+        kept = folder / TASKS if folder and (folder / TASKS).exists() else Path(file)
+        with suppress(OSError):  # a file that is gone is called by its path
+            config = {**config, "stream": stream.replace(file, tasks_digest(kept))}
+    return config

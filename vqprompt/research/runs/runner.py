@@ -23,11 +23,11 @@ from vqprompt.research.datasets import open_dataset
 from vqprompt.research.learner.checkpoint import INFO, tidy
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.learner.state import SavedState
-from vqprompt.research.results.config import RESUMABLE_SETTINGS, TASKS, RunConfig
+from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import SCHEMA_VERSION, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
 from vqprompt.research.runs.costs import count_flops, forget_peak, memory_used
-from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
+from vqprompt.research.runs.refusals import TASKS, refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 
 # at least between two saves in the middle of a task
