@@ -116,7 +116,7 @@ class TestRefusals:
             ({"validation": 1}, "validation"), ({"seed": -1}, "seed"), ({"tasks": "x"}, "tasks"), ({"size": 0}, "size"),
             ({"train_per_class": 0}, "train_per_class"), ({"tau": -1}, "tau"), ({"length": 5}, "length"),
             ({"rebalancing.lr": 0}, r"rebalancing\.lr"), ({"rebalancing.lrr": 1}, r"rebalancing\.lrr: no such setting"),
-            ({"gradient": "none"}, "gradient"), ({"blocks": "first"}, "blocks"), ({"rebalancing": 5}, "rebalancing"),
+            ({"quantize": "no way"}, "quantize"), ({"blocks": "first"}, "blocks"), ({"rebalancing": 5}, "rebalancing"),
             ({"tau.x": 1}, "tau"), ({"tau": 1, "tau.x": 1}, "tau"), ({"size": 14000}, "size"),
             ({"device": "meta"}, "device"), ({"device": "cuda:"}, "device"), ({"compile": "yes"}, "compile"),
             ({"seed": 2**63}, "seed"),

@@ -1,4 +1,4 @@
-"""Soft selection, quantization, the two gradient estimators, the two losses, and the method made of them."""
+"""Soft selection, quantization, the gradient, the two losses, and the method made of them."""
 
 import math
 
@@ -169,34 +169,6 @@ class TestLosses:
         assert torch.equal(means.vq, means.commitment) and torch.equal(norms.vq, norms.commitment)
 
 
-class TestRotation:
-    def test_forward_is_the_chosen_element(self):
-        pool = make_pool()
-        soft = draw_soft(pool)
-        hard = pool.prompts[range(BLOCKS), pool.nearest(soft)]
-        torch.testing.assert_close(pool.quantize(soft, "rotation").prompt, hard, rtol=1e-4, atol=1e-5)
-
-    def test_gradient_turns_with_the_prompt(self):
-        """Its angle to the soft prompt is its angle to the element; its norm scales as the prompt's does."""
-        pool = make_pool().double()
-        soft = draw_soft(pool).detach().double().requires_grad_()
-        hard = pool.prompts.detach()[range(BLOCKS), pool.nearest(soft)].flatten(2)
-        weight = torch.randn_like(soft)
-        (pool.quantize(soft, "rotation").prompt * weight).sum().backward()
-        gradient, upstream, start = soft.grad.flatten(2), weight.flatten(2), soft.detach().flatten(2)
-        cosine = torch.nn.functional.cosine_similarity
-        torch.testing.assert_close(cosine(gradient, start, -1), cosine(upstream, hard, -1))
-        torch.testing.assert_close(
-            gradient.norm(dim=-1) / upstream.norm(dim=-1), hard.norm(dim=-1) / start.norm(dim=-1)
-        )
-        assert not torch.allclose(gradient, upstream, atol=1e-2), "it is not straight-through"
-
-    def test_nothing_else_gets_a_gradient(self):
-        pool = make_pool()
-        pool.quantize(draw_soft(pool), "rotation").prompt.sum().backward()
-        assert pool.prompts.grad is None
-
-
 # ---------------------------------------------------------------------------------------------- the method
 
 
@@ -213,7 +185,7 @@ def test_defaults_are_the_paper_s():
     assert (options.pool, options.length, options.blocks) == (10, 8, [0, 1, 2, 3, 4])
     assert (options.vq_weight, options.commitment_weight) == (0.4, 0.1)
     assert (options.tau, options.normalize_keys, options.normalize_query) == (1, True, False)
-    assert (options.placement, options.gradient, options.loss_reduction) == ("after", "straight-through", "mean")
+    assert (options.placement, options.loss_reduction) == ("after", "mean")
     assert (options.prompt_lr_scale, options.quantize, options.statistics) == (5, True, True)
     assert (options.rebalancing.epochs, options.rebalancing.ratio, options.rebalancing.covariance) == (
         10,

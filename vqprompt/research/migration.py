@@ -56,11 +56,13 @@ def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_earlier_options(fields: dict[str, Any]) -> dict[str, Any]:
-    earlier, saved = EARLIER_OPTIONS.get(str(fields.get("method"))), fields.get("options")
-    if earlier is None or not isinstance(saved, dict):  # what is not a group of options is refused by validation
+    saved = fields.get("options")
+    if not isinstance(saved, dict):  # what is not a group of options is refused by validation
         return fields
-    options = copy.deepcopy(earlier)
+    options = copy.deepcopy(EARLIER_OPTIONS.get(str(fields.get("method")), {}))
     for name, value in saved.items():
+        if (name, value) == ("gradient", "straight-through"):  # for a while VQ-Prompt also had another one
+            continue
         both = isinstance(value, dict) and isinstance(options.get(name), dict)
         options[name] = options[name] | value if both else value
     return {**fields, "options": options}

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from vqprompt.core.errors import UserError
 
-Gradient = Literal["straight-through", "rotation"]
-
 
 class Quantized(NamedTuple):
     prompt: Tensor  # [B, M, L_p, D], what the ViT gets
@@ -91,12 +89,13 @@ class PromptPool(nn.Module):
         # |p' - P_j|^2 without its first term, which is the same for every j
         return (pool.square().sum(-1) - 2 * torch.einsum("bmk,mnk->bmn", flat, pool)).argmin(dim=-1)
 
-    def quantize(self, soft: Tensor, gradient: Gradient = "straight-through", reduction: str = "mean") -> Quantized:
-        """Replace soft prompts by their nearest elements; the gradient of the result passes on to the soft prompts."""
+    def quantize(self, soft: Tensor, reduction: str = "mean") -> Quantized:
+        """Replace soft prompts by their nearest elements; the gradient of the result passes straight on to the soft
+        prompts."""
         choice = self.nearest(soft)
         hard = chosen(self.prompts, choice[..., None]).squeeze(2)
         return Quantized(
-            prompt=_rotate(soft, hard.detach()) if gradient == "rotation" else soft + (hard - soft).detach(),
+            prompt=soft + (hard - soft).detach(),
             choice=choice,
             vq=_distance(soft.detach(), hard, reduction),
             commitment=_distance(soft, hard.detach(), reduction),
@@ -110,17 +109,6 @@ def chosen(prompts: Tensor, choice: Tensor) -> Tensor:
     """
     one_hot = F.one_hot(choice, prompts.shape[1]).to(prompts.dtype)
     return torch.einsum("bmkn,mnld->bmkld", one_hot, prompts)
-
-
-def _rotate(soft: Tensor, hard: Tensor) -> Tensor:
-    """The rotation trick (Fifty et al. 2024): the linear map that turns p' into p is held constant, so the gradient
-    turns with it and keeps its angle to the prompt."""
-    flat, target = soft.flatten(2), hard.flatten(2)
-    e, q = F.normalize(flat.detach(), dim=-1), F.normalize(target, dim=-1)
-    r = F.normalize(e + q, dim=-1)
-    rotated = flat - 2 * r * (r * flat).sum(-1, keepdim=True) + 2 * q * (e * flat).sum(-1, keepdim=True)
-    scale = target.norm(dim=-1, keepdim=True) / flat.detach().norm(dim=-1, keepdim=True)
-    return (rotated * scale).view_as(soft)
 
 
 def _distance(a: Tensor, b: Tensor, reduction: str) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vqprompt.core.backbones.vit import Prompts, ViT
 from vqprompt.research.methods.base import Losses, Method, PromptOptions, StatisticsOptions
-from vqprompt.research.methods.prompts import Gradient, PromptPool, Spread
+from vqprompt.research.methods.prompts import PromptPool, Spread
 from vqprompt.research.methods.task import TaskData, TaskInfo
 from vqprompt.research.training.view import View
 
@@ -27,7 +27,6 @@ class VQOptions(PromptOptions, StatisticsOptions):
     normalize_query: bool = Field(False, description="unit-length query")
     placement: Literal["after", "before"] = Field("after", description="prompts join after or before W_K, W_V")
     quantize: bool = Field(True, description="replace the soft prompt by its nearest pool element")
-    gradient: Gradient = Field("straight-through", description="gradient estimator")
     vq_weight: float = Field(0.4, ge=0, description="λ_q, pulls pool elements to the soft prompts")
     commitment_weight: float = Field(0.1, ge=0, description="λ_c, pulls soft prompts to the pool elements")
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="mean over elements, or the squared L2 norm")
@@ -64,7 +63,7 @@ class VQPrompt(Method):
         prompt = self.pool.mix(alpha)
         losses = self.pool.balance(view.part.whole_batch(alpha)) if o.spread.balance else {}
         if o.quantize:
-            quantized = self.pool.quantize(prompt, o.gradient, o.loss_reduction)
+            quantized = self.pool.quantize(prompt, o.loss_reduction)
             prompt = quantized.prompt
             losses |= {"vq": o.vq_weight * quantized.vq, "commitment": o.commitment_weight * quantized.commitment}
         return self.by_block(prompt), losses
