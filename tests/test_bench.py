@@ -418,7 +418,7 @@ class TestSummary:
         return tmp_path
 
     def test_ranks_and_means_by_hand(self, bench, out):
-        status, printed, err = bench("table", "cub200", "imagenet-r-10", "--out", out, "--figure")
+        status, printed, err = bench("table", "cub200", "imagenet-r-10", "--out", out)
         assert status == 0, err
         shown = {"cub200": "72.00 ± 2.00", "imagenet-r-10": "60.00 ± 0.00", "mean": "66.00", "mean rank": "1.25"}
         rows = cells(printed)
@@ -429,8 +429,8 @@ class TestSummary:
         last = list(csv.DictReader((out / "summary.csv").read_text().splitlines()))[1]
         assert (last["method"], float(last["mean"]), float(last["mean_rank"])) == ("CODA-P", 61.0, 1.75)
         assert r"VQ-Prompt & 72.00 $\pm$ 2.00 & 60.00 $\pm$ 0.00 & 66.00 & 1.25 \\" in (out / "summary.tex").read_text()
-        assert "CODA-P" in "".join(ElementTree.parse(out / "summary.svg").getroot().itertext())
-        assert "<svg" in (out / "summary.html").read_text()
+        assert "CODA-P" in (out / "summary.html").read_text()
+        assert "give them with one name" in bench("table", "cub200", "imagenet-r-10", "--out", out, "--figure")[2]
 
     def test_each_table_has_its_own_results(self, bench, out):
         for name in ("cub200", "imagenet-r-10"):

@@ -218,7 +218,7 @@ def print_table(
 
     With several names, print one summary of them: the accuracy of every method in each table, its mean and mean rank.
 
-    [bold]vqprompt bench table imagenet-r-10 cifar100 cub200 --out bench --figure[/bold]
+    [bold]vqprompt bench table imagenet-r-10 cifar100 cub200 --out bench[/bold]
     """
     from vqprompt.research.paper.grids import find_grid
     from vqprompt.research.paper.table_rows import find_rows, save_runs
@@ -228,15 +228,15 @@ def print_table(
     sources = results or ([] if out is None else [out] * len(grids))
     if len(sources) != len(grids):
         raise UserError("give --out, the folder that `bench run` wrote to; or --results for each table, in their order")
-    if save is not None and len(grids) > 1:
-        raise UserError("--save keeps the runs of one table; give it with one name")
+    if (save is not None or figure) and len(grids) > 1:
+        raise UserError("--save keeps the runs of one table, and --figure draws one; give them with one name")
     for source in sources:
         if not source.exists():
             which = "--results" if results else "--out"
             raise UserError(f"{which} {source}: no such file or folder; give what `bench run` or --save wrote")
     rows = [find_rows(grid, source, not results, chosen) for grid, source in zip(grids, sources, strict=True)]
     several = len(grids) > 1
-    table = summarize(dict(zip(names, rows, strict=True)), figure) if several else make_table(grids[0], rows[0], figure)
+    table = summarize(dict(zip(names, rows, strict=True))) if several else make_table(grids[0], rows[0], figure)
     print(table.markdown())
     if save is not None:
         save_runs(rows[0], save)

@@ -210,7 +210,7 @@ def notes(grid: Grid, rows: Sequence[Row]) -> list[str]:
     return [*notes, *marks]
 
 
-def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> TextTable:
+def summarize(tables: Mapping[str, Sequence[Row]]) -> TextTable:
     """One column per table, and per variant of a table. Only methods that have a number in every column get a mean and
     a rank: over fewer tables, neither could be compared."""
     results: dict[str, dict[str, Row]] = {}  # by column and method
@@ -249,14 +249,7 @@ def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> Text
         {"method": m, **{name: of.get(m) for name, of in faa.items()}, "mean": means.get(m), "mean_rank": ranks.get(m)}
         for m in order
     ]
-    title = f"Summary of {', '.join(tables)}"
-    charts = []
-    if figure:
-        lines = [figures.distinct_line(n, m, [of.get(m) for of in faa.values()]) for n, m in enumerate(order)]
-        lines = [replace(line, style=":") for line in lines]  # tables have no order: the lines only guide the eye
-        svg = figures.sweep_chart(lines, list(faa), "summary", in_words(title, lines), "table", "FAA (%)")
-        charts.append(Chart("summary", "Final average accuracy by table, the methods by their mean rank", svg, lines))
-    return TextTable("summary", title, columns, notes, {"method"}, numbers, charts)
+    return TextTable("summary", f"Summary of {', '.join(tables)}", columns, notes, {"method"}, numbers)
 
 
 def make_charts(grid: Grid, rows: Sequence[Row]) -> list[Chart]:
