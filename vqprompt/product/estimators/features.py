@@ -22,13 +22,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from vqprompt.core.statistics.discriminant import shrunk, solve_discriminant
 
 
-def check_labels(labels: np.ndarray) -> None:
-    """Refuse what cannot be a class, such as None."""
-    if odd := [label for label in labels.tolist() if label is None]:
-        raise ValueError(f"y: classes are names or whole numbers, not {odd[0]!r}")
-    check_classification_targets(labels)
-
-
 class ClosedFormClassifier(DiscriminantAnalysisPredictionMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A linear discriminant with one covariance for all classes. It is solved, not trained, and learns new classes.
 
@@ -54,7 +47,9 @@ class ClosedFormClassifier(DiscriminantAnalysisPredictionMixin, ClassifierMixin,
         if self.shrinkage != "auto" and (isinstance(self.shrinkage, str) or not 0 <= self.shrinkage <= 1):
             raise ValueError(f"shrinkage={self.shrinkage!r}: give a number from 0 to 1, or 'auto'")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        check_labels(y)
+        if None in y.tolist():
+            raise ValueError("y: classes are names or whole numbers, not None")
+        check_classification_targets(y)
         taught, width = np.unique(y), X.shape[1]
         announced = taught if classes is None else np.union1d(np.asarray(classes), taught)
         if first:

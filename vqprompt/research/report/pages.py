@@ -32,6 +32,7 @@ def write_report(folder: Path) -> Path:
     page = render(
         "run.html",
         m=result,
+        figures=figures,
         charts=_accuracy_charts(result),
         loss_charts=_loss_charts(result.losses),
         prompt_use=_prompt_use(result.prompt_use),
@@ -54,6 +55,7 @@ def write_comparison(folders: Sequence[Path], target: Path) -> Path:
         runs=[{"m": m, "line": line, "link": own} for m, line, own in zip(results, lines, links, strict=True)],
         heading=" · ".join(result.title for result in results),
         data=results[0].data,
+        figures=figures,
         chart=Markup(figures.accuracy_chart(lines, "accuracy", title)),
     )  # fmt: skip
     write_atomically(target, page)
