@@ -94,8 +94,8 @@ def by_content(config: dict[str, Any], folder: Path | None = None) -> dict[str, 
     of a run, which keeps the file."""
     stream = str(config.get("stream", "disjoint"))
     if ".json" in stream:
-        file = StreamKind.parse(stream).file
-        kept = folder / TASKS if folder and (folder / TASKS).exists() else Path(file)
-        with suppress(OSError):  # a file that is gone is called by its path
+        with suppress(OSError, UserError):  # a file that is gone, or a kind of another version, is called as it is
+            file = StreamKind.parse(stream).file
+            kept = folder / TASKS if folder and (folder / TASKS).exists() else Path(file)
             config = {**config, "stream": stream.replace(file, tasks_digest(kept))}
     return config
