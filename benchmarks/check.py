@@ -82,7 +82,7 @@ def confident_learning(x: np.ndarray, y: np.ndarray, classes: int) -> np.ndarray
     folds = np.random.default_rng(0).integers(0, 5, len(x))
     scores = np.full((len(x), classes), -1e3)
     for fold in range(5):
-        learned = ClosedFormClassifier(priors=None).fit(x[folds != fold], y[folds != fold])
+        learned = ClosedFormClassifier().fit(x[folds != fold], y[folds != fold])
         scores[np.ix_(folds == fold, learned.classes_)] = learned._scores(x[folds == fold])
     shares = probabilities(scores, best_temperature(scores, y))
     rows = np.arange(len(x))

@@ -243,7 +243,7 @@ def rivals(images: Images) -> dict[str, float]:
     found = solve(*taught(images, classes)).discriminant.scores(asked).argmax(1)
     others = {
         "LDA + Ledoit-Wolf": LinearDiscriminantAnalysis("lsqr", shrinkage="auto", priors=np.full(count, 1 / count)),
-        "ClosedFormClassifier": ClosedFormClassifier(priors=None),
+        "ClosedFormClassifier": ClosedFormClassifier(),
         "logistic regression": LogisticRegression(max_iter=1000),
     }
     told = {"instant": 100 * float((classes[found] == truth).mean())}

@@ -64,6 +64,8 @@ class Ran:
     stream: Stream
     killed: Path  # what was on the disk when the last task had begun
     refused: int  # reads of another task's training images that the stream refused while a task was learned
+    work: float  # of the whole run, in test images, as its progress said from beginning to end
+    trained: set[int]  # tasks in which something was trained
 
     @property
     def tasks(self) -> int:
@@ -76,13 +78,16 @@ def ran(request, weights, tmp_path_factory) -> Ran:
     copied, which is what a kill would leave there."""
     name, folder = request.param, tmp_path_factory.mktemp("run")
     config = resolve({**SETTINGS, "backbone": str(weights), "method": name, **cheap(name)})
-    made: dict = {"refused": 0}
+    made: dict = {"refused": 0, "trained": set(), "work": set()}
     killed = folder / "killed"
 
     def progress(event: Progress) -> None:
+        if event.task is not None:
+            made["work"].add(event.total)
         if event.stage is not Stage.LEARNING:
             return
         stream = made["stream"]
+        made["trained"].add(event.task)
         assert made["learner"].method.training
         for task in stream.tasks:
             if task.number == event.task:
@@ -105,7 +110,9 @@ def ran(request, weights, tmp_path_factory) -> Ran:
         patch.setattr(runs, "Learner", recorded("learner", Learner))
         patch.setattr(runs, "Stream", recorded("stream", Stream))
         result = runs.run(config, folder / "whole", progress=progress, report=False)
-    yield Ran(config, folder / "whole", result, made["learner"], made["stream"], killed, made["refused"])
+    (work,) = made["work"]
+    kept = made["learner"], made["stream"], killed, made["refused"], work, made["trained"]
+    yield Ran(config, folder / "whole", result, *kept)
     shutil.rmtree(folder)  # a tuned backbone takes room
 
 
@@ -125,6 +132,13 @@ def test_metrics(ran):
     if result.method in REPORTED:
         page = write_report(ran.folder).read_text(encoding="utf-8")
         assert ran.learner.method.title in page and all(name in page for name in CLASSES)
+
+
+def test_the_remaining_time_counts_the_tasks_that_train_and_no_others(ran):
+    tasks = ran.stream.tasks
+    trained = sum(len(tasks[number].train) * ran.config.epochs for number in ran.trained)
+    tested = sum(len(seen.test) for task in tasks for seen in ran.stream.seen(task.number))
+    assert ran.work == runs.TRAINING_PASSES * trained + sum(len(task.train) for task in tasks) + tested
 
 
 def test_prompt_use(ran):

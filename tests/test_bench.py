@@ -441,6 +441,16 @@ class TestSummary:
         status, printed, err = bench("table", *names, *(part for file in files for part in ("--results", file)))
         assert status == 0 and cells(printed)["VQ-Prompt"]["mean rank"] == "1.25", err
 
+    def test_one_table_of_two_sets_of_runs(self, bench, out):
+        """Such as with two data sets: none of them may be lost."""
+        (other,) = plan(GRIDS["cub200"], ["vq-prompt"], [1], {"data": "flowers102=/flowers"})
+        write_run(out / "flowers" / other.name, other, 90.0, 90.0)
+        sources = [out / "cub200", out / "flowers"]
+        given = [part for source in sources for part in ("--results", source)]
+        status, printed, err = bench("table", "cub200", "cub200", *given)
+        assert status == 0, err
+        assert [cells(printed)["VQ-Prompt"][f"cub200 ({source})"] for source in sources] == ["72.00 ± 2.00", "90.00§"]
+
 
 def test_list(bench):
     status, out, _ = bench("list")

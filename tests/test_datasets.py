@@ -160,14 +160,6 @@ def write_cifar_python(folder: Path) -> Path:
     return folder
 
 
-def write_cifar_binary(folder: Path) -> Path:
-    for split, (pixels, labels) in cifar_arrays().items():
-        both = np.stack([np.array(labels) % 20, labels], 1).astype(np.uint8)
-        write(folder / "cifar-100-binary" / f"{split}.bin", np.concatenate([both, pixels], 1).tobytes())
-    write(folder / "cifar-100-binary" / "fine_label_names.txt", "\n".join(published.CIFAR_NAMES))
-    return folder
-
-
 def write_cifar_parquet(folder: Path, image: str = "img") -> Path:
     names = {"fine_label": [n if n != "crab" else "cra" for n in published.CIFAR_NAMES]}  # sic, on the hub
     for split, (pixels, labels) in cifar_arrays().items():
@@ -189,15 +181,13 @@ def small_cifar(monkeypatch):
 @pytest.mark.usefixtures("small_cifar")
 class TestCifar100:
     def test_every_layout_gives_the_same(self, tmp_path):
-        python, binary = write_cifar_python(tmp_path / "py"), write_cifar_binary(tmp_path / "bin")
+        python = write_cifar_python(tmp_path / "py")
         (tmp_path / "packed").mkdir()
         layouts = [
             python,
             python / "cifar-100-python",
             pack(python, tmp_path / "packed" / "cifar-100-python.tar.gz"),
             tmp_path / "packed",
-            binary,
-            pack(binary, tmp_path / "cifar-100-binary.tar.gz"),
             write_cifar_parquet(tmp_path / "hub"),
             write_cifar_parquet(tmp_path / "other hub", image="image"),
         ]
@@ -210,23 +200,22 @@ class TestCifar100:
         assert np.array_equal(first.store.pixels[rows].reshape(len(rows), -1), pixels), "unscaled, in the file's order"
         for layout in layouts[1:]:
             assert same(first, open_dataset(f"cifar100={layout}", SIZE)), layout
-        assert open_dataset(f"cifar100={binary}", SIZE).store.fingerprint == first.store.fingerprint != ""
+        assert open_dataset(f"cifar100={layouts[1]}", SIZE).store.fingerprint == first.store.fingerprint != ""
 
     def test_its_own_folder_is_looked_into(self, home, tmp_path, monkeypatch):
         write_cifar_python(home / "data" / "cifar100")
         assert len(open_dataset("cifar100", SIZE).labels) == 36
         monkeypatch.setenv("VQPROMPT_DATA", str(tmp_path))
         refused("cifar100", "not on this machine")
-        write_cifar_binary(tmp_path / "cifar100")
+        write_cifar_python(tmp_path / "cifar100")
         assert len(open_dataset("cifar100", SIZE).labels) == 36
 
     @pytest.mark.parametrize(
         ("write", "file", "kept", "words"),
         [
-            (write_cifar_python, "python/train", 0, "no file 'train' \\(cifar-100-python\\) or 'train.bin'"),
-            (write_cifar_python, "python/test", 0, "no file 'test' \\(cifar-100-python\\) or 'test.bin'"),
+            (write_cifar_python, "python/train", 0, "no file 'train' in it, as cifar-100-python"),
+            (write_cifar_python, "python/test", 0, "no file 'test' in it, as cifar-100-python"),
             (write_cifar_parquet, "test-00000-of-00001.parquet", 0, "needs parquet files of both train and test"),
-            (write_cifar_binary, "binary/test.bin", -100, "test.bin is damaged"),
         ],
     )
     def test_what_is_missing_or_cut_off_is_named(self, tmp_path, write, file, kept, words):

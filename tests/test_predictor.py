@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import make_learner, make_stream, make_vit, same_tensors, tensors_of
 
-from vqprompt.research.learner import Predictor
+from vqprompt import Predictor
 
 pytestmark = pytest.mark.bits
 METHODS = ["hide-prompt", "bic"]  # a frozen backbone with two classifiers; a tuned one, and images that are kept

@@ -323,6 +323,7 @@ def test_a_linear_head_can_be_solved_for_from_frozen_features(home):
 @pytest.mark.parametrize("how", ["closed-form", "train"])
 def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(how, tmp_path):
     learner = make_learner("vq-prompt", learn="first-task", rebalancing={"covariance": "shared", "how": how})
+    expected = [learner.method.trains_in(number) for number in range(3)]
     pools, trained = [tensors_of(learner)["pool.prompts"]], []
     for task in make_stream():
         learner.learn(task)
@@ -334,6 +335,7 @@ def test_prompts_that_learn_in_the_first_task_alone_leave_old_statistics_true(ho
     assert not torch.equal(pools[0], pools[1]) and torch.equal(pools[1], pools[2]) and torch.equal(pools[1], pools[3])
     steps = [b - a for a, b in pairwise([0, *trained])]
     assert steps[0] and (steps[1:] == [0, 0] if how == "closed-form" else all(steps)), "what is solved is not trained"
+    assert expected == [step > 0 for step in steps], "as is known before the first task"
     first = next(iter(make_stream())).train  # the same images, in a stream where they may still be read
     features = learner.features(first)
     means = torch.stack([features[first.labels == c].mean(0) for c in range(2)])

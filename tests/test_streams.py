@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vqprompt import Learner
 from vqprompt.core.data.decode import aspect_of, decode_pixels
 from vqprompt.core.data.shards import TarShards, find_shards
 from vqprompt.core.data.store import StreamedStore
@@ -17,6 +20,9 @@ from vqprompt.core.data.stream import Stream
 from vqprompt.core.errors import ImageError, UserError
 from vqprompt.product.model.model import Model
 from vqprompt.research.datasets import open_dataset
+from vqprompt.research.paper.grids import Run
+from vqprompt.research.paper.pool import left_to_do
+from vqprompt.research.paper.requirements import Requirements
 from vqprompt.research.results.config import resolve
 from vqprompt.research.runs import runner
 from vqprompt.research.training.batches import epoch_batches
@@ -158,7 +164,9 @@ def domains(tmp_path_factory):
     ("kind", "tasks"), [("domains", 2), ("blurry:50,30", 2), ("repeated:30", 2), ("few-shot:2,1,4", 3), ("file", 2),
                         ("online:8", 2), ("domains+online:12", 2)],
 )  # fmt: skip
-def test_a_run_of_every_kind_learns_and_ends_the_same_after_a_kill(sources, domains, weights, tmp_path, kind, tasks):
+def test_a_run_of_every_kind_learns_and_ends_the_same_after_a_kill(
+    sources, domains, weights, tmp_path, monkeypatch, kind, tasks
+):
     data = domains if "domains" in kind else sources / "folder"
     if kind == "file":
         kind = str(tmp_path / "tasks.json")
@@ -170,7 +178,11 @@ def test_a_run_of_every_kind_learns_and_ends_the_same_after_a_kill(sources, doma
     }  # fmt: skip
     settings |= {} if "online" in kind else {"epochs": 2}
     config = resolve(settings)
-    whole = runner.run(config, tmp_path / "whole")
+    built = []
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "Learner", lambda *given, **named: built.append(1) or Learner(*given, **named))
+        whole = runner.run(config, tmp_path / "whole")
+    assert len(built) == 1 + ("online" in kind or kind.startswith("few-shot")), "again for another number of tasks"
 
     def kill(event):
         if event.task == 1:
@@ -206,6 +218,30 @@ def test_what_a_stream_cannot_have_is_refused_before_work_starts(domains, source
     (tmp_path / "tasks.json").write_text('["crow.jpg"]')
     refused("tasks.json: expected a list of tasks, as in", stream=str(tmp_path / "tasks.json"))
     refused("lost.json: cannot be read .*--stream needs a list of tasks", stream=str(tmp_path / "lost.json"))
+
+
+def test_a_file_of_tasks_counts_by_its_content(sources, weights, tmp_path):
+    """Not by its path: for a resumed run, for runs of grids, and for what another machine must have."""
+    first, moved = tmp_path / "tasks.json", tmp_path / "moved.json"
+    halves = [[f"kind {c}/{i:03}.png" for c in range(n, n + 2) for i in range(5)] for n in (0, 2)]
+    first.write_text(json.dumps(halves))
+    settings = {"data": str(sources / "folder"), "backbone": weights, "size": 28, "epochs": 1, "device": "cpu"}
+
+    def planned(file: Path) -> Run:
+        return Run("other place", resolve({**settings, "stream": str(file)}))
+
+    needs = Requirements.of([planned(first)])
+    runner.run(planned(first).config, tmp_path / "out" / "done", report=False)
+    shutil.copy(first, moved)
+    first.write_text(json.dumps([*halves[:1], halves[1][:-1]]))
+    assert needs.missing().endswith("tasks.json lists other tasks; copy the right one there")
+    with pytest.raises(UserError, match=r"was started with other settings \(stream=\w{16} then, \w{16} now\)"):
+        runner.run(planned(first).config, tmp_path / "out" / "done", resume=True)
+    assert runner.run(planned(moved).config, tmp_path / "out" / "done", resume=True, report=False).done
+    assert left_to_do([planned(first)], tmp_path / "out") == [planned(first)]
+    assert left_to_do([planned(moved)], tmp_path / "out") == []
+    moved.unlink()
+    assert "cannot read what a run needs" in replace(needs, tasks={str(moved): ""}).missing()
 
 
 def test_shuffling_by_groups_keeps_groups_together():

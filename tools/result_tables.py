@@ -2,32 +2,45 @@
 
     python tools/result_tables.py
 
-A table stands between `<!-- bench table NAME --results FILE -->` and `<!-- end -->`; its figures go to docs/figures.
+A table stands between `<!-- bench table NAME --results FILE -->`, as on the command line, and `<!-- end -->`; its
+figures go to docs/figures. With several names, it is a summary.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 from vqprompt.research.paper.grids import find_grid
 from vqprompt.research.paper.table_rows import find_rows
-from vqprompt.research.paper.tables import make_charts, make_table
+from vqprompt.research.paper.tables import make_charts, make_table, summarize, table_labels
 from vqprompt.research.report.figures import standalone
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproducing.md"
-BLOCK = re.compile(r"(<!-- bench table (\S+) --results (\S+)(?: --methods (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- bench table (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def asked(command: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="+")
+    parser.add_argument("--results", action="append", type=Path)
+    parser.add_argument("--methods", default="")
+    return parser.parse_args(command.split())
 
 
 def fill(page: str) -> str:
     """The page, with every table made from the results again."""
 
     def table(block: re.Match[str]) -> str:
-        start, name, source, methods, end = block.groups()
-        grid = find_grid(name)
-        rows = find_rows(grid, ROOT / source, False, methods.split(",") if methods else ())
-        _, text = make_table(grid, rows).markdown().split("\n\n", 1)
+        start, command, end = block.groups()
+        names, sources, methods = (getattr(asked(command), key) for key in ("names", "results", "methods"))
+        grids, chosen = [find_grid(name) for name in names], list(filter(None, methods.split(",")))
+        rows = [find_rows(grid, ROOT / source, False, chosen) for grid, source in zip(grids, sources, strict=True)]
+        labels = table_labels(names, sources)
+        made = make_table(grids[0], rows[0]) if len(grids) == 1 else summarize(dict(zip(labels, rows, strict=True)))
+        _, text = made.markdown().split("\n\n", 1)
         return f"{start}\n{text}\n{end}"
 
     return BLOCK.sub(table, page)
@@ -36,11 +49,12 @@ def fill(page: str) -> str:
 def draw(page: str) -> dict[str, str]:
     """The figures that the page shows, by file name."""
     drawn = {}
-    for _, name, source, _, _ in BLOCK.findall(page):
-        grid = find_grid(name)
-        for chart in make_charts(grid, find_rows(grid, ROOT / source, from_bench=False)):
-            if f"figures/{chart.name}.svg" in page:
-                drawn.setdefault(f"{chart.name}.svg", standalone(chart.svg, chart.lines))
+    for command in (asked(command) for _, command, _ in BLOCK.findall(page)):
+        for name, source in zip(command.names, command.results, strict=True):
+            grid = find_grid(name)
+            for chart in make_charts(grid, find_rows(grid, ROOT / source, from_bench=False)):
+                if f"figures/{chart.name}.svg" in page:
+                    drawn.setdefault(f"{chart.name}.svg", standalone(chart.svg, chart.lines))
     return drawn
 
 

@@ -24,6 +24,7 @@ from vqprompt.commands.serve import serve
 from vqprompt.commands.settings import read_settings
 from vqprompt.commands.watch import watch
 from vqprompt.core.errors import UserError
+from vqprompt.core.files import CANNOT_WRITE
 from vqprompt.core.runtime.lifelines import LOST_STATUS, ProcessLost, end_run, started_together
 
 app = typer.Typer(
@@ -49,15 +50,7 @@ app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
 TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub", "yaml")  # modules of the extra `train`
 EXTRAS = {**dict.fromkeys(TRAIN, "train"), "optuna": "search", "ray": "ray", "submitit": "slurm"}  # by module
-DISK_ERRORS = {
-    errno.ENOSPC: "the disk is full; free some space, then repeat the command with --resume",
-    errno.EDQUOT: "your disk quota is used up; free some space, then repeat the command with --resume",
-    errno.EIO: "Input/output error; check the disk, then repeat the command with --resume",
-    errno.EROFS: "this file system is read-only; give another folder",
-    errno.EACCES: "permission denied; give a folder that you may write to, or files that you may read",
-    errno.EPERM: "permission denied; give a folder that you may write to, or files that you may read",
-    errno.ENAMETOOLONG: "the name is too long; give a shorter one",
-}
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # these may come without the name of a file
 
 
 def print_version(wanted: bool) -> None:
@@ -125,8 +118,8 @@ def explain_disk_error(error: Exception) -> str | None:
     if os.strerror(errno.ENOSPC) in str(error):  # safetensors raises its own type, without a number
         number = errno.ENOSPC
     named = getattr(error, "filename", None)
-    if number is None or (named is None and number not in DISK_ERRORS):
+    if number is None or (named is None and number not in DISK_FULL):
         return None
     path = str(named or running.out or "writing a file")
-    hint = DISK_ERRORS.get(number) or f"{os.strerror(number)}; check the path"
-    return f"{path if len(path) <= 200 else path[:200] + '…'}: {hint}"
+    advice = CANNOT_WRITE.get(number, "check the path")
+    return f"{path if len(path) <= 200 else path[:200] + '…'}: {os.strerror(number)}; {advice}"

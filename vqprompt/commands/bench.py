@@ -222,7 +222,7 @@ def print_table(
     """
     from vqprompt.research.paper.grids import find_grid
     from vqprompt.research.paper.table_rows import find_rows, save_runs
-    from vqprompt.research.paper.tables import make_table, summarize
+    from vqprompt.research.paper.tables import make_table, summarize, table_labels
 
     grids, chosen = [find_grid(name, small) for name in names], chosen_methods(methods) if methods else []
     sources = results or ([] if out is None else [out] * len(grids))
@@ -235,8 +235,10 @@ def print_table(
             which = "--results" if results else "--out"
             raise UserError(f"{which} {source}: no such file or folder; give what `bench run` or --save wrote")
     rows = [find_rows(grid, source, not results, chosen) for grid, source in zip(grids, sources, strict=True)]
-    several = len(grids) > 1
-    table = summarize(dict(zip(names, rows, strict=True)), figure) if several else make_table(grids[0], rows[0], figure)
+    if len(grids) == 1:
+        table = make_table(grids[0], rows[0], figure)
+    else:
+        table = summarize(dict(zip(table_labels(names, sources), rows, strict=True)), figure)
     print(table.markdown())
     if save is not None:
         save_runs(rows[0], save)

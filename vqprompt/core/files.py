@@ -116,7 +116,7 @@ CANNOT_WRITE = {
     errno.EDQUOT: "free some of your quota, or choose another place",
     errno.EFBIG: "choose a file system that takes large files",
     errno.EROFS: "choose a place that can be written to",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "get permission to write there, or choose another place"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "get permission, or choose another place"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of this path is a file; choose another place"),
     errno.EISDIR: "there is a folder of this name; move it away",
     errno.ENAMETOOLONG: "choose a shorter name (most systems allow 255 bytes per name)",

@@ -14,22 +14,17 @@ from vqprompt.core.backbones.registry import WeightsError
 from vqprompt.core.backbones.vit import ViT
 from vqprompt.core.backbones.weights import Weights, read_weights
 from vqprompt.core.files import write_atomically
-from vqprompt.core.progress import Report, ignore
 from vqprompt.core.words import shorten
 
 
 def load_backbone(
-    name_or_path: str | Path,
-    size: int | None = None,
-    config_overrides: dict[str, Any] | None = None,
-    progress: Report = ignore,
+    name_or_path: str | Path, size: int | None = None, config_overrides: dict[str, Any] | None = None
 ) -> ViT:
     """A frozen float32 ViT from a BACKBONES name or a weights file, for square images of `size` px if given.
 
-    config_overrides: ViTConfig fields that a file does not say (heads, eps, mean, std). progress: gets the progress of
-    a download.
+    config_overrides: ViTConfig fields that a file does not say (heads, eps, mean, std).
     """
-    return make_vit(read_weights(name_or_path, config_overrides, progress), size)
+    return make_vit(read_weights(name_or_path, config_overrides), size)
 
 
 def make_vit(weights: Weights, size: int | None = None) -> ViT:

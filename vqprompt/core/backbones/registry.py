@@ -12,7 +12,6 @@ from vqprompt.core.backbones.config import ViTConfig
 from vqprompt.core.cache import cache_folder
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import is_file, open_regular, sha256_of
-from vqprompt.core.progress import Report, ignore
 
 TIMM = "timm:"  # before the name of a model that timm loads, if it is installed
 WEIGHTS_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
@@ -72,7 +71,7 @@ def backbones_folder() -> Path:
     return cache_folder() / "backbones"
 
 
-def locate(backbone: Backbone, progress: Report = ignore) -> Path:
+def locate(backbone: Backbone) -> Path:
     """The weights file: from the backbones folder, else from the package, the hub or the makers' own server."""
     own = [backbones_folder() / f"{backbone.name}{suffix}" for suffix in WEIGHTS_SUFFIXES]
     if there := next((path for path in own if is_file(path)), None):
@@ -84,7 +83,7 @@ def locate(backbone: Backbone, progress: Report = ignore) -> Path:
             from vqprompt.core.downloads import download  # slow to import, and rarely needed
 
             target = backbones_folder() / f"{backbone.name}{backbone.suffix}"
-            return download(backbone.url, target, backbone.checksum, progress)
+            return download(backbone.url, target, backbone.checksum)
         from huggingface_hub import hf_hub_download
 
         path = Path(hf_hub_download(backbone.repo, backbone.file))

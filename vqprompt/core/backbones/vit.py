@@ -60,7 +60,7 @@ def rotations(config: ViTConfig, device: torch.device, dtype: torch.dtype) -> Te
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, first: int = 1) -> None:
+    def __init__(self, width: int, heads: int, first: int) -> None:
         super().__init__()
         self.heads, self.first = heads, first  # first: the first patch among the tokens
         self.mask: Any = None  # of FlexAttention; set by `compile_blocks`
@@ -68,12 +68,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(
-        self,
-        x: Tensor,
-        prompt: Tensor | None = None,
-        placement: Placement = "after",
-        class_token_only: bool = False,
-        rotation: Tensor | None = None,
+        self, x: Tensor, prompt: Tensor | None, placement: Placement, class_token_only: bool, rotation: Tensor | None
     ) -> Tensor:
         width = x.shape[-1]
         if class_token_only:
@@ -120,7 +115,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int, gelu: Gelu = "") -> None:
+    def __init__(self, width: int, hidden: int, gelu: Gelu) -> None:
         super().__init__()
         self.gelu = gelu
         self.fc1 = nn.Linear(width, hidden)

@@ -25,7 +25,6 @@ from vqprompt.core.backbones.config import ViTConfig, check_size
 from vqprompt.core.backbones.layouts import Array, State, check_fit, dequantize, make_config, to_timm_names
 from vqprompt.core.backbones.registry import BACKBONES, EMBEDDED, TIMM, WEIGHTS_SUFFIXES, Backbone, WeightsError, locate
 from vqprompt.core.files import is_file
-from vqprompt.core.progress import Report, ignore
 from vqprompt.core.words import did_you_mean, shorten
 
 if TYPE_CHECKING:
@@ -96,12 +95,10 @@ def bicubic(old: int, new: int) -> Array:
     return matrix
 
 
-def read_weights(
-    name_or_path: str | Path, config_overrides: dict[str, Any] | None = None, progress: Report = ignore
-) -> Weights:
+def read_weights(name_or_path: str | Path, config_overrides: dict[str, Any] | None = None) -> Weights:
     """The weights of a BACKBONES name, of a file or of timm:NAME; parameters as in `load_backbone`."""
     known, of_timm = BACKBONES.get(str(name_or_path)), str(name_or_path).startswith(TIMM)
-    path = locate(known, progress) if known else Path(name_or_path)
+    path = locate(known) if known else Path(name_or_path)
     if not of_timm and not is_file(path):
         hint = did_you_mean(str(name_or_path), BACKBONES)
         raise WeightsError(f"{name_or_path}: neither a file nor one of the backbones; {hint}, and timm:NAME")

@@ -16,6 +16,7 @@ KIND+online:N     any of these, shown once in pieces of N images, each followed 
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections import Counter
@@ -29,7 +30,7 @@ import numpy as np
 from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.errors import ImageError, PastImagesError, UserError, shown
-from vqprompt.core.files import read_json
+from vqprompt.core.files import read_json, read_regular
 from vqprompt.core.words import shorten
 
 Division = int | Sequence[int] | Sequence[Sequence[str]]  # how many tasks, or the number of classes of each, or names
@@ -323,6 +324,11 @@ def read_tasks(file: str) -> list[list[Any]]:
     if not (isinstance(listed, list) and listed and all(isinstance(task, list) for task in listed)):
         raise UserError(f"--stream {file}: expected {like}")
     return listed
+
+
+def tasks_digest(file: Path) -> str:
+    """16 hex digits of the content of such a file. Raises OSError."""
+    return hashlib.sha256(read_regular(file)).hexdigest()[:16]
 
 
 def _shuffled(names: Sequence[str], seed: int) -> list[str]:

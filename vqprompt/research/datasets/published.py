@@ -7,9 +7,9 @@
   ImageNet-R papers use the file lists of CODA-Prompt; these count if they are beside the images.
 - VTAB, cross-domain: ten classes of each of five sets, one set per task, as released with LAMDA-PILOT (Zhou et al.).
   Ten consecutive numbers are one domain.
-- CIFAR-100 (Krizhevsky, 2009): the Python and the binary version, packed or not, and the hub's parquet. The Python
-  version is a pickle, which could run any code: it is read by an unpickler that accepts arrays, lists and strings and
-  nothing else. Its images stay 32×32 in the store; they are enlarged to the backbone's size when a batch is made.
+- CIFAR-100 (Krizhevsky, 2009): the Python version, packed or not, and the hub's parquet. The Python version is a
+  pickle, which could run any code: it is read by an unpickler that accepts arrays, lists and strings and nothing else.
+  Its images stay 32×32 in the store; they are enlarged to the backbone's size when a batch is made.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _load() -> dict[str, Published]:
 
 PUBLISHED = _load()
 CIFAR_NAMES = PUBLISHED["cifar100"].names
-SIDE, RECORD = 32, 2 + 3 * 32 * 32  # a binary record of CIFAR-100: coarse label, fine label, pixels
+SIDE = 32  # px of CIFAR-100
 
 
 def open_published(name: str, source: str | None, side: int, seed: int, progress: Report = ignore) -> Dataset:
@@ -200,30 +200,21 @@ def open_cifar100(source: str | None, side: int, seed: int, progress: Report = i
 def _read_cifar(files: Files, path: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Pixels uint8 [n, 3, 32, 32] and fine labels [n] of `train` or `test`, in the order of the file."""
     there = sorted((p for p in files.names if not hidden(p)), key=lambda p: p.count("/"))
-    name = next((p for p in there if p.rsplit("/", 1)[-1] in (split, f"{split}.bin")), None)
+    name = next((p for p in there if p.rsplit("/", 1)[-1] == split), None)
     if name is None:
+        raise ImageError(f"{path}: no file {split!r} in it, as cifar-100-python has it; get it again")
+    batch = load_plain_pickle(read_file(files, name), f"{path}: {name}")
+    try:
+        labels = np.array(batch["fine_labels"], np.int64).ravel()
+        pixels = np.asarray(batch["data"]).astype(np.uint8, casting="safe", copy=False)
+        pixels = pixels.reshape(len(labels), 3, SIDE, SIDE)
+    except (TypeError, KeyError, ValueError):
         raise ImageError(
-            f"{path}: no file {split!r} (cifar-100-python) or '{split}.bin' (cifar-100-binary) in it; get it again"
-        )
-    data = read_file(files, name)
-    if name.endswith(".bin"):
-        if len(data) % RECORD or not data:
-            raise ImageError(f"{path}: {name} is damaged, {len(data)} bytes are no multiple of {RECORD}; get it again")
-        records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
-        pixels, labels = records[:, 2:], records[:, 1].astype(np.int64)
-    else:
-        batch = load_plain_pickle(data, f"{path}: {name}")
-        try:
-            labels = np.array(batch["fine_labels"], np.int64).ravel()
-            pixels = np.asarray(batch["data"]).astype(np.uint8, casting="safe", copy=False)
-            pixels = pixels.reshape(len(labels), RECORD - 2)
-        except (TypeError, KeyError, ValueError):
-            raise ImageError(
-                f"{path}: {name} is not part of CIFAR-100: it lacks pixels (data) or labels (fine_labels); get it again"
-            ) from None
+            f"{path}: {name} is not part of CIFAR-100: it lacks pixels (data) or labels (fine_labels); get it again"
+        ) from None
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(CIFAR_NAMES):
         raise ImageError(f"{path}: {name} has labels beyond 0 … {len(CIFAR_NAMES) - 1}; get it again")
-    return np.ascontiguousarray(pixels).reshape(-1, 3, SIDE, SIDE), labels
+    return np.ascontiguousarray(pixels), labels
 
 
 class _PlainUnpickler(pickle.Unpickler):

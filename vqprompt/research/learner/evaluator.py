@@ -51,11 +51,6 @@ class Predictions:
         right = self.within == self.truth if within else self.right
         return [100 * int(part.sum()) / len(part) for part in torch.split(right, self.sizes)]
 
-    def worst(self, most: int) -> Tensor:
-        """Positions of wrong predictions, the most confident first."""
-        wrong = torch.nonzero(~self.right).flatten()
-        return wrong[self.probability[wrong].argsort(descending=True, stable=True)][:most]
-
 
 class Evaluator:
     """Computes on clean views of images, in order, in batches of one size.

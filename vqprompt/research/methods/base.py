@@ -161,12 +161,21 @@ class Method(nn.Module):
         moves = getattr(self.options, "moving", Moving()).how != "none"
         return moves and self.statistics is not None and len(self.statistics.means) > 0
 
+    @property
+    def solves_classifier(self) -> bool:
+        """Whether the classifier is solved for after training, so that it is useless to train it."""
+        return self.statistics is not None and bool(self.options.rebalancing.how == "closed-form")
+
+    def trains_in(self, task: int) -> bool:
+        """Whether anything is trained in the task with this number."""
+        learning = (p.requires_grad for p in self.prompting_parameters())
+        return self.tunes_backbone or not self.solves_classifier or any(learning)
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups for the optimizer; `scale` multiplies the learning rate. An empty list: there is nothing to train."""
+        if not self.trains_in(self.task.number):
+            return []
         own = [p for p in self.prompting_parameters() if p.requires_grad]
-        solved = self.statistics is not None and self.options.rebalancing.how == "closed-form"
-        if not own and not self.tunes_backbone and solved:
-            return []  # the classifier is solved for afterwards, so training it would be useless
         groups: list[dict[str, Any]] = [{"params": list(self.head.parameters()), "scale": 1.0}]
         if own:
             rate = "backbone_lr_scale" if self.backbone_parts else "prompt_lr_scale"

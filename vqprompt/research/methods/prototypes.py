@@ -32,8 +32,8 @@ class SimpleCIL(Method):
         super().__init__(vit, options, tasks)
         self.register_buffer("prototypes", torch.zeros(0, self.joined * vit.config.width))
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        return []
+    def trains_in(self, task: int) -> bool:
+        return False
 
     def finish_task(self, data: TaskData) -> None:
         sums = data.class_sums(self.prototypes.shape[1])
@@ -101,9 +101,8 @@ class FirstTaskAdapters(CosineTraining):
         super().grow(task)
         self.adapters.requires_grad_(task.number == 0)
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        learns = self.task.number == 0 and getattr(self.options, "adapt", True)
-        return Method.parameter_groups(self) if learns else []
+    def trains_in(self, task: int) -> bool:
+        return task == 0 and bool(getattr(self.options, "adapt", True))
 
 
 class OnceAdaptedOptions(AdapterOptions, ReadoutOptions):

@@ -55,6 +55,9 @@ class VQPrompt(Method):
         super().grow(task)
         self.pool.requires_grad_(self.options.learn == "always" or task.number == 0)
 
+    def trains_in(self, task: int) -> bool:
+        return self.options.learn == "always" or task == 0 or not self.solves_classifier
+
     def prompts_of(self, view: View) -> tuple[Prompts, Losses]:
         o = self.options
         alpha = self.prompt_weights(view.query)

@@ -191,9 +191,7 @@ def checkpoint_stamp(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-def find_executor(
-    on: str = "local", workers: int | None = None, cpus: int | None = None, gpus: float | None = None
-) -> Executor:
+def find_executor(on: str, workers: int | None, cpus: int | None, gpus: float | None) -> Executor:
     """on: as `--on`. workers: the most runs at a time. cpus, gpus: per run, on other machines."""
     kind, equals, address = on.partition("=")
     if kind not in ("local", "ray", "slurm") or (equals and (kind == "local" or not address)):

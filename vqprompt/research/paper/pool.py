@@ -29,6 +29,7 @@ from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Executor, Fa
 from vqprompt.research.paper.grids import Run
 from vqprompt.research.paper.table_rows import read_runs
 from vqprompt.research.results.config import MACHINE_SETTINGS, completed
+from vqprompt.research.runs.refusals import by_content
 
 SECONDS_BETWEEN_MESSAGES = 0.1
 SHARED_FOLDER = ".shared"  # queries that runs on the same images share while the pool works
@@ -39,7 +40,7 @@ def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
     done: dict[str, list[Path]] = {}
     for saved in read_runs(out):
         if saved.result.done and saved.folder is not None:
-            done.setdefault(_identity(completed(saved.config)), []).append(saved.folder)
+            done.setdefault(_identity(completed(saved.config), saved.folder), []).append(saved.folder)
     todo = []
     for run in runs:
         folders, place = done.get(_identity(run.config.model_dump(mode="json")), []), out / run.name
@@ -55,12 +56,12 @@ def left_to_do(runs: Sequence[Run], out: Path) -> list[Run]:
     return todo
 
 
-def _identity(config: dict[str, Any]) -> str:
+def _identity(config: dict[str, Any], folder: Path | None = None) -> str:
     """Equal for two runs that are the same: all settings except the machine's. A named data set is the same wherever it
-    is kept; other images and weights are the same only if their paths are."""
+    is kept; other images and weights are the same only if their paths are. folder: of a run that is done."""
     name, path = parse_data(config["data"])
     data = name or str(Path(str(path)).expanduser().resolve())
-    settings = {**config, "data": data, "backbone": backbone_path(config["backbone"])}
+    settings = {**by_content(config, folder), "data": data, "backbone": backbone_path(config["backbone"])}
     return json.dumps({key: value for key, value in sorted(settings.items()) if key not in MACHINE_SETTINGS})
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import vqprompt
 from vqprompt._version import __version__
 from vqprompt.core.backbones.weights import read_weights
+from vqprompt.core.data.stream import tasks_digest
 from vqprompt.core.errors import UserError
 from vqprompt.research.datasets import DATASETS, check_data, parse_data
 from vqprompt.research.methods import METHODS
@@ -43,10 +44,12 @@ def installed(package: str) -> str:
 @dataclass(frozen=True)
 class Requirements:
     """packages: ours and those that bring methods or data sets, with their versions. weights: backbones and their
-    fingerprints. data: as for `--data`. folder: the base of relative paths."""
+    fingerprints. tasks: files that list the tasks of streams, and digests. data: as for `--data`. folder: the base of
+    relative paths."""
 
     packages: dict[str, str]
     weights: dict[str, str]
+    tasks: dict[str, str]
     data: tuple[str, ...]
     folder: str
 
@@ -63,8 +66,9 @@ class Requirements:
         brought |= {DATASETS.version(parse_data(c.data)[0] or "") for c in configs}
         names = ["vqprompt", *sorted(package.rpartition(" ")[0] for package in brought - {""})]
         weights = {name: weights_digest(name, folder) for name in dict.fromkeys(c.backbone for c in configs)}
+        tasks = {c.kind.file: tasks_digest(Path(c.kind.file)) for c in configs if c.kind.name == "file"}
         data = tuple(dict.fromkeys(c.data for c in configs))
-        return cls({name: installed(name) for name in names}, weights, data, folder)
+        return cls({name: installed(name) for name in names}, weights, tasks, data, folder)
 
     def missing(self) -> str | None:
         """Why this process cannot do the work; None if it can. Changes the working directory to the base of relative
@@ -78,6 +82,9 @@ class Requirements:
             for name, expected in self.weights.items():
                 if (own := weights_digest(name, self.folder)) != expected:
                     return f"its backbone {name} has other weights ({own}, not {expected}); copy the right ones there"
+            for file, expected in self.tasks.items():
+                if tasks_digest(Path(file)) != expected:
+                    return f"its file {file} lists other tasks; copy the right one there"
             for data in self.data:
                 check_data(data)
         except (UserError, OSError) as error:

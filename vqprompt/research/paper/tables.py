@@ -210,6 +210,12 @@ def notes(grid: Grid, rows: Sequence[Row]) -> list[str]:
     return [*notes, *marks]
 
 
+def table_labels(names: Sequence[str], sources: Sequence[Path]) -> list[str]:
+    """What a summary calls its tables: those of one name, such as with other data, by where their runs are."""
+    pairs = zip(names, sources, strict=True)
+    return [name if names.count(name) == 1 else f"{name} ({source})" for name, source in pairs]
+
+
 def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> TextTable:
     """One column per table, and per variant of a table. Only methods that have a number in every column get a mean and
     a rank: over fewer tables, neither could be compared."""

@@ -29,7 +29,7 @@ Values = Sequence[float | None]  # None becomes NaN in an array, which is not dr
 INK, MUTED, BAND = "#1f2933", "#52606d", "#f1f4f8"
 COLORS = ("#0b6e99", "#d1495b", "#2f855a", "#b7791f", "#6b46c1", "#00838f", "#97266d")
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # matplotlib's name: the character for a legend
-ACCURACY_COLORS = "YlGnBu"
+ACCURACY_COLORS, DARK_FROM = "YlGnBu", 0.6755  # where white text has more contrast than black text
 USE_COLORS = "Purples"
 MOST_BAR_LABELS = 12  # with more bars, the numbers over them would touch
 STYLE_FILE = Path(__file__).with_name("templates") / "style.mplstyle"
@@ -198,11 +198,9 @@ def prompt_use_chart(shares: Sequence[Sequence[float]], highest: float, key: str
 
 def cell_colors(percent: float) -> tuple[str, str]:
     """Background and text colour of a heat map's cell. The text is black or white, whichever has more contrast."""
-    red, green, blue, _ = matplotlib.colormaps[ACCURACY_COLORS](min(max(percent, 0.0), 100.0) / 100)
-    background = matplotlib.colors.to_hex((red, green, blue))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (red, green, blue)]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # WCAG 2
-    return background, "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
+    share = min(max(percent, 0.0), 100.0) / 100
+    background = matplotlib.colors.to_hex(matplotlib.colormaps[ACCURACY_COLORS](share))
+    return background, "#000000" if share < DARK_FROM else "#ffffff"
 
 
 def color_scale(name: str, steps: int = 8) -> list[str]:

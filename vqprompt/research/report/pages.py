@@ -9,7 +9,6 @@ What is notable about this implementation:
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +17,6 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
 from vqprompt.research.report import figures
 from vqprompt.research.report.render import fixed, percent, render
@@ -34,6 +32,7 @@ def write_report(folder: Path) -> Path:
     page = render(
         "run.html",
         m=result,
+        figures=figures,
         charts=_accuracy_charts(result),
         loss_charts=_loss_charts(result.losses),
         prompt_use=_prompt_use(result.prompt_use),
@@ -46,31 +45,18 @@ def write_report(folder: Path) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], target: Path) -> Path:
-    """Write one page about several runs. A run without a page gets one, so that no link is dead."""
-    if not folders:
-        raise UserError("a comparison needs at least one run's folder; none was given")
+    """Write one page about finished runs of several methods on the same tasks. It links to the page of each."""
     results = [RunResult.read(folder) for folder in folders]
-    names = _names(folders, results)
-    lines = [
-        figures.distinct_line(n, name, result.average_accuracy)
-        for n, (name, result) in enumerate(zip(names, results, strict=True))
-    ]
-    runs = []
-    for folder, result, line in zip(folders, results, lines, strict=True):
-        own = folder / PAGE_NAME
-        if not own.exists():
-            write_report(folder)
-        runs.append({"m": result, "link": link(own, target.parent), "line": line})
-    data_sets = list(dict.fromkeys(result.data for result in results))
+    lines = [figures.distinct_line(n, result.title, result.average_accuracy) for n, result in enumerate(results)]
+    links = [link(folder / PAGE_NAME, target.parent) for folder in folders]
     title = "Average accuracy over the tasks seen so far, after each task: " + "; ".join(map(line_in_words, lines))
     page = render(
         "comparison.html",
-        runs=runs,
-        heading=" · ".join(dict.fromkeys(result.title for result in results)),
-        data=" and ".join(data_sets),
-        several_data_sets=len(data_sets) > 1,
+        runs=[{"m": m, "line": line, "link": own} for m, line, own in zip(results, lines, links, strict=True)],
+        heading=" · ".join(result.title for result in results),
+        data=results[0].data,
+        figures=figures,
         chart=Markup(figures.accuracy_chart(lines, "accuracy", title)),
-        comparable=len({(result.data, len(result.tasks)) for result in results}) == 1,
     )  # fmt: skip
     write_atomically(target, page)
     return target
@@ -137,14 +123,3 @@ def _prompt_use(use: PromptUse | None) -> dict[str, Any] | None:
         chart = Markup(figures.prompt_use_chart(of_tasks, highest or 1, f"use{b}", title))
         blocks.append({"block": block, "in_use": in_use, "total": total, "chart": chart})
     return {"blocks": blocks, "highest": 100 * highest}
-
-
-def _names(folders: Sequence[Path], results: Sequence[RunResult]) -> list[str]:
-    """One name per run: the method's title. Where titles are equal the seed is added, and then the folder."""
-    names = [result.title for result in results]
-    above = os.path.commonpath([folder.resolve().parent for folder in folders])
-    places = [os.path.relpath(folder.resolve(), above) for folder in folders]
-    for more in ([f"seed {result.seed}" for result in results], places):
-        times = Counter(names)
-        names = [f"{name}, {extra}" if times[name] > 1 else name for name, extra in zip(names, more, strict=True)]
-    return names

@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from types import ModuleType
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -40,18 +39,12 @@ def _environment() -> Environment:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     css = (files("vqprompt.research.report") / "templates" / "style.css").read_text(encoding="utf-8")
-    environment.globals |= {"css": Markup(css), "figures": _figures}
+    environment.globals["css"] = Markup(css)
     environment.filters |= {
         "percent": percent, "fixed": fixed, "short": short, "counted": counted, "tex": lambda text: text.translate(TEX),
         "duration": lambda seconds: UNKNOWN if seconds is None else duration(seconds),
     }  # fmt: skip
     return environment
-
-
-def _figures() -> ModuleType:
-    from vqprompt.research.report import figures  # imports matplotlib, which most pages do not need
-
-    return figures
 
 
 def fixed(value: float | None, digits: int = 2) -> str:

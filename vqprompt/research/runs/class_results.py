@@ -32,13 +32,14 @@ def class_results(tasks: Sequence[Task], names: Sequence[str], p: Predictions) -
         )
         for c, name in enumerate(names)
     ]  # fmt: skip
-    images = Images.concatenate([task.test for task in tasks])
+    images, wrong = Images.concatenate([task.test for task in tasks]), torch.nonzero(~p.right).flatten()
+    surest = wrong[p.probability[wrong].argsort(descending=True, stable=True)]
     worst = [
         Mistake(
             label=names[int(p.truth[row])], answer=names[int(p.guesses[row])], probability=float(p.probability[row]),
             picture=_picture(images, row),
         )
-        for row in p.worst(WORST).tolist()
+        for row in surest[:WORST].tolist()
     ]  # fmt: skip
     return ClassResults(after=len(tasks), classes=classes, worst=worst)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from vqprompt.core.backbones.registry import BACKBONES
 from vqprompt.core.backbones.vit import ViT, ViTConfig
-from vqprompt.core.data.stream import read_tasks
+from vqprompt.core.data.stream import StreamKind, read_tasks, tasks_digest
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import check_writable
 from vqprompt.research.datasets import parse_data
@@ -19,6 +21,7 @@ from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig, comp
 
 LARGEST_COUNT = 1_000_000  # no count among the settings of a run or a method makes sense beyond this
 LARGEST_POOL = 100_000  # some methods make one module per prompt
+TASKS = "tasks.json"  # in a run's folder: the file that its stream was read from, as it was
 BYTES_PER_PARAMETER = 16  # fp32: the value, its gradient, and AdamW's two moments
 
 
@@ -73,7 +76,7 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         if not resume:
             raise UserError(f"--out {out}: already holds a run; add --resume to continue it, or give another folder")
         saved = completed(read_saved_config(out))
-        then, now = flatten(saved), flatten(config.model_dump(mode="json"))
+        then, now = flatten(by_content(saved, out)), flatten(by_content(config.model_dump(mode="json")))
         # paths of data and weights may change; that their content is the same is checked later
         moved = {*RESUMABLE_SETTINGS, *(["backbone"] if Path(config.backbone).is_file() else [])}
         moved |= {"data"} if parse_data(str(saved.get("data")))[0] == parse_data(config.data)[0] else set()
@@ -84,3 +87,15 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
             raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
     elif (out / INFO).exists():
         raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")
+
+
+def by_content(config: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
+    """Settings whose stream is called by the content of the file that lists its tasks, not by the file's path. folder:
+    of a run, which keeps the file."""
+    stream = str(config.get("stream", "disjoint"))
+    if ".json" in stream:
+        with suppress(OSError, UserError):  # a file that is gone, or a kind of another version, is called as it is
+            file = StreamKind.parse(stream).file
+            kept = folder / TASKS if folder and (folder / TASKS).exists() else Path(file)
+            config = {**config, "stream": stream.replace(file, tasks_digest(kept))}
+    return config

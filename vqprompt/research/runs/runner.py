@@ -15,7 +15,7 @@ from pydantic import Field
 from vqprompt.core import metrics as m
 from vqprompt.core.data.stream import Stream, Task
 from vqprompt.core.errors import CheckpointError, UserError, number_from_environment
-from vqprompt.core.files import lock_folder, write_atomically
+from vqprompt.core.files import lock_folder, read_regular, write_atomically
 from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime, hardware, rounding
 from vqprompt.core.runtime.distributed import joined
@@ -27,7 +27,7 @@ from vqprompt.research.results.config import RESUMABLE_SETTINGS, RunConfig
 from vqprompt.research.results.result import SCHEMA_VERSION, EpochLosses, Progressed, PromptUse, RunResult
 from vqprompt.research.runs.class_results import class_results
 from vqprompt.research.runs.costs import count_flops, forget_peak, memory_used
-from vqprompt.research.runs.refusals import refuse_conflicts, refuse_what_cannot_fit
+from vqprompt.research.runs.refusals import TASKS, refuse_conflicts, refuse_what_cannot_fit
 from vqprompt.research.runs.tracking import Tracking
 
 # at least between two saves in the middle of a task
@@ -114,13 +114,16 @@ class Run:
             dataset = open_dataset(c.data, c.size, c.seed, self.progress, c.stored, c.kind.name == "domains")
         images = (c.seed, c.validation, c.train_per_class, c.test_per_class, c.train_choice)
         self.stream = Stream(dataset, c.tasks, *images, c.stream, self.learner.method.joint, c.first_tasks)
-        if saved is None and c.stream != "disjoint":  # it may decide on the number of tasks itself
-            self._create(self.stream.planned)
+        planned = self.stream.planned  # some kinds of stream decide on the number of tasks themselves
+        if saved is None and c.stream != "disjoint" and planned != self.learner.method.planned_tasks:
+            self._create(planned)
         self.learner.shared_queries = self.shared_queries
         self._refuse_other_images()
         self._refuse_ranks_that_cannot_share()
         if self.ranks.first:
-            write_atomically(self.out / "config.json", self.config.model_dump_json(indent=1))
+            if c.kind.name == "file":
+                write_atomically(self.out / TASKS, read_regular(Path(c.kind.file)))
+            write_atomically(self.out / "config.json", c.model_dump_json(indent=1))
         self.seconds_before = self.state.seconds or 0.0
 
     def _create(self, tasks: int) -> None:
@@ -324,7 +327,8 @@ class RunProgress:
 
     def __init__(self, stream: Stream, learner: Learner, epochs: int, progress: Report) -> None:
         self.progress, self.stream = progress, stream
-        self.learning = [len(task.train) * epochs * TRAINING_PASSES for task in stream.tasks]
+        passes = epochs * TRAINING_PASSES
+        self.learning = [len(t.train) * passes * learner.method.trains_in(t.number) for t in stream.tasks]
         tests = [sum(len(seen.test) for seen in stream.seen(task.number)) for task in stream.tasks]
         costs = zip(self.learning, stream.tasks, tests, strict=True)
         self.starts = [0.0, *accumulate(learning + len(task.train) + tested for learning, task, tested in costs)]

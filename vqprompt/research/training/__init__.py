@@ -1,5 +1,1 @@
 """How a task is learned: settings, batches, the loop, and steps that are recorded once and replayed."""
-
-from vqprompt.research.training.settings import Training
-
-__all__ = ["Training"]
