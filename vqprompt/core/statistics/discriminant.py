@@ -184,7 +184,7 @@ def principal_direction(rows: Array) -> tuple[Array, float, float]:
     that one row has in it. By orthogonal iteration, which is much faster than to find all directions."""
     offsets = rows - rows.mean(0)
     block = np.random.default_rng(0).normal(size=(rows.shape[1], 4))
-    for _ in range(20):
+    for _ in range(10):
         block = np.linalg.qr(offsets.T @ (offsets @ block))[0]
     variances, turn = np.linalg.eigh((block.T @ offsets.T) @ (offsets @ block))
     direction, most = block @ turn[:, -1], max(float(variances[-1]), 1e-12)
