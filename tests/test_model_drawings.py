@@ -119,18 +119,18 @@ def test_leaving_one_out_equals_solving_again_without_it(features, kinds):
     assert line.any() == (kinds == 2)
     others, kept = x[:5] - 1, np.linspace(0.1, 0.9, 5)  # means of something else, moved as those of the classes
     around, at_center = trials.around(0.3, without.means, others @ basis.vectors, kept)
+    to_line, line_itself = basis.vectors @ line[1], np.linalg.solve(basis.vectors.T, line[0])
+
+    def moved(points: np.ndarray, kept: np.ndarray, center: np.ndarray) -> np.ndarray:
+        along = np.outer((points - center) @ to_line, line_itself)
+        return center + kept[:, None] * (points - center - along) + along
+
     for i in (0, 17, 40):
         again = Groups.of(np.delete(x, i, 0), np.delete(labels, i), 6)
         # the diagonal that it is shrunk to, and how far means are, stay those of all images
         covariance = 0.7 * again.covariance() + 0.3 * diagonal * basis.freedom / (basis.freedom - 1)
         inverse, center = np.linalg.inv(covariance), again.means.mean(0)
         reliance = again.counts * without.means.ratio / (again.counts * without.means.ratio + 1)
-        back = basis.vectors @ line[1], np.linalg.solve(basis.vectors.T, line[0])
-
-        def moved(points: np.ndarray, kept: np.ndarray, center: np.ndarray) -> np.ndarray:
-            along = np.outer((points - center) @ back[0], back[1])
-            return center + kept[:, None] * (points - center - along) + along
-
         means = moved(again.means, reliance, center)
         wanted = means @ inverse @ x[i] - 0.5 * ((means @ inverse) * means).sum(1) + without.means.bonus(again.counts)
         assert np.allclose(without.scores[i], wanted, atol=1e-5 * np.abs(wanted).max())

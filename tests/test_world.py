@@ -66,8 +66,8 @@ def taught() -> Model:
 @pytest.fixture(scope="module")
 def two_kinds(taught) -> Model:
     """The same model, with eight classes of drawings, of one and of twenty images."""
-    model, taken = copy(taught), {name: drawn(name, range((1, 20)[n % 2])) for n, name in enumerate(DRAWN)}
-    model.learn(sum(taken.values(), []), [f"drawn {name}" for name, images in taken.items() for _ in images])
+    model, taken = copy(taught), [(f"drawn {name}", i) for n, name in enumerate(DRAWN) for i in range((1, 20)[n % 2])]
+    model.learn([drawn(name[6:], range(i, i + 1))[0] for name, i in taken], [name for name, _ in taken])
     return model
 
 

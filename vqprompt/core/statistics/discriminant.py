@@ -180,8 +180,8 @@ class Means:
 
 
 def principal_direction(rows: Array) -> tuple[Array, float, float]:
-    """The direction [D] in which rows [n, D] vary most, how many times as much as in the next one, and the largest share
-    that one row has in it. By orthogonal iteration, which is much faster than to find all directions."""
+    """The direction [D] in which rows [n, D] vary most, how many times as much as in the next one, and the largest
+    share of one row in it. By orthogonal iteration, which is much faster than to find all directions."""
     offsets = rows - rows.mean(0)
     block = np.random.default_rng(0).normal(size=(rows.shape[1], 4))
     for _ in range(10):
