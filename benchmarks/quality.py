@@ -28,7 +28,8 @@ from sklearn.metrics import roc_auc_score
 
 from vqprompt import ClosedFormClassifier
 from vqprompt.core.metrics import calibration_error, reliability
-from vqprompt.core.statistics.discriminant import Basis, LeaveOneOut, join_modes, probabilities
+from vqprompt.core.statistics.discriminant import Basis, join_modes, probabilities
+from vqprompt.core.statistics.leave_one_out import LeaveOneOut
 from vqprompt.core.statistics.world import World, find_world
 from vqprompt.product.model.calibration import (
     Solution,
@@ -222,7 +223,7 @@ ACCURACY = ((2, 10), (10, 10), (24, 25), (10, 40), (100, 5))  # classes, and ima
 TRUST = ((2, 5), (2, 20), (2, 100), (5, 5), (7, 25), (24, 25), (50, 10), (200, 5), (200, 30))
 SIZES = (1, 2, 5, 20)
 MIXED = ((8, SIZES), (20, SIZES), (40, SIZES))  # classes of several sizes in one model
-KINDS = ((10, (20,)), (20, (20,)), (40, (5,)), (20, SIZES), (40, SIZES))  # classes of two sets in one model
+KINDS = ((10, (20,)), (20, (20,)), (40, (5,)), *MIXED)  # classes of two sets in one model
 TESTED = 30  # images per class
 
 
@@ -233,6 +234,11 @@ def stream(images: Images, classes: int, sizes: Sequence[int], seed: int) -> Ima
         for test, most in ((False, sizes[place % len(sizes)]), (True, TESTED)):
             rows.append(rng.permutation(np.flatnonzero((images.y == c) & (images.test == test)))[:most])
     return images.some(np.concatenate(rows))
+
+
+def seeds_of(classes: int, sizes: Sequence[int], streams: int) -> range:
+    """Four times as many streams where classes or some of their images are few, as single results vary most there."""
+    return range(4 * streams if classes < 10 or len(sizes) > 1 else streams)
 
 
 def rivals(images: Images) -> dict[str, float]:
@@ -374,7 +380,9 @@ def main() -> None:
             tell(world="no" if compared_with is None else "yes", **average(rows))
     for (name, images), (other, others) in combinations(given.items(), 2) if "kinds" in arguments.parts else ():
         for classes, sizes in KINDS:
-            found = trusted(images.and_others(others), classes, sizes, range(arguments.streams), world)
+            found = trusted(
+                images.and_others(others), classes, sizes, seeds_of(classes, sizes, arguments.streams), world
+            )
             tell(images=f"{name} and {other}", classes=classes, each="/".join(map(str, sizes)), **found)
     for name, images in given.items():
         for compared_with in (None, world) if "unknown" in arguments.parts else ():
@@ -390,7 +398,7 @@ def main() -> None:
             if "trust" not in arguments.parts:
                 break
             if max(sizes) <= 1.1 * np.median(training) and (classes <= possible or classes == TRUST[-1][0]):
-                seeds = range(4 * arguments.streams if classes < 10 else arguments.streams)  # few images, large errors
+                seeds = seeds_of(classes, sizes, arguments.streams)
                 found = trusted(images, min(classes, possible), sizes, seeds, world)
                 tell(images=name, classes=min(classes, possible), each="/".join(map(str, sizes)), **found)
     write_json(arguments.json, told)

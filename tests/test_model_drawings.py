@@ -9,7 +9,8 @@ import pytest
 from drawings import drawings
 
 from vqprompt import Model
-from vqprompt.core.statistics.discriminant import Basis, Groups, LeaveOneOut, Means
+from vqprompt.core.statistics.discriminant import Basis, Groups, Means
+from vqprompt.core.statistics.leave_one_out import LeaveOneOut
 from vqprompt.product.model.calibration import calibration_error_of, solve
 from vqprompt.product.model.closed_form import SHRINKAGES, Trials, choose_shrinkage, groups_of
 from vqprompt.product.model.records import ClassRecord, gram_of, to_fixed_point

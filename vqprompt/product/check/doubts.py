@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vqprompt.core.statistics.discriminant import Array, Basis, Groups, LeaveOneOut, best_temperature, probabilities
+from vqprompt.core.statistics.discriminant import Array, Basis, Groups, best_temperature, probabilities
+from vqprompt.core.statistics.leave_one_out import LeaveOneOut
 from vqprompt.product.check.neighbours import nearest
 from vqprompt.product.model.records import ClassRecord
 

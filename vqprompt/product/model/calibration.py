@@ -26,13 +26,12 @@ from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
     Discriminant,
-    LeaveOneOut,
-    LeftOut,
     Means,
     best_temperature,
     join_modes,
     probabilities,
 )
+from vqprompt.core.statistics.leave_one_out import LeaveOneOut, LeftOut
 from vqprompt.core.statistics.world import World
 from vqprompt.product.model.closed_form import (
     TESTED,

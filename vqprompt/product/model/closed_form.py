@@ -15,13 +15,13 @@ from vqprompt.core.statistics.discriminant import (
     Array,
     Basis,
     Groups,
-    LeaveOneOut,
     Means,
     best_temperature,
     brier,
     join_modes,
     probabilities,
 )
+from vqprompt.core.statistics.leave_one_out import LeaveOneOut
 from vqprompt.core.statistics.world import k_means
 from vqprompt.product.model.records import STEP, ClassRecord
 

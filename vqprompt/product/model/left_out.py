@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vqprompt.core.statistics.discriminant import Array, Basis, LeaveOneOut, join_modes
+from vqprompt.core.statistics.discriminant import Array, Basis, join_modes
+from vqprompt.core.statistics.leave_one_out import LeaveOneOut
 from vqprompt.core.words import counted
 from vqprompt.product.model.closed_form import Trials, counterexample_means, groups_of
 from vqprompt.product.model.knowledge import Knowledge
