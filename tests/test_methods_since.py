@@ -61,7 +61,7 @@ class TestViT:
         adapters = [tuple(torch.randn(*shape) for shape in ((4, 32), (4,), (32, 4), (32,))) for _ in vit.blocks]
         x = vit.embed(images)
         for block, (down, down_bias, up, up_bias) in zip(vit.blocks, adapters, strict=True):
-            x = x + block.attn(block.norm1(x))
+            x = x + block.attn(block.norm1(x), None, "after", False, None)
             x = x + block.mlp(block.norm2(x)) + (x @ down.T + down_bias).relu() @ up.T + up_bias
         found = vit.encode(vit.embed(images), adapters=adapters)
         torch.testing.assert_close(found, vit.norm(x)[:, 0], rtol=1e-4, atol=1e-4)

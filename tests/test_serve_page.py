@@ -320,7 +320,7 @@ def test_one_click_that_takes_answers_away_says_so_and_undoes_nothing_else(page,
     page.drop("ask", drawn(tmp_path, "apple", [9]))
     page.write("#view-ask .correct-name", "fruit")
     page.button("Teach it", "#view-ask")
-    page.wait(lambda: "fruit takes 2 of 8 left-out images of apple" in page.text("#toasts"))
+    page.wait(lambda: "fruit takes 3 of 8 left-out images of apple" in page.text("#toasts"))
     assert "Undo" in page.text("#toasts")
     version = client.about()["version"]
     client.change("rename", old="car", new="auto")  # somebody else
