@@ -1,7 +1,7 @@
 """What random crops lose when they are cut from stored squares instead of the original image, and what a larger store
 costs.
 
-    python benchmarks/crops.py shared/data/cub200.zip --size 112
+    python benchmarks/crops.py cub200.zip --size 112
 
 The reference is what torchvision's RandomResizedCrop makes of the file: Pillow's bilinear resize of the box. Errors are
 in grey levels of 255; sharpness is the mean difference of neighbouring pixels, relative to the reference. A size of

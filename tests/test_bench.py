@@ -449,7 +449,8 @@ class TestSummary:
         given = [part for source in sources for part in ("--results", source)]
         status, printed, err = bench("table", "cub200", "cub200", *given)
         assert status == 0, err
-        assert [cells(printed)["VQ-Prompt"][f"cub200 ({source})"] for source in sources] == ["72.00 ± 2.00", "90.00§"]
+        row = cells(printed)["VQ-Prompt"]
+        assert [row[f"cub200 ({source.stem})"] for source in sources] == ["72.00 ± 2.00", "90.00§"]
 
 
 def test_list(bench):

@@ -194,10 +194,14 @@ def test_any_method_that_cannot_learn_the_stream_is_refused(search):
     assert refused[0] == 2 and "ease cannot learn --stream repeated:30" in refused[2]
 
 
-def test_trials_with_other_settings_are_not_mixed(search):
+def test_trials_with_other_settings_are_not_mixed(search, tmp_path):
     assert search("--trials", "1")[0] == 0
     status, _, err, _ = search("--trials", "2", "--set", "epochs=3")
     assert status == 2 and "holds trials of linear with other settings (epochs=20 then, 3 now)" in err
+    file = tmp_path / "tasks.json"
+    for images, expected in (("a", 0), ("a", 0), ("b", 2)):  # the path is the same
+        file.write_text(f'[["{images}.png"]]')
+        assert search("--trials", "1", "--set", f"stream={file}", out=tmp_path / "file")[0] == expected
 
 
 def test_a_damaged_journal_is_named(search, tmp_path):

@@ -235,7 +235,8 @@ def test_a_file_of_tasks_counts_by_its_content(sources, weights, tmp_path):
     shutil.copy(first, moved)
     first.write_text(json.dumps([*halves[:1], halves[1][:-1]]))
     assert needs.missing().endswith("tasks.json lists other tasks; copy the right one there")
-    with pytest.raises(UserError, match=r"was started with other settings \(stream=\w{16} then, \w{16} now\)"):
+    digests = r"\(stream=tasks with digest \w{16} then, tasks with digest \w{16} now\)"
+    with pytest.raises(UserError, match=f"was started with other settings {digests}; give the same ones, or another"):
         runner.run(planned(first).config, tmp_path / "out" / "done", resume=True)
     assert runner.run(planned(moved).config, tmp_path / "out" / "done", resume=True, report=False).done
     assert left_to_do([planned(first)], tmp_path / "out") == [planned(first)]

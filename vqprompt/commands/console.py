@@ -68,7 +68,8 @@ def text_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Co
     """right: headings of the columns that are aligned to the right. Names are never wrapped."""
     table = Table(show_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=heading == "name")
+        names = heading in ("name", "method")
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=names)
     for row in rows:
         table.add_row(*map(escape, row))
     return table

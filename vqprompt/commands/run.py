@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from vqprompt.commands.console import console, print_plain, running, text_table
+from vqprompt.commands.console import console, print_plain, print_warning, running, text_table
 from vqprompt.commands.interrupted import report_interruption
 from vqprompt.commands.options import DEVICE, Device, Track, flag, numbers, option
 from vqprompt.commands.progress_bar import progress_bar
@@ -126,6 +126,8 @@ def run(
     ranks = join(report_interruption)
     resolved = ranks.from_first(settle)
     running.quiet |= not ranks.first
+    if tasks and ranks.first and not resolved.kind.divides:
+        print_warning(f"--tasks {tasks} changes nothing: --stream {resolved.stream} says which tasks there are")
     names = ["data", "method", "backbone", "size", "epochs", "stream", *["tasks"] * resolved.kind.divides]
     says = [", ".join(f"{name} {getattr(resolved, name)}" for name in names)]
     runtime = Runtime.pick(resolved.device, resolved.precision, resolved.compile, resolved.deterministic)

@@ -29,6 +29,7 @@ from vqprompt.research.report import figures
 from vqprompt.research.report.render import render
 from vqprompt.research.results.config import RunConfig, flatten, resolve
 from vqprompt.research.results.result import RunResult
+from vqprompt.research.runs.refusals import by_content
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -91,7 +92,7 @@ class Search:
             study: Study = self.optuna.create_study(study_name=name, storage=storage, **how)
         except (ValueError, KeyError) as error:
             raise UserError(f"{self.out / JOURNAL}: damaged ({error}); restore it, or give another folder") from None
-        config = self.config.model_dump(mode="json")
+        config = by_content(self.config.model_dump(mode="json"))
         if "settings" not in study.user_attrs:
             own = {key: value for key in self.ranges if (value := setting_of(config, key)) is not None}
             inside = {key: value for key, value in own.items() if self.ranges[key][0] <= value <= self.ranges[key][1]}

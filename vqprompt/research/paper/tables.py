@@ -211,9 +211,10 @@ def notes(grid: Grid, rows: Sequence[Row]) -> list[str]:
 
 
 def table_labels(names: Sequence[str], sources: Sequence[Path]) -> list[str]:
-    """What a summary calls its tables: those of one name, such as with other data, by where their runs are."""
-    pairs = zip(names, sources, strict=True)
-    return [name if names.count(name) == 1 else f"{name} ({source})" for name, source in pairs]
+    """What a summary calls its tables: those of one name, such as with other data, by the name of their file."""
+    files = [source.stem for source in sources]
+    pairs = zip(names, files if len({*files}) == len(files) else map(str, sources), strict=True)
+    return [name if names.count(name) == 1 else f"{name} ({file})" for name, file in pairs]
 
 
 def summarize(tables: Mapping[str, Sequence[Row]], figure: bool = False) -> TextTable:

@@ -90,7 +90,8 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
     If values have a spread, lines are shifted a little sideways, so that their error bars do not overlap.
     """
     with matplotlib.rc_context(STYLE | ({"lines.linewidth": 1.4} if any(line.spread for line in lines) else {})):
-        figure, axes = _axes(4.3, 2.6, xlabel, ylabel)
+        long = sum(map(len, ticks)) > 45  # they would touch
+        figure, axes = _axes(4.3, 2.6 + long * 0.03 * max(map(len, ticks)), xlabel, ylabel)
         for n, line in enumerate(lines):
             aside = 0.05 * (n - (len(lines) - 1) / 2) if line.spread else 0.0
             at, values = [tick + aside for tick in range(len(ticks))], np.array(line.values, float)
@@ -98,7 +99,6 @@ def sweep_chart(lines: Sequence[Line], ticks: Sequence[str], key: str, title: st
             if line.spread:
                 deviations = np.array(line.spread, float)
                 axes.errorbar(at, values, deviations, fmt="none", ecolor=line.color, elinewidth=0.8, zorder=2)
-        long = sum(map(len, ticks)) > 45  # they would touch
         axes.set_xticks(range(len(ticks)), list(ticks), rotation=30 if long else 0, ha="right" if long else "center")
         axes.margins(y=0.12)
         return _svg(figure, key, title)

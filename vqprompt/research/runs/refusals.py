@@ -84,7 +84,8 @@ def refuse_conflicts(out: Path, config: RunConfig, resume: bool) -> None:
         if changed:
             values = ((k.removeprefix("options."), then.get(k, "unknown"), now.get(k, "unknown")) for k in changed[:4])
             pairs = ", ".join(f"{name}={old} then, {new} now" for name, old, new in values)
-            raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); give the same ones")
+            advice = "give the same ones, or another --out"
+            raise UserError(f"--resume {out}: the run was started with other settings ({pairs}); {advice}")
     elif (out / INFO).exists():
         raise UserError(f"--out {out}: holds a learner that does not belong to a run; give another folder")
 
@@ -97,5 +98,5 @@ def by_content(config: dict[str, Any], folder: Path | None = None) -> dict[str, 
         with suppress(OSError, UserError):  # a file that is gone, or a kind of another version, is called as it is
             file = StreamKind.parse(stream).file
             kept = folder / TASKS if folder and (folder / TASKS).exists() else Path(file)
-            config = {**config, "stream": stream.replace(file, tasks_digest(kept))}
+            config = {**config, "stream": stream.replace(file, f"tasks with digest {tasks_digest(kept)}")}
     return config
