@@ -68,6 +68,8 @@ def test_learn_takes_one_class_several_folders_and_a_list_of_exceptions(command,
     model = tmp_path / "m.vqp"
     status, _, _ = command("learn", model, drawn / "first" / "apple", "--as", "fruit", "--size", 28)
     assert status == 0
+    status, out, _ = command("show", model)
+    assert status == 0 and "\naccuracy is not measured\nbackbone" in out, "one class: nothing to tell apart"
     bad = tmp_path / "exclude.txt"
     bad.write_text(f"# doubtful\n{drawn}/first/bicycle/0.png\n")
     bike = tmp_path / "more" / "bicycle"

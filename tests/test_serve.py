@@ -181,6 +181,7 @@ class TestTheOpenInferenceProtocol:
         assert client.post("/v2/models/m/versions/2/infer", json=body).json() == told
         older = client.post("/v2/models/m/versions/1/infer", json=body).json()
         assert older["model_version"] == "1" and older["outputs"][2]["shape"] == [1, 1], "it knew apples only"
+        assert outputs["note"]["data"] == [""] and "knows no other class" in older["outputs"][4]["data"][0]
         for version in ("9", "x", "9" * 5000):
             assert client.post(f"/v2/models/m/versions/{version}/infer", json=body).status_code == 404
 

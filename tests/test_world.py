@@ -24,6 +24,7 @@ from vqprompt.core.statistics.leave_one_out import LeaveOneOut
 from vqprompt.core.statistics.world import World, find_world
 from vqprompt.product.export.onnx import add_answers, onnx_file
 from vqprompt.product.model.calibration import Rivals
+from vqprompt.product.model.description import LARGEST
 from vqprompt.product.model.file import parse_metadata
 from vqprompt.product.model.ingest import learn_world
 from vqprompt.product.model.knowledge import Knowledge
@@ -147,6 +148,14 @@ def test_files_and_exported_models_compare_with_the_world_too(kinds, request):
     np.testing.assert_allclose(score, familiarity, rtol=1e-3, atol=0.02)
     other = replace(taught.knowledge.solution, rivals=None)
     assert np.abs(other.judge(x)[1] - familiarity).min() > 0.05  # the world counts
+
+
+@pytest.mark.parametrize("names", [["center"], ["line"], ["norms", "reliance"], ["center", "line"]])
+def test_numbers_in_a_file_may_be_huge_and_familiarity_is_still_a_number(two_kinds, names):
+    solution, x = two_kinds.knowledge.solution, two_kinds.embed(OTHERS[:4])
+    shapes = {name: getattr(solution.rivals, name).shape for name in names}
+    huge = {name: np.resize(np.float32([LARGEST, -LARGEST]), shape) for name, shape in shapes.items()}
+    assert not np.isnan(replace(solution, rivals=replace(solution.rivals, **huge)).judge(x)[1]).any()
 
 
 def test_a_lesson_that_takes_answers_away_says_so_and_can_be_undone(taught, tmp_path, home):

@@ -128,12 +128,13 @@ def show(model: ModelPath, as_json: Json = False) -> None:
     trained = {"instant": "nothing is trained", "good": "prompts are trained", "best": "the network is tuned"}
     moved = f" (an estimate for {counted(len(facts['moved']), 'class')}, whose memory moved)" if facts["moved"] else ""
     against = f", {counted(facts['counterexamples'], 'counterexample')}" if facts["counterexamples"] else ""
+    accuracy, errors = percent(facts["accuracy"], facts["accuracy_interval"]), facts["calibration_error"]
     lines = [
         "",
         f"{counted(len(facts['classes']), 'class')}, {counted(facts['images'], 'image')}{against}; "
         f"effort {facts['effort']} ({trained[facts['effort']]})",
-        f"accuracy {percent(facts['accuracy'], facts['accuracy_interval'])} on images it had not learned{moved}",
-        f"percentages are off by {percent((facts['calibration_error'] or [None])[-1])} on average",
+        f"accuracy {accuracy} on images it had not learned{moved}" if errors else "accuracy is not measured",
+        *([f"percentages are off by {percent(errors[-1])} on average"] if errors else []),
         f"backbone {b['name']}, {b['size']} px; file {facts['bytes'] / 1e6:.1f} MB; "
         f"{counted(facts['can_undo'], 'step')} to undo",
         "",
@@ -216,7 +217,7 @@ def forget(
         changed.forget(name, for_good=for_good)
     left = counted(len(changed.classes), "class")
     sure = percent(changed.accuracy, changed.knowledge.accuracy_interval)
-    print_plain(f"{name} is forgotten; {left} left, accuracy {sure}")
+    print_plain(f"{name} is forgotten; {left} left" + ("" if changed.accuracy is None else f", accuracy {sure}"))
     if changed.effort != "instant":
         print_plain("note: the network that was trained with it stays. To leave no trace, make a new model without it")
 

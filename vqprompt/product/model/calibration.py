@@ -106,8 +106,9 @@ class Rivals:
     def ahead(self, features: Array, background: Background, scores: Array, examples: bool = False) -> Array:
         """By how much the best class is ahead of the best rival [n]. scores: of modes [n, M]. examples: the features
         are those of the world's examples; the mean of its own kind is no rival of an example."""
-        x, (center, toward) = features.astype(np.float32, copy=False), self.center
-        scaled, apart = (x @ background.matrix).astype(np.float64), self.apart
+        # in double precision, because a file from anywhere may hold numbers whose products overflow single precision
+        x, (center, toward) = features.astype(np.float32, copy=False), self.center.astype(np.float64)
+        scaled, apart = (x @ background.matrix).astype(np.float64), self.apart.astype(np.float64)
         products = scaled @ apart.T / (background.share - 1) - apart @ toward
         above = scores.max(1) - (x @ toward - 0.5 * float(center @ toward))
         on_line, kept = apart @ self.line, self.reliance[scores.argmax(1), None]

@@ -3,8 +3,8 @@
 Also by the Open Inference Protocol (version 2), which clients of KServe, Triton and others speak. There is one input,
 `image`: image files as BYTES [n], or pixels as UINT8 [n, height, width, 3]. In JSON, a file is a string in base64.
 Tensors may also follow the JSON in binary, as Triton's clients send them. Outputs: the `class` of each image (or
-"unknown"), its `probability`, the `probabilities` of all classes in the order of the model's metadata, and
-`familiarity`, which is below 0 for what is unknown.
+"unknown"), the `probability` of the best one, the `probabilities` of all classes in the order of the model's metadata,
+`familiarity`, which is below 0 for what is unknown, and a `note` (see `Prediction`): these numbers cannot be null.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ protocol = APIRouter(prefix="/v2", tags=["open inference protocol"])
 LENGTH = "inference-header-content-length"
 MOST_IMAGES = 256  # per request
 MOST_VALUES, MOST_LISTS = 500_000, 100_000  # in the JSON of a request: no other thread works while it is read
-OUTPUTS = {"class": "BYTES", "probability": "FP32", "probabilities": "FP32", "familiarity": "FP32"}
+OUTPUTS = {"class": "BYTES", "probability": "FP32", "probabilities": "FP32", "familiarity": "FP32", "note": "BYTES"}
 FILE = {"type": "string", "format": "binary"}
 FORM = {"type": "object", "required": ["file"], "properties": {"file": FILE}}
 CONTENT = {"image/*": {"schema": FILE}, "multipart/form-data": {"schema": FORM}}
@@ -155,7 +155,7 @@ class Parameters(BaseModel):
 
 
 class Output(BaseModel):
-    name: Literal["class", "probability", "probabilities", "familiarity"]
+    name: Literal["class", "probability", "probabilities", "familiarity", "note"]
     parameters: Parameters = Parameters()
 
 
@@ -229,6 +229,7 @@ async def infer(request: Request, state: Serving, snapshot: ThisVersion) -> Resp
         "probability": np.array([a.classes[0][1] for a in answers], np.float32),
         "probabilities": shares,
         "familiarity": np.clip(np.array([a.familiarity for a in answers]), -1e30, 1e30).astype(np.float32),
+        "note": np.array([a.note for a in answers], object),
     }
     head = {"model_name": snapshot.name, "model_version": str(snapshot.version)}
     return _reply(head if asked.id is None else {**head, "id": asked.id}, values, asked.wanted())
