@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from vqprompt import Model
 from vqprompt.core.errors import UserError
 from vqprompt.product.model import records as record_module
 from vqprompt.product.model.file import checksum, parse_metadata
-from vqprompt.product.model.pictures import content_id
+from vqprompt.product.model.pictures import content_id, own_test_pictures
 
 WIDTH, CLASSES = 12, ("ant", "bee", "cat", "dog")
 
@@ -310,6 +311,15 @@ def test_the_command_line_corrects_previews_and_asks(command, tmp_path):
 
     assert "Give --classes outer" in command("test", model, nested, "--out", tmp_path)[2].replace("\n", " ")
     assert command("test", model, nested, "--classes", "inner", "--known-only", "--out", tmp_path)[0] == 0
+    whole = tmp_path / "whole"
+    shutil.copytree(nested, whole / "train")
+    for part in ("new", "old"):
+        write_drawings(whole / "test" / part, ["apple", "bicycle"], range(9, 12))
+    archive = Path(shutil.make_archive(str(whole), "zip", whole))
+    for source in (whole, archive):
+        assert {picture.label for picture in own_test_pictures(source, "inner")} == {"apple", "bicycle"}
+        assert "Give --classes outer" in command("test", model, source, "--out", tmp_path)[2].replace("\n", " ")
+        assert command("test", model, source, "--classes", "inner", "--known-only", "--out", tmp_path)[0] == 0
 
     code, out, _ = command("relabel", model, one, "--as", "bicycle", "--preview")
     assert code == 0 and "nothing is changed" in out and Model.load(model).counts["apple"] == 9

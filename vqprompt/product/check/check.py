@@ -87,7 +87,7 @@ def check(
     pictures, notes = find_pictures(source, labels, classes)
     held_out = find_pictures(test, classes=classes or "outer")[0] if test is not None else []
     if test is None and isinstance(source, str | Path):
-        held_out = own_test_pictures(Path(source).expanduser())
+        held_out = own_test_pictures(Path(source).expanduser(), classes or "outer")
     if held_out:  # the note says that test/ is left out, which is not true of a check
         notes = [note for note in notes if not note.startswith(FROM_TRAINING)]
     everything = [replace(p, label=_name(p.label)) for p in (*pictures, *held_out)]

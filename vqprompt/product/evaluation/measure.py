@@ -218,7 +218,7 @@ def evaluate(
     model.check_taught()
     if isinstance(source, str | Path) and labels is None:
         path = Path(source).expanduser()
-        source = path / "test" if (path / "test").is_dir() else own_test_pictures(path) or path
+        source = path / "test" if (path / "test").is_dir() else own_test_pictures(path, classes) or path
     pictures, notes = find_pictures(source, labels, classes)
     spelled = {spelling(c): c for c in model.classes}  # the model's spelling of its classes
     names = [spelled.get(spelling(name), name) for name in (clean_name(p.label) for p in pictures)]

@@ -211,7 +211,7 @@ def _classes_of(path: Path, entries: list[Entry], classes: str) -> list[Entry]:
     inner = [replace(entry, label=PurePosixPath(entry.path).parent.name) for entry in entries]
     if classes == "inner":
         return inner
-    if classes or any(entry.label == other.label for entry, other in zip(entries, inner, strict=True)):
+    if classes or not entries or any(a.label == b.label for a, b in zip(entries, inner, strict=True)):
         return entries
     names = [shorten(sorted({entry.label for entry in part}), 3) for part in (entries, inner)]
     raise ImageError(
@@ -220,15 +220,16 @@ def _classes_of(path: Path, entries: list[Entry], classes: str) -> list[Entry]:
     )
 
 
-def own_test_pictures(path: Path) -> list[Picture]:
-    """The images of test/ in a folder or an archive that also has train/; otherwise an empty list."""
+def own_test_pictures(path: Path, classes: str) -> list[Picture]:
+    """The images of test/ in a folder or an archive that also has train/; otherwise an empty list. classes: see
+    `find_pictures`."""
     if path.is_dir():
         parts = [path / part for part in ("train", "test")]
-        return find_pictures(parts[1])[0] if all(part.is_dir() for part in parts) else []
+        return find_pictures(parts[1], classes=classes)[0] if all(part.is_dir() for part in parts) else []
     if not path.is_file() or path.suffix.lower() in TABLES:
         return []
     source = Source(path, keep=False)
-    return _entries(source, path, [e for e in source.entries if e.split == "test"])
+    return _entries(source, path, _classes_of(path, [e for e in source.entries if e.split == "test"], classes))
 
 
 def _entries(source: Source, path: Path, entries: Iterable[Entry]) -> list[Picture]:
