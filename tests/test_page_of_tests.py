@@ -111,6 +111,14 @@ def test_before_and_after_the_last_teaching(taught, images):
     assert {c.name for c in found.per_class if c.recall_before is None} == {"car"}
 
 
+def test_a_model_of_one_image_per_class_has_no_threshold_and_still_gives_json(tmp_path):
+    model = Model(**TINY)
+    model.learn(write_drawings(tmp_path, NAMES[:2], range(1)))
+    image = str(tmp_path / "apple" / "0.png")
+    told = json.dumps(evaluate(model, [image, image], NAMES[:2]).to_json(), allow_nan=False)
+    assert [m["familiarity"] for m in json.loads(told)["mistakes"]] == [None], "one of two labels is wrong"
+
+
 def test_images_that_were_taught_are_no_honest_test(taught, found, command, tmp_path):
     assert not any("taught to this model" in note for note in found.notes)
     out = command("test", taught, taught.parent / "first", "--out", tmp_path)[1]

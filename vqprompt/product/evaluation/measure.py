@@ -181,7 +181,9 @@ class Evaluation:
             "confusion": {"columns": [*self.classes, "unknown"], "rows": self.confusion.tolist()},
             "confused_pairs": [{"class": a, "taken_for": b, "times": n} for a, b, n in self.confused_pairs()],
             "reliability": [{"images": n, "certainty": s, "right": r} for n, s, r in self.reliability],
-            "mistakes": [vars(m) for m in self.mistakes()],
+            "mistakes": [
+                vars(m) | ({} if np.isfinite(m.familiarity) else {"familiarity": None}) for m in self.mistakes()
+            ],
             "unreadable": list(self.unreadable),
             "notes": list(self.notes),
         }
