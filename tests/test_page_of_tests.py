@@ -111,12 +111,15 @@ def test_before_and_after_the_last_teaching(taught, images):
     assert {c.name for c in found.per_class if c.recall_before is None} == {"car"}
 
 
-def test_a_model_of_one_image_per_class_has_no_threshold_and_still_gives_json(tmp_path):
+def test_a_model_of_one_image_per_class_has_no_threshold_and_no_percentages(tmp_path):
     model = Model(**TINY)
     model.learn(write_drawings(tmp_path, NAMES[:2], range(1)))
     image = str(tmp_path / "apple" / "0.png")
-    told = json.dumps(evaluate(model, [image, image], NAMES[:2]).to_json(), allow_nan=False)
+    found = evaluate(model, [image, image], NAMES[:2])
+    told = json.dumps(found.to_json(), allow_nan=False)
     assert [m["familiarity"] for m in json.loads(told)["mistakes"]] == [None], "one of two labels is wrong"
+    page = write_page(found, tmp_path / "test.html", "model", "folder", None).read_text(encoding="utf-8")
+    assert "called apple, no percentage: taught with one image" in page
 
 
 def test_images_that_were_taught_are_no_honest_test(taught, found, command, tmp_path):

@@ -75,7 +75,7 @@ class PerClass:
 
 @dataclass(frozen=True)
 class ImageAnswer:
-    """One image and what the model says. probability: of the most likely class, `best`."""
+    """One image and what the model says. probability: of the most likely class, `best`. note: why that is not known."""
 
     where: str
     label: str
@@ -83,6 +83,7 @@ class ImageAnswer:
     best: str
     probability: float
     familiarity: float
+    note: str = ""
 
     @property
     def right(self) -> bool:
@@ -278,7 +279,8 @@ def _answers(
 ) -> list[ImageAnswer]:
     """told: where each image is, and its class."""
     answers = answers_to(model.knowledge, features, 1, unknown, strictness)
-    return [ImageAnswer(*place, a.name, *a.classes[0], a.familiarity) for place, a in zip(told, answers, strict=True)]
+    pairs = zip(told, answers, strict=True)
+    return [ImageAnswer(*place, a.name, *a.classes[0], a.familiarity, a.note) for place, a in pairs]
 
 
 def _balanced(recalls: Iterable[Share]) -> float | None:
