@@ -45,7 +45,7 @@ def report_interruption(reason: str = "interrupted") -> None:
         lines.append("The model has not changed: it changes in one step, at the end. Give the same command again.")
     elif command in ("run", "demo", "search") or (command == "bench" and "run" in sys.argv):
         goes_on = _quoted("--resume") if command in ("run", "demo") else _quoted()
-        lines += ["Finished tasks and the last checkpoint are kept. Go on with:", f"  {goes_on}"]
+        lines += ["Finished tasks and checkpoints are kept. Go on with:", f"  {goes_on}"]
     SafeConsole(stderr=True).print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
