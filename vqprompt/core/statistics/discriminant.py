@@ -150,9 +150,11 @@ class Means:
             between = float(((means[present] - center) ** 2).sum(0) @ (1 / variances)) / (present.sum() - 1)
             ratio = max(between / distance - (1 / counts[present]).mean(), LEAST_RATIO)
         found = cls(means, center, counts, ratio, distance, np.zeros((2, len(center))))
+        if distance <= 0:
+            return found
         spread = np.sqrt(np.maximum(variances, 1e-12))
         direction, times, largest = principal_direction((found.shrunk[present] - center) / spread)
-        if distance > 0 and largest < ALONE and times > 1 + STANDS_OUT / np.sqrt(present.sum()):
+        if largest < ALONE and times > 1 + STANDS_OUT / np.sqrt(present.sum()):
             return replace(found, line=np.stack([direction * spread, direction / spread]))
         return found
 

@@ -1,9 +1,9 @@
-"""The description in a model's file (format 4): what each field may be, checked before anything is made of it.
+"""The description in a model's file (formats 4 and 5): what each field may be, checked before anything is made of it.
 
 A file may come from anywhere, and a checksum says only that it is as it was written. So every number is bounded, every
 count is compared with its tensor (file.py), and what is not described here is refused.
 
-Format 3 is format 4 without counterexamples, corrections and the world, so it is read in the same way.
+Format 5 has one tensor more (docs/format.md). Format 3 is format 4 without counterexamples, corrections and the world.
 """
 
 from __future__ import annotations

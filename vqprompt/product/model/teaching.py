@@ -200,8 +200,8 @@ def _unlike(before: Knowledge, now: Knowledge, learned: Mapping[str, int]) -> li
         record, (right, tested) = now.classes[name], (0, 0) if measured is None else measured.per_class[name]
         new = record.features[~np.isin(record.ids[: len(record.kept)], before.classes[name].ids)]
         looked = Counter(answer.name for answer in answers_to(before, new, 1, True, 0.0))
-        own, of, known = looked.pop(name, 0), len(new), wilson(right / max(tested, 1), tested)
-        if of >= MANY and of - own > UNLIKE * of and wilson(own / of, of)[1] < known[0]:
+        own, of, recognized = looked.pop(name, 0), len(new), wilson(right / max(tested, 1), tested)
+        if of >= MANY and of - own > UNLIKE * of and wilson(own / of, of)[1] < recognized[0]:
             told = ", ".join(f"{other} {images}" for other, images in looked.most_common(3))
             found.append(LostAnswers(name, looked.most_common(1)[0][0], of - own, of, told))
     return found
