@@ -3,7 +3,7 @@
 What is notable about this implementation:
 - any block can take a prompt, in one of three placements (see `Placement`): prefix or prompt tuning; and an adapter
 - the last block computes only the class token, because its other outputs are not used (exact, and 1/12 less work)
-- one fused attention call with or without prompts, one matrix product for q, k and v
+- one fused attention call with or without prompts (attention.py on Nvidia GPUs), one product for q, k and v
 - parameters carry timm's names, so the common checkpoints need little translation (see layouts.py)
 - what is particular to DINOv2 and DINOv3, CLIP and SigLIP costs nothing where it is absent (`ViTConfig.particular`)
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal, cast
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,6 @@ after   first half of the rows are extra keys, second half extra values, AFTER t
 before  the same halves, sent through W_K and W_V first (the paper's equation)
 tokens  all rows become tokens of the sequence at that block, and stay (prompt tuning)
 """
-
-
-TILES = {  # of FlexAttention, for a few hundred tokens; measured on an H200
-    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_warps": 4, "fwd_num_stages": 3, "bwd_BLOCK_M1": 32,
-    "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32, "bwd_num_warps": 4, "bwd_num_stages": 3,
-    "ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True,
-}  # fmt: skip
 
 Prompts = Mapping[int, Tensor]
 """Prompts by block: [B or 1, L_p, D] each."""
@@ -63,27 +56,32 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, first: int) -> None:
         super().__init__()
         self.heads, self.first = heads, first  # first: the first patch among the tokens
-        self.mask: Any = None  # of FlexAttention; set by `compile_blocks`
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
     def forward(
         self, x: Tensor, prompt: Tensor | None, placement: Placement, class_token_only: bool, rotation: Tensor | None
     ) -> Tensor:
-        width = x.shape[-1]
+        width, q = x.shape[-1], None
         if class_token_only:
             q = F.linear(x[:, :1], self.qkv.weight[:width], self.qkv.bias[:width])
-            k, v = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:]).chunk(2, dim=-1)
+            kv = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:])
         else:
-            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            kv = self.qkv(x)
+        rows = None if prompt is None else self.prefix(prompt.to(x.dtype), placement)
+        if rotation is None and has_kernels(kv, rows, self.heads):
+            from vqprompt.core.backbones.attention import attention  # Triton is there if PyTorch is one for CUDA
+
+            return linear(self.proj, attention(kv, q, rows, self.heads))
+        q, k, v = kv.chunk(3, dim=-1) if q is None else (q, *kv.chunk(2, dim=-1))
         if rotation is not None:
             q, k = q if class_token_only else self.rotate(q, rotation), self.rotate(k, rotation)
-        if prompt is not None:
-            prefix_k, prefix_v = self.prefix(prompt.to(x.dtype), placement)
+        if rows is not None:
+            prefix_k, prefix_v = rows.chunk(2, dim=1)
             k = torch.cat([prefix_k.expand(x.shape[0], -1, -1), k], dim=1)
             v = torch.cat([prefix_v.expand(x.shape[0], -1, -1), v], dim=1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        return linear(self.proj, self.attend(q, k, v).transpose(1, 2).flatten(2))
+        return linear(self.proj, F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
     def rotate(self, x: Tensor, rotation: Tensor) -> Tensor:
         """Turn the patches among queries or keys [B, L, D]; other tokens have no place."""
@@ -94,24 +92,15 @@ class Attention(nn.Module):
         turned = heads * cos + torch.cat([-right, left], dim=-1) * sin
         return torch.cat([others, turned.flatten(2), prompts], dim=1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention [B, heads, tokens, 64 or another width]. Where the same bits are wanted, compiled code on CUDA uses
-        FlexAttention: PyTorch's other kernels that repeat their bits have large tiles, for longer sequences."""
-        repeats = torch.compiler.is_compiling() and torch.are_deterministic_algorithms_enabled()
-        if self.mask is None or not repeats or q.dtype != torch.bfloat16 or q.shape[3] != 64 or 1 in q.shape:
-            return F.scaled_dot_product_attention(q, k, v)
-        from torch.nn.attention.flex_attention import flex_attention
-
-        return flex_attention(q, k, v, block_mask=self.mask, kernel_options=cast(Any, TILES))
-
-    def prefix(self, prompt: Tensor, placement: Placement) -> tuple[Tensor, Tensor]:
-        """The rows that join the keys and those that join the values."""
-        rows_k, rows_v = prompt.chunk(2, dim=1)
+    def prefix(self, prompt: Tensor, placement: Placement) -> Tensor:
+        """The rows that join the keys, then those that join the values."""
         if placement == "after":
-            return rows_k, rows_v
+            return prompt
+        rows_k, rows_v = prompt.chunk(2, dim=1)
         width = prompt.shape[-1]
         weight, bias = self.qkv.weight[width:], self.qkv.bias[width:]
-        return F.linear(rows_k, weight[:width], bias[:width]), F.linear(rows_v, weight[width:], bias[width:])
+        rows_k, rows_v = F.linear(rows_k, weight[:width], bias[:width]), F.linear(rows_v, weight[width:], bias[width:])
+        return torch.cat([rows_k, rows_v], dim=1)
 
 
 class Mlp(nn.Module):
@@ -121,18 +110,25 @@ class Mlp(nn.Module):
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output, and what is still to be added to every token (see `product`)."""
         if not self.gelu and not torch.is_grad_enabled() and x.is_cuda and self.fc1.weight.dtype == torch.bfloat16:
             rows = torch._addmm_activation(self.fc1.bias, x.flatten(0, 1), self.fc1.weight.T, use_gelu=True)
-            return linear(self.fc2, rows.unflatten(0, x.shape[:2]))  # the product applied GELU to its own output
-        return linear(self.fc2, gelu(linear(self.fc1, x), self.gelu))
+            return product(self.fc2, rows.unflatten(0, x.shape[:2]))  # the product applied GELU to its own output
+        return product(self.fc2, gelu(linear(self.fc1, x), self.gelu))
+
+
+def product(layer: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A linear layer. In bf16 on CUDA its bias is left to be added: compiled code adds it in the next kernel, and
+    PyTorch looks for the kernel of a product with bias again at every call, which takes 0.2 ms."""
+    if x.is_cuda and layer.weight.dtype == torch.bfloat16:
+        return F.linear(x, layer.weight), layer.bias
+    return F.linear(x, layer.weight, layer.bias), None
 
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer. In bf16 on CUDA the bias is added apart: compiled code adds it in the next kernel, and PyTorch
-    looks for the kernel of a product with bias again at every call, which takes 0.2 ms."""
-    apart = x.is_cuda and layer.weight.dtype == torch.bfloat16
-    return F.linear(x, layer.weight) + layer.bias if apart else F.linear(x, layer.weight, layer.bias)
+    out, bias = product(layer, x)
+    return out if bias is None else out + bias
 
 
 def gelu(x: Tensor, form: Gelu = "") -> Tensor:
@@ -145,6 +141,13 @@ def gelu(x: Tensor, form: Gelu = "") -> Tensor:
     return F.gelu(x, approximate="tanh" if form or x.dtype == torch.bfloat16 else "none")
 
 
+def has_kernels(kv: Tensor, prompt: Tensor | None, heads: int) -> bool:
+    """Whether our own kernels compute this attention: on Nvidia GPUs, in bf16, with the usual width of a head."""
+    rows = 0 if prompt is None else prompt.shape[1]
+    usual = kv.shape[-1] in (128 * heads, 192 * heads) and rows <= 128 and rows % 2 == 0
+    return usual and kv.is_cuda and kv.dtype == torch.bfloat16 and torch.version.hip is None
+
+
 class Block(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -154,18 +157,18 @@ class Block(nn.Module):
         self.mlp = Mlp(config.width, int(config.width * config.mlp_ratio), config.gelu)
 
     def forward(
-        self,
-        x: Tensor,
-        prompt: Tensor | None = None,
-        placement: Placement = "after",
-        class_token_only: bool = False,
-        adapter: Adapter | None = None,
-        rotation: Tensor | None = None,
-    ) -> Tensor:
+        self, x: Tensor, late: Tensor | None = None, prompt: Tensor | None = None, placement: Placement = "after",
+        class_token_only: bool = False, adapter: Adapter | None = None, rotation: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Tokens, and what is still to be added to them: `late` of the next block, which adds it where it reads them
+        for its norm."""
+        x = x if late is None else x + late
         attended = self.attn(self.norm1(x), prompt, placement, class_token_only, rotation)
         x = (x[:, :1] if class_token_only else x) + attended
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out if adapter is None else out + bottleneck(x, adapter)
+        mlp, bias = self.mlp(self.norm2(x))
+        late = None if adapter is None else bottleneck(x, adapter)
+        x = x if bias is None else x + bias
+        return (x, mlp) if late is None else (x + mlp, late)
 
 
 def bottleneck(x: Tensor, adapter: Adapter) -> Tensor:
@@ -182,18 +185,22 @@ def any_batch(*inputs: Tensor | None) -> None:
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches times one matrix. The weight has the shape of a convolution, as in checkpoints."""
+    """Non-overlapping patches times one matrix, after the class token. The weight has a convolution's shape, as in
+    checkpoints."""
 
     def __init__(self, patch: int, width: int) -> None:
         super().__init__()
         self.patch = patch
         self.proj = nn.Conv2d(3, width, patch, stride=patch)
 
-    def forward(self, images: Tensor) -> Tensor:
-        p = self.patch
+    def forward(self, images: Tensor, class_token: Tensor, positions: Tensor) -> Tensor:
+        p, weight = self.patch, self.proj.weight.flatten(1)
         b, c, h, w = images.shape
         patches = images.view(b, c, h // p, p, w // p, p).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * p * p)
-        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+        if images.is_cuda:  # fast kernels want rows of 16 bytes: 588 numbers are filled up to 592
+            patches, weight = (F.pad(t, (0, -t.shape[-1] % 8)) for t in (patches, weight))
+        embedded = F.linear(patches, weight, self.proj.bias) + positions[:, 1:]
+        return torch.cat([(class_token + positions[:, :1]).to(embedded.dtype).expand(b, -1, -1), embedded], dim=1)
 
 
 class ViT(nn.Module):
@@ -224,9 +231,11 @@ class ViT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Images to the tokens [B, L, D] that enter block 0: shared by the query and the prompted pass."""
-        patches = self.patch_embed(images.to(self.dtype)) + self.pos_embed[:, 1:]
-        first = (self.cls_token + self.pos_embed[:, :1]).to(patches.dtype).expand(images.shape[0], -1, -1)
-        tokens = torch.cat([first, patches], dim=1)
+        images = images.to(self.dtype)
+        if self.compiled:
+            any_batch(images)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.cls_token.requires_grad):
+            tokens = self.patch_embed(images, self.cls_token, self.pos_embed)
         return self.particular(tokens) if self.config.particular else tokens
 
     def particular(self, tokens: Tensor) -> Tensor:
@@ -243,18 +252,20 @@ class ViT(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Tokens to class-token features [B, D]. adapters: one per block. class_tokens: the blocks, counted from the
         end, whose class tokens are joined in this order [B, blocks · D]. normalize: with the final norm."""
-        x, depth, after = tokens, len(self.blocks), dict[int, Tensor]()
+        x, late, depth, after = tokens, None, len(self.blocks), dict[int, Tensor]()
         rotation = rotations(self.config, x.device, x.dtype) if self.config.rope else None
         for i, block in enumerate(self.blocks):
             prompt = prompts.get(i) if prompts else None
             if prompt is not None and placement == "tokens":  # at the end: the class token stays first
-                x, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None
+                x = x if late is None else x + late
+                x, late, prompt = torch.cat([x, prompt.to(x.dtype).expand(len(x), -1, -1)], dim=1), None, None
             if self.compiled:
-                any_batch(x, prompt)
+                any_batch(x, late, prompt)
             class_token_only = i == depth - 1 and not self.config.pooled
-            x = block(x, prompt, placement, class_token_only, adapters[i] if adapters else None, rotation)
+            adapter = adapters[i] if adapters else None
+            x, late = block(x, late, prompt, placement, class_token_only, adapter, rotation)
             if i - depth in class_tokens:
-                after[i - depth] = x if self.config.pooled else x[:, :1]
+                after[i - depth] = x + late if self.config.pooled else x[:, :1] + late[:, :1]
         if self.config.pooled:  # prompts among the tokens do not count
             patches = self.config.tokens - 1
             return torch.cat([self.norm(after[block][:, :patches]).mean(1) for block in class_tokens], dim=1)
@@ -308,14 +319,8 @@ class ViT(nn.Module):
         # about ten variants per method: prompted or not, learning or not, last block or not; all of them are wanted
         limits = torch._dynamo.config
         limits.recompile_limit = limits.accumulated_recompile_limit = max(limits.recompile_limit, 1024)
-        mask = None
-        if self.cls_token.is_cuda and not any_length:  # "every query sees every key"; else it is made at every call
-            from torch.nn.attention.flex_attention import BlockMask
-
-            one, zero = (torch.full([1, 1, 1], n, dtype=torch.int32, device=self.cls_token.device) for n in (1, 0))
-            mask = BlockMask.from_kv_blocks(one, zero[..., None], BLOCK_SIZE=1 << 30, seq_lengths=(1, 1))
+        self.patch_embed.compile()
         for block in self.blocks:
-            cast(Block, block).attn.mask = mask
             block.compile(dynamic=any_length)
         self.compiled = True
         return self

@@ -103,6 +103,7 @@ def keep_kernels(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+            os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def pick_device(name: str) -> torch.device:
