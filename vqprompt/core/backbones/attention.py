@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 WIDTH = tl.constexpr(64)  # of a head
 SCALE = tl.constexpr(64**-0.5)
@@ -262,27 +263,23 @@ def _given(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -> t
     return [q, kv, kv if prompt is None else prompt], sizes
 
 
-@torch.library.custom_op("vqprompt::attention", mutates_args=())
 def _attention(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -> list[Tensor]:
-    """Outputs and `lse`."""
     tensors, sizes = _given(kv, q, prompt, heads)
     _, queries, keys, _, prompts, *_ = sizes
-    out = kv.new_empty(len(kv), queries, heads * 64)
-    lse = kv.new_empty(len(kv), heads, queries, dtype=torch.float32)
+    out, lse = _room_for_outputs(kv, q, prompt, heads)
     tiles = [LARGE, _rows(queries % LARGE), SMALL, _rows(keys % SMALL + prompts)]
     _attend[(-(-queries // LARGE) * len(kv) * heads,)](*tensors, out, lse, *sizes, *tiles, num_warps=4, maxnreg=96)
     return [out, lse]
 
 
-@torch.library.custom_op("vqprompt::attention_gradient", mutates_args=())
 def _attention_gradient(
     grad: Tensor, kv: Tensor, q: Tensor | None, prompt: Tensor | None, out: Tensor, lse: Tensor, heads: int,
     learns: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of `kv`, `q` and `prompt`; empty tensors where there is none."""
     tensors, sizes = _given(kv, q, prompt, heads)
     _, queries, keys, _, prompts, *_ = sizes
-    grad, delta, gradients = grad.contiguous(), torch.empty_like(lse), _room(kv, q, prompt, learns)
+    grad, delta = grad.contiguous(), torch.empty_like(lse)
+    gradients = _room_for_gradients(grad, kv, q, prompt, out, lse, heads, learns)
     tiles = [LARGE, _rows(queries % LARGE), SMALL, _rows(keys % SMALL + prompts), learns]
     _query_gradient[(-(-queries // LARGE) * len(kv) * heads,)](
         *tensors, out, grad, lse, delta, gradients[0 if q is None else 1], *sizes, *tiles, num_warps=4, maxnreg=96
@@ -295,26 +292,20 @@ def _attention_gradient(
     return gradients
 
 
-def _room(kv: Tensor, q: Tensor | None, prompt: Tensor | None, learns: bool) -> list[Tensor]:
-    """Room for gradients. A prompt of all images gets one from each of them."""
-    shapes = [kv.shape, *(None if t is None else (kv.shape[0], *t.shape[1:]) for t in (q, prompt))]
-    wanted = [learns, learns and q is not None, prompt is not None]
-    return [kv.new_empty(shape if want else 0) for shape, want in zip(shapes, wanted, strict=True)]  # type: ignore[arg-type]
-
-
-@_attention.register_fake
-def _(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -> list[Tensor]:
+def _room_for_outputs(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -> list[Tensor]:
     queries = (kv if q is None else q).shape[1]
     lse = kv.new_empty(kv.shape[0], heads, queries, dtype=torch.float32)
     return [kv.new_empty(kv.shape[0], queries, heads * 64), lse]
 
 
-@_attention_gradient.register_fake
-def _(
+def _room_for_gradients(
     grad: Tensor, kv: Tensor, q: Tensor | None, prompt: Tensor | None, out: Tensor, lse: Tensor, heads: int,
     learns: bool,
 ) -> list[Tensor]:  # fmt: skip
-    return _room(kv, q, prompt, learns)
+    """A prompt of all images gets a gradient from each of them."""
+    shapes = [kv.shape, *(None if t is None else (kv.shape[0], *t.shape[1:]) for t in (q, prompt))]
+    wanted = [learns, learns and q is not None, prompt is not None]
+    return [kv.new_empty(shape if want else 0) for shape, want in zip(shapes, wanted, strict=True)]  # type: ignore[arg-type]
 
 
 def _keep(ctx: Any, inputs: Any, output: list[Tensor]) -> None:
@@ -325,13 +316,37 @@ def _keep(ctx: Any, inputs: Any, output: list[Tensor]) -> None:
 def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
     kv, q, prompt, out, lse = ctx.saved_tensors
     learns = any(ctx.needs_input_grad[:2])
-    gradients = _attention_gradient(grads[0], kv, q, prompt, out, lse, ctx.heads, learns)
+    gradients = torch.ops.vqprompt.attention_gradient(grads[0], kv, q, prompt, out, lse, ctx.heads, learns)
     if prompt is not None and prompt.shape[0] == 1:
         gradients[2] = gradients[2].sum(0, keepdim=True)
     return *(own if needed else None for own, needed in zip(gradients, ctx.needs_input_grad, strict=False)), None
 
 
-_attention.register_autograd(_backward, setup_context=_keep)
+# operators of PyTorch, so that its compiler leaves them as they are
+_library = torch.library.Library("vqprompt", "DEF")
+_library.define("attention(Tensor kv, Tensor? q, Tensor? prompt, int heads) -> Tensor[]")
+_library.define(
+    "attention_gradient(Tensor grad, Tensor kv, Tensor? q, Tensor? prompt, Tensor out, Tensor lse, int heads, "
+    "bool learns) -> Tensor[]"
+)
+for _name, _compute, _room in (
+    ("attention", _attention, _room_for_outputs),
+    ("attention_gradient", _attention_gradient, _room_for_gradients),
+):
+    _library.impl(_name, _compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"vqprompt::{_name}", _room, lib=_library)
+torch.library.register_autograd("vqprompt::attention", _backward, setup_context=_keep, lib=_library)
+
+
+def _flops(kv: Any, q: Any, prompt: Any, heads: int, **_: Any) -> int:
+    queries, rows = kv[1] if q is None else q[1], 0 if prompt is None else prompt[1] // 2
+    return int(4 * kv[0] * queries * (kv[1] + rows) * heads * 64)
+
+
+register_flop_formula(torch.ops.vqprompt.attention)(_flops)
+register_flop_formula(torch.ops.vqprompt.attention_gradient)(
+    lambda grad, kv, q, prompt, out, lse, heads, learns, **_: 2 * _flops(kv, q, prompt, heads)
+)
 
 
 def attention(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -> Tensor:
@@ -340,4 +355,5 @@ def attention(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -
     kv: keys and values of tokens [B, L, 2 D], or with their queries before them [B, L, 3 D]. q: other queries
     [B, queries, D]. prompt: rows that join the keys, then as many that join the values [B or 1, 2 P, D].
     """
-    return _attention(kv, q, prompt, heads)[0]
+    out: Tensor = torch.ops.vqprompt.attention(kv, q, prompt, heads)[0]
+    return out

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from vqprompt.core.data.archives import hidden, open_files
+from vqprompt.core.data.archives import Files, hidden, open_files
 from vqprompt.core.data.decode import IMAGE_SUFFIXES
 from vqprompt.core.errors import ImageError
 from vqprompt.core.files import exists
@@ -68,13 +68,14 @@ def images_in(folder: Path) -> list[Path]:
 
 
 class Source(RowsOfEntries):
-    """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`. keep: see `open_files`."""
+    """A folder, zip or tar of `train/<class>/…` + `test/<class>/…`, or of `<class>/…`. keep: see `open_files`. files:
+    those at `path`, if they are open."""
 
-    def __init__(self, path: str | Path, keep: bool = True) -> None:
+    def __init__(self, path: str | Path, keep: bool = True, files: Files | None = None) -> None:
         self.path = Path(path).expanduser()
         if not exists(self.path):
             raise ImageError(f"{path}: no such folder or zip file; give the folder that holds one folder per class")
-        self.files = open_files(self.path, keep)
+        self.files = files or open_files(self.path, keep)
         self.read_path = self.files.read
         self.ignored: list[str] = list(self.files.skipped)
         self.entries = self._list()

@@ -146,9 +146,10 @@ def read_file(files: Files, name: str) -> bytes:
         raise ImageError(f"{files.path}: {name} cannot be read ({error}); get it again") from None
 
 
-def list_images(path: Path, by_domain: bool = False) -> Listing:
-    """Class folders, with or without train/ and test/ above them. by_domain: they are inside folders of domains."""
-    source = Source(path)
+def list_images(path: Path, by_domain: bool = False, files: Files | None = None) -> Listing:
+    """Class folders, with or without train/ and test/ above them. by_domain: they are inside folders of domains. files:
+    as in `Source`."""
+    source = Source(path, files=files)
     entries, domains = source.entries, None
     if by_domain:  # then the outer folder, which was taken for the class, is the domain
         if wrong := [e.path for e in entries if e.path.split("/")[-3:-2] != [e.label]]:

@@ -60,12 +60,12 @@ def open_published(name: str, source: str | None, side: int, seed: int, progress
     return common.make_dataset(name, listing, side, seed, progress, known)
 
 
-def list_published(known: Published, path: Path) -> Listing:
+def list_published(known: Published, path: Path, files: Files | None = None) -> Listing:
     """Parquet files, or class folders, packed or not."""
     if known.labels and parquet_files(path):
         listing = common.list_parquet(path, known.labels)
     else:
-        listing = common.list_images(path)
+        listing = common.list_images(path, files=files)
     listing.classes = common.ordered(listing.classes, known.names)
     return listing
 
@@ -74,11 +74,12 @@ def list_published(known: Published, path: Path) -> Listing:
 
 
 def list_cub200(known: Published, path: Path) -> Listing:
-    tables: list[str] = []
-    if not parquet_files(path):
-        files = open_files(path)
+    files = None if parquet_files(path) else open_files(path)
+    if files is not None:
         tables = sorted((p for p in files.names if p.rpartition("/")[2] in TABLES[:3]), key=lambda p: p.count("/"))
-    return _official(files, tables[0].rpartition("/")[0]) if tables else list_published(known, path)
+        if tables:
+            return _official(files, tables[0].rpartition("/")[0])
+    return list_published(known, path, files)
 
 
 def _official(files: Files, folder: str) -> Listing:

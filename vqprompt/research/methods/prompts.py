@@ -87,9 +87,10 @@ class PromptPool(nn.Module):
 
     def nearest(self, soft: Tensor) -> Tensor:
         """Index of the pool element closest to each soft prompt [B, M]."""
-        flat, pool = soft.detach().flatten(2), self.prompts.detach().flatten(2)
+        soft, pool = soft.detach(), self.prompts.detach()
+        products = torch.einsum("bmld,mnld->bmnl", soft, pool).sum(-1)  # row by row, which GPUs compute side by side
         # |p' - P_j|^2 without its first term, which is the same for every j
-        return (pool.square().sum(-1) - 2 * torch.einsum("bmk,mnk->bmn", flat, pool)).argmin(dim=-1)
+        return (pool.square().sum((-1, -2)) - 2 * products).argmin(dim=-1)
 
     def quantize(self, soft: Tensor, gradient: Gradient = "straight-through", reduction: str = "mean") -> Quantized:
         """Replace soft prompts by their nearest elements; the gradient of the result passes on to the soft prompts."""
