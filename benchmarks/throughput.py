@@ -122,7 +122,8 @@ def measure_ours(
 
     def train(deterministic: bool = True) -> float:
         runtime = replace(learner.runtime, deterministic=deterministic)
-        loop = TrainingLoop(learner.method.losses, learner.method.parameter_groups(), learner.vit, batches, runtime)
+        groups = learner.method.parameter_groups()
+        loop = TrainingLoop(learner.method.losses, groups, learner.vit, batches, runtime, queries=queries is None)
         for _ in loop:
             pass
         return loop.seconds

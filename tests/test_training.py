@@ -4,6 +4,7 @@ import itertools
 import math
 from contextlib import nullcontext
 from statistics import mean
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,6 +213,30 @@ class TestLearning:
         second = torch.device("cuda:1")
         GraphedStep(lambda inputs: {}, second)({})
         assert waits == [(second, second)] * 2
+
+    @pytest.mark.bits
+    def test_queries_of_the_next_batch_beside_a_step_change_nothing(self, monkeypatch):
+        """As on CUDA, but for the streams: nothing is computed at the same time here."""
+
+        class Recorded(GraphedStep):
+            def __init__(self, step, device, enabled=True):
+                super().__init__(step, device, enabled)
+                self.enabled = enabled
+
+            def __call__(self, inputs):
+                return self.step(inputs)
+
+        stream, begin, begun = SimpleNamespace(wait_stream=lambda other: None), training_module.Ahead.begin, []
+        for name, fake in (("current_stream", lambda _: stream), ("stream", lambda _: nullcontext())):
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(training_module, "side_stream", lambda *_: stream)
+        monkeypatch.setattr(training_module.Ahead, "begin", lambda *given: (begun.append(1), begin(*given)))
+        training, found = QUICK.model_copy(update={"augment": "crop", "epochs": 3}), []
+        for recorded in (GraphedStep, Recorded):
+            monkeypatch.setattr(training_module, "GraphedStep", recorded)
+            learner = make_learner("vq-prompt", training=training)
+            found.append([epoch.losses for epoch in learner.epochs(next(iter(make_stream())))])
+        assert found[0] == found[1] and len(begun) == 6, "3 epochs of 2 steps"
 
     def test_a_class_is_learned_once_by_a_method_that_cannot_learn_it_again(self):
         learner = make_learner("lwf")

@@ -186,7 +186,10 @@ class Learner:
             shared = self.shared_queries if self.runtime.ranks.count == 1 else None
             queries = self.known_queries.for_training(images, self.settings, seed, shared)
         batches = TaskBatches(images, labels, self.settings, seed, self.device, queries, self.runtime.ranks)
-        return TrainingLoop(self.method.losses, groups, self.vit, batches, self.runtime, data.task.number, progress)
+        asks = self.method.uses_query and queries is None and not self.method.tunes_backbone
+        return TrainingLoop(
+            self.method.losses, groups, self.vit, batches, self.runtime, data.task.number, progress, queries=asks
+        )
 
     def _close_task(self, task: Task, data: TaskData) -> None:
         self.method.eval()

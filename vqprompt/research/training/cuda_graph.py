@@ -9,8 +9,16 @@ import torch
 
 from vqprompt.research.training.optim import Inputs, Losses
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}  # one for all first steps and recordings, which reuse its memory
+_streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
 _last: dict[torch.device, torch.cuda.CUDAGraph] = {}  # the last recording, which holds memory for the next one
+
+
+def side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """A stream besides the usual one, always the same for a purpose: steps then reuse its memory. It belongs to this
+    device; PyTorch would take the current one."""
+    if (device, purpose) not in _streams:
+        _streams[device, purpose] = torch.cuda.Stream(device)
+    return _streams[device, purpose]
 
 
 class GraphedStep:
@@ -34,8 +42,7 @@ class GraphedStep:
             return self.step(inputs)
         if self.first:
             self.first = False
-            # the first step needs a separate stream, of its own device: PyTorch would take the current device's
-            side = _streams.setdefault(self.device, torch.cuda.Stream(self.device))
+            side = side_stream(self.device, "recording")
             main = torch.cuda.current_stream(self.device)
             side.wait_stream(main)
             with torch.cuda.stream(side):
@@ -65,7 +72,7 @@ class GraphedStep:
         if not plenty:
             last = None
             torch.cuda.empty_cache()
-        with torch.cuda.stream(_streams[self.device]):
+        with torch.cuda.stream(side_stream(self.device, "recording")):
             graph.capture_begin(None if last is None else last.pool(), capture_error_mode="thread_local")
             try:
                 self.losses = self.step(self.inputs)

@@ -20,7 +20,7 @@ from vqprompt.core.progress import Progress, Report, Stage, ignore
 from vqprompt.core.runtime.device import Runtime
 from vqprompt.core.runtime.distributed import WHOLE
 from vqprompt.research.training.batches import TaskBatches, draw
-from vqprompt.research.training.cuda_graph import GraphedStep
+from vqprompt.research.training.cuda_graph import GraphedStep, side_stream
 from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, rate_at, set_rates
 from vqprompt.research.training.view import View
 
@@ -58,10 +58,12 @@ class TrainingLoop:
     runtime: Runtime
     task: int = 0  # its number
     progress: Report = ignore
+    queries: bool = False  # every step takes queries of its images, which a backbone computes that stays as it is
 
     def __post_init__(self) -> None:
         self.settings = s = self.batches.settings
         self.ranks, self.part = self.batches.ranks, WHOLE
+        self.ahead: Ahead | None = None
         self.optimizer = make_optimizer(self.groups, s.optimizer, s.lr, s.weight_decay)
         self.next_epoch, self.images_seen, self.seconds = 0, 0, 0.0
 
@@ -84,16 +86,21 @@ class TrainingLoop:
         sizes = self.batches.sizes
         step, steps, images = sum(map(len, sizes[: self.next_epoch])), sum(map(len, sizes)), sum(map(sum, sizes))
         drawn, inputs = self.batches.inputs(self.next_epoch), None
+        looks_ahead = step_or_replay.enabled and self.queries and len({size for epoch in sizes for size in epoch}) == 1
         for number in range(self.next_epoch, self.settings.epochs):
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
             with self.runtime.repeatable():
                 for size in sizes[number]:
                     inputs = inputs or next(drawn)
+                    if looks_ahead and self.ahead is None:
+                        self.ahead = Ahead(self.vit, self.runtime.device, inputs)
                     set_rates(self.optimizer, rate_at(self.settings, number, step, steps))
                     self.part = self.ranks.part(size)
-                    losses = step_or_replay(inputs)
-                    inputs = next(drawn, None)  # also of the next epoch: drawn while the device still computes
+                    following = None if self.ahead is None else next(drawn, inputs)
+                    losses = step_or_replay(inputs if following is None else {**following, "labels": inputs["labels"]})
+                    # also of the next epoch: drawn while the device still computes
+                    inputs = following or next(drawn, None)
                     # a copy: the next replay overwrites its losses
                     values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1
@@ -107,13 +114,52 @@ class TrainingLoop:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _step(self, inputs: Inputs) -> Losses:
+        """A step on these inputs. With an `Ahead`, only the labels are this step's, and all else is the next one's."""
         self.optimizer.zero_grad(set_to_none=True)
         with self.runtime.autocast(self.vit):
-            images, query = partial(draw, inputs, self.vit), inputs.get("query")
-            losses = self.losses_of(View(self.vit, images, query, inputs["labels"], self.task, self.part))
+            images, ahead = partial(draw, inputs, self.vit), self.ahead
+            drawn, query = (images, inputs.get("query")) if ahead is None else (ahead.refuse, ahead.query)
+            view = View(self.vit, drawn, query, inputs["labels"], self.task, self.part)
+            if ahead is not None:
+                ahead.begin(images)
+                view.tokens = ahead.tokens
+            losses = self.losses_of(view)
         self.part.weigh(torch.stack(list(losses.values())).sum()).backward()
         self.ranks.add_gradients(p for group in self.optimizer.param_groups for p in group["params"])
         if self.settings.clip:
             clip_gradients(self.optimizer, self.settings.clip)
         self.optimizer.step()
+        if ahead is not None:
+            ahead.end()
         return {name: value.detach() for name, value in losses.items()}
+
+
+class Ahead:
+    """Tokens and queries of a batch's images. While a step works on them, those of the next one are computed beside it,
+    so that the GPU never waits between the kernels of a step: neither depends on what it learns."""
+
+    def __init__(self, vit: ViT, device: torch.device, first: Inputs) -> None:
+        self.vit, self.device = vit, device
+        self.tokens, self.query = self._compute(partial(draw, first, vit))
+
+    @torch.no_grad()
+    def _compute(self, images: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        tokens = self.vit.embed(images())
+        return tokens, self.vit.query(tokens).float()
+
+    def refuse(self) -> Tensor:
+        raise RuntimeError("the images of this step are not there any more, only their tokens and queries")
+
+    def begin(self, images: Callable[[], Tensor]) -> None:
+        """Start with the next step's images."""
+        self.beside = side_stream(self.device, "beside")
+        self.beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.beside):
+            self.following = self._compute(images)
+
+    def end(self) -> None:
+        """The step is done: what was computed beside it is for the next one."""
+        torch.cuda.current_stream(self.device).wait_stream(self.beside)
+        self.tokens.copy_(self.following[0])
+        self.query.copy_(self.following[1])
+        del self.following
