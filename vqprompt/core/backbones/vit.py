@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Literal
 
@@ -31,6 +32,7 @@ after   first half of the rows are extra keys, second half extra values, AFTER t
 before  the same halves, sent through W_K and W_V first (the paper's equation)
 tokens  all rows become tokens of the sequence at that block, and stay (prompt tuning)
 """
+TRITON = find_spec("triton") is not None  # PyTorch for Nvidia GPUs brings it, but not on Windows
 
 Prompts = Mapping[int, Tensor]
 """Prompts by block: [B or 1, L_p, D] each."""
@@ -70,7 +72,7 @@ class Attention(nn.Module):
             kv = self.qkv(x)
         rows = None if prompt is None else self.prefix(prompt.to(x.dtype), placement)
         if rotation is None and has_kernels(kv, rows, self.heads):
-            from vqprompt.core.backbones.attention import attention  # Triton is there if PyTorch is one for CUDA
+            from vqprompt.core.backbones.attention import attention  # here: without a GPU there is no Triton
 
             return linear(self.proj, attention(kv, q, rows, self.heads))
         q, k, v = kv.chunk(3, dim=-1) if q is None else (q, *kv.chunk(2, dim=-1))
@@ -145,7 +147,7 @@ def has_kernels(kv: Tensor, prompt: Tensor | None, heads: int) -> bool:
     """Whether our own kernels compute this attention: on Nvidia GPUs, in bf16, with the usual width of a head."""
     rows = 0 if prompt is None else prompt.shape[1]
     usual = kv.shape[-1] in (128 * heads, 192 * heads) and rows <= 128 and rows % 2 == 0
-    return usual and kv.is_cuda and kv.dtype == torch.bfloat16 and torch.version.hip is None
+    return usual and kv.is_cuda and kv.dtype == torch.bfloat16 and TRITON and torch.version.hip is None
 
 
 class Block(nn.Module):
