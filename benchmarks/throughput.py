@@ -271,7 +271,7 @@ def measure_ordinary(config: ViTConfig, batch: int, device: torch.device, steps:
 
 
 def show(name: str, row: dict[str, Any]) -> None:
-    ours, known, ordinary = row["ours"], row["ours_known_queries"], row["ordinary"]
+    ours, known, ordinary = row["ours"], row.get("ours_known_queries"), row["ordinary"]
 
     def line(what: str, images: float, tflops: float, gflop: float, tail: str = "") -> None:
         print(f"  {what:<22}{images:9.1f} images/s {tflops:8.3f} TFLOP/s at {gflop:6.2f} GFLOP per image{tail}")
@@ -283,15 +283,16 @@ def show(name: str, row: dict[str, Any]) -> None:
     if other := ours["training_other_bits_images_per_s"]:
         ratio = ours["training_images_per_s"] / other
         print(f"  … deterministic=False {other:9.1f} images/s; the same bits every time cost {1 - ratio:.1%}")
-    line("… with known queries", known["training_images_per_s"], known["training_tflops"],
-         known["training_gflop_per_image"])  # fmt: skip
+    if known:
+        line("… with known queries", known["training_images_per_s"], known["training_tflops"],
+             known["training_gflop_per_image"])  # fmt: skip
     line("evaluation", ours["evaluation_images_per_s"], ours["evaluation_tflops"], ours["evaluation_gflop_per_image"],
          f" = {row['evaluation_fraction_of_ceiling']:.1%} of the ceiling")  # fmt: skip
     if ordinary:
         print(
             f"  ordinary training     {ordinary['training_images_per_s']:9.1f} images/s; ours is "
-            f"{row['training_over_ordinary']:.2f} times that, "
-            f"{row['known_queries_over_ordinary']:.2f} with known queries"
+            f"{row['training_over_ordinary']:.2f} times that"
+            + (f", {row['known_queries_over_ordinary']:.2f} with known queries" if known else "")
         )
     print(f"  first use, with compilation: {ours['first_use_s']:.1f} s")
 
@@ -303,6 +304,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="another batch size (default: 128 on CUDA, less on a CPU)")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"), help="of our way")
     parser.add_argument("--no-ordinary", action="store_true", help="leave out the ordinary way, which takes longest")
+    parser.add_argument("--no-known-queries", action="store_true", help="leave out training on images as they are")
     parser.add_argument("--no-other-bits", action="store_true", help="leave out training without the same bits")
     args = parser.parse_args()
     device = torch.device(args.device)
@@ -314,19 +316,22 @@ def main() -> None:
     for name in args.model or PLAN[device.type]:
         config, batch = MODELS[name], args.batch or PLAN[device.type].get(name, 128)
         ours = measure_ours(config, batch, device, args.precision, steps, "crop", not args.no_other_bits)
-        known = measure_ours(config, batch, device, args.precision, steps, "none", False)
+        known = (
+            None if args.no_known_queries else measure_ours(config, batch, device, args.precision, steps, "none", False)
+        )
         ordinary = None if args.no_ordinary else measure_ordinary(config, batch, device, max(2, steps // 2))
         report["models"][name] = row = {
             "batch": batch,
             "ours": ours,
-            "ours_known_queries": known,
+            **({"ours_known_queries": known} if known else {}),
             "ordinary": ordinary,
             "training_fraction_of_ceiling": ours["training_tflops"] / limit["matmul_tflops"],
             "evaluation_fraction_of_ceiling": ours["evaluation_tflops"] / limit["matmul_tflops"],
         }
         if ordinary:
             row["training_over_ordinary"] = ours["training_images_per_s"] / ordinary["training_images_per_s"]
-            row["known_queries_over_ordinary"] = known["training_images_per_s"] / ordinary["training_images_per_s"]
+            if known:
+                row["known_queries_over_ordinary"] = known["training_images_per_s"] / ordinary["training_images_per_s"]
         show(name, row)
     write_json(args.json, report)
 
