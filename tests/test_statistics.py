@@ -15,7 +15,7 @@ from vqprompt.core.statistics.gaussians import JITTER, KINDS, ClassStatistics
 from vqprompt.product.model.calibration import student_quantile
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods.base import Head
-from vqprompt.research.training.rebalancing import Rebalancing, normalized_cross_entropy, rebalance
+from vqprompt.research.training.rebalancing import Rebalancing, fill_gradient, normalized_cross_entropy, rebalance
 
 WIDTH = 6
 
@@ -358,3 +358,11 @@ def test_what_is_computed_without_scipy_agrees_with_it() -> None:
     assert np.log(discriminant.best_temperature(scores, classes)) == pytest.approx(expected.x, abs=2e-3)
     for freedom in (1, 1.5, 4, 19):
         assert student_quantile(freedom, 0.05) == pytest.approx(stdtrit(freedom, 0.05), abs=1e-4)
+
+
+def test_the_gradient_that_gpus_rebalance_with_is_that_of_the_cross_entropy():
+    head, features, labels = torch.nn.Linear(12, 7).double(), torch.randn(33, 12).double(), torch.randint(0, 7, (33,))
+    torch.nn.functional.cross_entropy(head(features), labels).backward()
+    expected = head.weight.grad, head.bias.grad
+    fill_gradient(head, features, torch.eye(7).double()[labels])
+    torch.testing.assert_close((head.weight.grad, head.bias.grad), expected)

@@ -230,6 +230,7 @@ class TestLearning:
         for name, fake in (("current_stream", lambda _: stream), ("stream", lambda _: nullcontext())):
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(training_module, "side_stream", lambda *_: stream)
+        monkeypatch.setattr(training_module, "MANY_STEPS", 6)
         monkeypatch.setattr(training_module.Ahead, "begin", lambda *given: (begun.append(1), begin(*given)))
         training, found = QUICK.model_copy(update={"augment": "crop", "epochs": 3}), []
         for recorded in (GraphedStep, Recorded):

@@ -257,7 +257,10 @@ def _rows(count: int) -> int:
 
 def _given(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) -> tuple[list[Tensor], list[int]]:
     """What all kernels get: tensors, then a distance and sizes."""
-    q = kv if q is None else q
+    kv = kv.contiguous()
+    q = kv if q is None else q.contiguous()
+    if prompt is not None and prompt.stride()[1:] != (prompt.shape[2], 1):
+        prompt = prompt.contiguous()
     step, prompts = (0, 0) if prompt is None else (prompt.stride(0) * (len(prompt) > 1), prompt.shape[1] // 2)
     sizes = [step, q.shape[1], kv.shape[1], heads, prompts, q.shape[2], kv.shape[2]]
     return [q, kv, kv if prompt is None else prompt], sizes

@@ -25,6 +25,9 @@ from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, mak
 from vqprompt.research.training.view import View
 
 
+MANY_STEPS = 40  # with fewer, looking ahead takes longer than it saves: the last step does it for nothing
+
+
 @dataclass(frozen=True)
 class Epoch:
     """A finished epoch: its number and, for each loss term, the value of every step."""
@@ -86,7 +89,8 @@ class TrainingLoop:
         sizes = self.batches.sizes
         step, steps, images = sum(map(len, sizes[: self.next_epoch])), sum(map(len, sizes)), sum(map(sum, sizes))
         drawn, inputs = self.batches.inputs(self.next_epoch), None
-        looks_ahead = step_or_replay.enabled and self.queries and len({size for epoch in sizes for size in epoch}) == 1
+        same = len({size for epoch in sizes for size in epoch}) == 1
+        looks_ahead = step_or_replay.enabled and self.queries and same and steps >= MANY_STEPS
         for number in range(self.next_epoch, self.settings.epochs):
             started = time.perf_counter()
             losses, values = Losses(), list[Tensor]()
