@@ -24,7 +24,6 @@ from vqprompt.research.training.cuda_graph import GraphedStep, side_stream
 from vqprompt.research.training.optim import Inputs, Losses, clip_gradients, make_optimizer, rate_at, set_rates
 from vqprompt.research.training.view import View
 
-
 MANY_STEPS = 40  # with fewer, looking ahead takes longer than it saves: the last step does it for nothing
 
 
