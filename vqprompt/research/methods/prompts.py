@@ -77,10 +77,6 @@ class PromptPool(nn.Module):
 
     def mix(self, alpha: Tensor) -> Tensor:
         """The soft prompts p' = sum_i alpha_i P_i: [B, M, N] to [B, M, L_p, D]."""
-        if alpha.is_cuda:  # row by row: GPUs then compute the gradient of alpha side by side
-            return torch.einsum(
-                "bmln,mnld->bmld", alpha[:, :, None].expand(-1, -1, self.prompts.shape[2], -1), self.prompts
-            )
         return torch.einsum("bmn,mnld->bmld", alpha, self.prompts)
 
     def balance(self, alpha: Tensor) -> dict[str, Tensor]:
