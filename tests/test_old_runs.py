@@ -1,8 +1,8 @@
-"""Run folders of earlier versions, in the middle of their second task: they still resume, predict and can be read.
+"""A run folder that an earlier version wrote, in the middle of its second task: it still resumes, predicts and can be
+read.
 
-One was written by 0.1.0, one when checkpoints of version 2 were new. `run-of-0.1.0.end.safetensors` is the state that
-0.1.0 reached at the end. Equal bits can be asked for only where the rounding is that of the machine it was written on
-(`WRITTEN_ON`).
+`run-of-version-2.end.safetensors` is the state that the first version reached at the end. Equal bits can be asked for
+only where the rounding is that of the machine it was written on (`WRITTEN_ON`).
 """
 
 import shutil
@@ -22,9 +22,9 @@ from vqprompt.research.results.config import resolve
 from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs import runner as runs
 
-pytestmark = [pytest.mark.bits, pytest.mark.filterwarnings("ignore:.*written by an older vqprompt:UserWarning")]
+pytestmark = pytest.mark.bits
 DATA = Path(__file__).parent / "data"
-END = DATA / "run-of-0.1.0.end.safetensors"
+END = DATA / "run-of-version-2.end.safetensors"
 SETTINGS = {
     "data": "quickdraw50", "tasks": [2, 2, 2], "method": "vq-prompt", "backbone": "vit-s14", "seed": 2, "size": 28,
     "epochs": 3, "batch_size": 12, "augment": "none", "test_crop": 0.0, "train_per_class": 12, "test_per_class": 5,
@@ -44,9 +44,9 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["run-of-0.1.0", "run-of-version-2"])
-def folder(request, tmp_path):
-    return Path(shutil.copytree(DATA / request.param, tmp_path / request.param))
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(DATA / "run-of-version-2", tmp_path / "run"))
 
 
 def test_it_is_resumed_to_the_end_that_the_first_version_reached(folder):
@@ -64,16 +64,12 @@ def test_it_is_resumed_to_the_end_that_the_first_version_reached(folder):
     again = RunResult.read(folder)
     assert again.done and again.rounding == result.rounding and rounding(torch.device("cpu")) in again.rounding
     assert any("rounding" in note for note in result.notes) == (len(result.rounding) > 1)
-    if folder.name == "run-of-0.1.0":  # it does not say where it began, so nothing is noted
-        assert len(result.rounding) == 1
 
 
 def test_its_result_so_far_is_read(folder):
     result = RunResult.read(folder)
     assert (result.done, result.learned, result.accuracy[0][0]) == (False, 1, 80)
-    assert (result.schema_version, bool(result.rounding)) == (
-        (1, False) if folder.name == "run-of-0.1.0" else (2, True)
-    )
+    assert (result.schema_version, bool(result.rounding)) == (2, True)
 
 
 def test_it_predicts_what_it_had_learned(folder):
@@ -86,8 +82,3 @@ def test_it_predicts_what_it_had_learned(folder):
     assert torch.equal(predictor.predict_proba(drawings), learner.predict_proba(drawings))
     right = [name == task.classes[i] for name, i in zip(predictor.predict(drawings), task.test.labels, strict=True)]
     assert sum(right) >= 7, "8 of 10 when the task was learned"
-
-
-def test_a_checkpoint_without_a_checksum_is_read_with_a_note():
-    with pytest.warns(UserWarning, match="written by an older vqprompt, without a checksum of its settings"):
-        read_checkpoint(DATA / "run-of-0.1.0")

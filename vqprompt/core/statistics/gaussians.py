@@ -33,7 +33,7 @@ class ClassStatistics(nn.Module, ABC):
     means: Tensor  # [C, k, D]
     shares: Tensor  # [C, k], how often pseudo-features come from each centroid; 1 in all
     spread: Tensor  # the covariance, in the form that each kind describes
-    seen: Tensor  # [C], degrees of freedom of each class's scatter; their sum [1], where an earlier version saved them
+    seen: Tensor  # [C], degrees of freedom of each class's scatter
     doubt: Tensor  # [D, D], sum over classes: covariance of what moves left their means off by; only if measured
 
     def __init__(
@@ -118,10 +118,6 @@ class ClassStatistics(nn.Module, ABC):
             raise ValueError("several centroids per class cannot be computed from sums")
         known = sums.labels[sums.labels < len(self.means)]
         if len(known):
-            if len(self.seen) < len(self.means):
-                raise UserError(
-                    "these classes were saved by an earlier version and cannot be learned again; start anew"
-                )
             counts = self.seen[known].double() + 1
             totals = self.means[known, 0].double() * counts[:, None]
             sums.counts[: len(known)] += counts

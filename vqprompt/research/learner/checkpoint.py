@@ -20,7 +20,6 @@ from torch import Tensor
 
 from vqprompt.core.errors import CheckpointError
 from vqprompt.core.files import delete_abandoned, lock_file, read_regular, write_atomically, writing
-from vqprompt.research.migration import OLD_CHECKPOINT, upgrade_checkpoint, upgrade_tensors
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 2
@@ -73,7 +72,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for attempt in range(ATTEMPTS):
         info = _read_info(folder)
         try:
-            return upgrade_tensors(_read_tensors(folder, info), info.get("method", "")), info
+            return _read_tensors(folder, info), info
         except CheckpointError:
             if _read_info(folder) == info:  # nobody replaced it: it really is damaged
                 raise
@@ -94,15 +93,13 @@ def _read_info(folder: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a vqprompt checkpoint; give a folder that `vqprompt run` wrote")
     version = info.get("version")
-    if version not in (OLD_CHECKPOINT, VERSION) or not isinstance(version, int):
+    if version != VERSION or not isinstance(version, int):
         raise CheckpointError(
-            f"{path}: checkpoint version {version}, and this vqprompt reads versions {OLD_CHECKPOINT} and {VERSION}; "
-            "install a newer vqprompt"
+            f"{path}: checkpoint version {version}, and this vqprompt reads version {VERSION}; install another vqprompt"
         )
-    if (version == VERSION or CHECKSUM in info) and info.get(CHECKSUM) != checksum(info):
+    if info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
-    tensors = Path(str(info.get("tensors"))).name  # never outside of the folder
-    return {**upgrade_checkpoint(info, path), "tensors": tensors}
+    return {**info, "tensors": Path(str(info.get("tensors"))).name}  # never outside of the folder
 
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ class OpenTaskRecord(BaseModel, strict=True):
 
 
 class LearnerRecord(BaseModel, strict=True):
-    """What checkpoint.json says about a learner. weights, fingerprint: as in `Built`; version 1 has no weights."""
+    """What checkpoint.json says about a learner. weights, fingerprint: as in `Built`."""
 
     backbone: str
     weights: str

@@ -1,7 +1,7 @@
 """The result of a run: the typed record behind `metrics.json`.
 
 A run writes it after each task. The report, the paper's tables and the trackers read it back through the same model.
-Files that `bench table --save` wrote, and those of version 0.1.0, lack some fields; these have their defaults here.
+Files that `bench table --save` wrote lack some fields; these have their defaults here.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ClassResults(Record):
 
     @classmethod
     def read(cls, folder: Path) -> ClassResults | None:
-        """None for a run without such a file: one that is not done, or of version 0.1.0."""
+        """None for a run without such a file: one that is not done."""
         path = folder / CLASSES_FILE
         return cls.parse(read_json(path), str(path)) if path.exists() else None
 
