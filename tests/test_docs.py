@@ -213,7 +213,8 @@ def printed_lines(page: str) -> list[str]:
 def garden(tmp_path, monkeypatch):
     """What the pages speak of: birds/, autumn/, new-photos/, photo.jpg, dir/ … as drawings, and small for speed."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "vqprompt.toml").write_text("[learn]\nsize = 28\n[check]\nsize = 28\n")
+    monkeypatch.setenv("VQPROMPT_LEARN_SIZE", "28")
+    monkeypatch.setenv("VQPROMPT_CHECK_SIZE", "28")
     images, names = drawings()
     kinds = {"kestrel": "bird", "heron": "flamingo", "kingfisher": "duck", "owl": "house"}
     kinds = {bird: name if name in names else names[place] for place, (bird, name) in enumerate(kinds.items())}

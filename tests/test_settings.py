@@ -1,4 +1,4 @@
-"""Habits of the command line: -h, -q and -v everywhere, defaults from a file and the environment, statuses for CI."""
+"""Habits of the command line: -h, -q and -v everywhere, defaults from the environment, statuses for CI."""
 
 from __future__ import annotations
 
@@ -42,39 +42,22 @@ def test_quiet_prints_results_alone_and_verbose_where_an_error_comes_from(comman
         assert status == 2 and "error:" in err and ("Traceback" in err) is told
 
 
-def test_defaults_come_from_a_file_and_the_environment_and_the_command_line_wins(command, drawn, tmp_path, monkeypatch):
+def test_defaults_come_from_the_environment_and_the_command_line_wins(command, drawn, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "vqprompt.toml").write_text('[learn]\nsize = 28\nhold-out = 0\ndevice = "cpu"\n[serve]\nport = 9999\n')
-    status, out, _ = command("learn", "file.vqp", drawn)
-    assert status == 0 and Model.load("file.vqp").backbone.size == 28 and "accuracy now" not in out
-    monkeypatch.setenv("VQPROMPT_LEARN_SIZE", "42")
-    monkeypatch.setenv("VQPROMPT_LEARN_HOLD_OUT", "0.2")
+    for name, value in (("SIZE", "42"), ("HOLD_OUT", "0"), ("SKIP_BROKEN", "1"), ("DEVICE", "cpu")):
+        monkeypatch.setenv(f"VQPROMPT_LEARN_{name}", value)
     status, out, _ = command("learn", "environment.vqp", drawn)
-    assert status == 0 and Model.load("environment.vqp").backbone.size == 42 and "accuracy now" in out
+    assert status == 0 and Model.load("environment.vqp").backbone.size == 42 and "accuracy now" not in out
     command("learn", "given.vqp", drawn, "--size", 14)
     assert Model.load("given.vqp").backbone.size == 14
     monkeypatch.setenv("VQPROMPT_LEARN_EFFORT", "enormous")
     status, _, err = command("learn", "new.vqp", drawn)
     assert status == 2 and "enormous" in err
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[lern]\n", "there is no lern; there are"),
-        ("[learn]\nefort = 1\n", "vqprompt.toml [learn]: there is no efort"),
-        ("learn = 3\n", "must be a table"),
-        ("[learn\n", "cannot be read"),
-        ("[bench.run]\nsmal = true\n", "[bench] [run]: there is no smal"),
-    ],
-)
-def test_a_wrong_setting_is_refused(command, tmp_path, monkeypatch, text, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "vqprompt.toml").write_text(text)
-    status, _, err = command("backbones")
-    assert status == 2 and words in err
-    status, _, err = command("--config", tmp_path / "other.toml", "backbones")
-    assert status == 2 and "other.toml: cannot be read" in err
+    monkeypatch.setenv("VQPROMPT_SERVE_LIMIT", "upload_mb=2 no=1")
+    status, _, err = command("serve", "new.vqp")
+    assert status == 2 and "no: no such setting" in err, "several values"
+    out = command("serve", "-h")[1]
+    assert "VQPROMPT_TOKEN" in out and "VQPROMPT_SERVE_PORT" not in out, "a line for every option would be many"
 
 
 def test_check_and_test_end_with_a_status_for_ci(command, drawn, tmp_path, monkeypatch):

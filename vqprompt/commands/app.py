@@ -8,7 +8,6 @@ import gc
 import os
 import traceback
 from functools import partial
-from pathlib import Path
 
 import typer
 
@@ -21,7 +20,6 @@ from vqprompt.commands.predict import predict
 from vqprompt.commands.run import demo, run
 from vqprompt.commands.search import search
 from vqprompt.commands.serve import serve
-from vqprompt.commands.settings import read_settings
 from vqprompt.commands.watch import watch
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import CANNOT_WRITE
@@ -36,7 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "VQPROMPT"},
 )
 OWN_MODEL, RESEARCH = "A model of your own", "Research: compare methods on streams of tasks"
 for command in (
@@ -63,13 +61,7 @@ def print_version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     version: bool = option("Print the version and exit.", False, "--version", is_eager=True, callback=print_version),
-    config: Path | None = option(
-        "Defaults of options, as TOML; vqprompt.toml in this folder, if there is one.",
-        metavar="FILE",
-        envvar="VQPROMPT_CONFIG",
-    ),
 ) -> None:
-    context.default_map = read_settings(context.command, config)
     if started_together() > 1 and context.invoked_subcommand != "run":
         raise UserError(
             f"vqprompt {context.invoked_subcommand}: {started_together()} processes were started together, but only "

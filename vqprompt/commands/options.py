@@ -12,14 +12,17 @@ from vqprompt.core.errors import UserError
 
 
 class PlainHelp:
-    """Help without Python's types: arguments are names in capitals, and flags have nothing behind them."""
+    """Help without Python's types: arguments are names in capitals, and flags have nothing behind them. All options can
+    be given as variables (`VQPROMPT_LEARN_SIZE`); help mentions those that were declared."""
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]  # of the other base class
         for each in parameters:
             if each.param_type_name == "argument":
                 each.metavar = each.metavar or each.name.upper()
-            elif each.is_flag or each.multiple:
+                continue
+            each.show_envvar = each.show_envvar and each.envvar is not None
+            if each.is_flag or each.multiple:
                 each.metavar = each.metavar or ("" if each.is_flag else "VALUE")
         return parameters
 
