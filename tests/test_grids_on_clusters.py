@@ -3,18 +3,18 @@
 import os
 import signal
 import socket
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import write_entry_points
 
 import vqprompt
 from vqprompt.core.errors import UserError
-from vqprompt.research.paper import clusters
-from vqprompt.research.paper.clusters import RayExecutor, SlurmExecutor, pack, unpack
-from vqprompt.research.paper.execution import Advanced, Failed, Finished, Lost, Started
+from vqprompt.research.paper.execution import EXECUTORS, Advanced, Failed, Finished, Lost, Started
 from vqprompt.research.paper.grids import find_grid, plan
 from vqprompt.research.paper.pool import LocalExecutor
 from vqprompt.research.paper.table_rows import make_rows, read_runs
@@ -22,8 +22,25 @@ from vqprompt.research.paper.tables import make_table
 from vqprompt.research.results.result import RunResult
 from vqprompt.research.runs import runner
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "vqprompt-clusters"
+sys.path.insert(0, str(EXAMPLE))
+import vqprompt_clusters as clusters  # noqa: E402
+from vqprompt_clusters import RayExecutor, SlurmExecutor, pack, unpack  # noqa: E402
+
 SMALL = find_grid("cub200", small=True)
 MEASURED = ("images/s",)  # the one column that depends on where a run is done
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(tmp_path_factory):
+    """The package for clusters, as pip would install it: processes can import it, and its entry points are found."""
+    folder = tmp_path_factory.mktemp("installed")
+    write_entry_points(folder, EXAMPLE)
+    vars(EXECUTORS).pop("entry_points", None)  # those that were found before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLE), str(folder), os.environ.get("PYTHONPATH", "")]))
+        yield
 
 
 def small_grid(weights: Path, seeds=(1, 2), **changes):

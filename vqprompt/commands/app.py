@@ -47,7 +47,7 @@ for research_command in (demo, run, search, listings.methods, listings.backbones
 app.add_typer(bench.app, name="bench", rich_help_panel=RESEARCH)
 
 TRAIN = ("torch", "scipy", "sklearn", "matplotlib", "huggingface_hub", "yaml")  # modules of the extra `train`
-EXTRAS = {**dict.fromkeys(TRAIN, "train"), "optuna": "search", "ray": "ray", "submitit": "slurm"}  # by module
+EXTRAS = {**dict.fromkeys(TRAIN, "train"), "optuna": "search"}  # by module
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # these may come without the name of a file
 
 

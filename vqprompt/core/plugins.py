@@ -1,4 +1,4 @@
-"""Methods, data sets and routes by name: our own, and those that installed packages add through entry points.
+"""What has a name (methods, data sets, routes, executors): our own, and what installed packages add by entry points.
 
 A package is imported when one of its names is used, or when all are listed. So a broken package changes nothing for
 people who do not use it.

@@ -18,6 +18,7 @@ import torch
 
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import write_atomically
+from vqprompt.core.plugins import Registry
 from vqprompt.core.progress import Progress
 from vqprompt.research.learner.checkpoint import INFO
 from vqprompt.research.paper.grids import Run
@@ -191,12 +192,13 @@ def checkpoint_stamp(folder: Path) -> tuple[int, int] | None:
     return None
 
 
+EXECUTORS: Registry[type[Executor]] = Registry("vqprompt.executors", Executor, {})  # on other machines
+
+
 def find_executor(on: str, workers: int | None, cpus: int | None, gpus: float | None) -> Executor:
     """on: as `--on`. workers: the most runs at a time. cpus, gpus: per run, on other machines."""
-    kind, equals, address = on.partition("=")
-    if kind not in ("local", "ray", "slurm") or (equals and (kind == "local" or not address)):
-        raise UserError(f"--on {on}: expected local, ray, ray=HOST:PORT, slurm or slurm=PARTITION")
-    if kind == "local":
+    kind, equals, place = on.partition("=")
+    if kind == "local" and not equals:
         if cpus is not None or gpus is not None:
             raise UserError(
                 "--cpus and --gpus are for other machines (--on ray, --on slurm); on this one, --workers divides them"
@@ -204,12 +206,8 @@ def find_executor(on: str, workers: int | None, cpus: int | None, gpus: float | 
         from vqprompt.research.paper.pool import LocalExecutor
 
         return LocalExecutor(workers)
-    from vqprompt.research.paper.clusters import RayExecutor, SlurmExecutor
-
-    if gpus is not None and not 0 <= gpus <= 1:
-        raise UserError(
-            f"--gpus {gpus:g}: a run uses one GPU at most; give 1, 0, or a fraction to let several share one"
-        )
-    if kind == "slurm" and gpus not in (None, 0, 1):
-        raise UserError(f"--gpus {gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
-    return (RayExecutor if kind == "ray" else SlurmExecutor)(address or None, cpus, gpus, workers)
+    if kind in ("ray", "slurm") and kind not in EXECUTORS:
+        raise UserError(f"--on {on}: the package for clusters is missing; pip install ./examples/vqprompt-clusters")
+    if kind not in EXECUTORS or (equals and not place):
+        raise UserError(f"--on {on}: expected local, ray, ray=HOST:PORT, slurm or slurm=PARTITION")
+    return EXECUTORS[kind](place or None, cpus, gpus, workers)  # type: ignore[call-arg]

@@ -55,6 +55,10 @@ class ClusterExecutor(execution.Executor):
         self, address: str | None = None, cpus: int | None = None, gpus: float | None = None, at_once: int | None = None
     ) -> None:
         self.address, self.cpus, self.gpus, self.at_once = address, cpus, gpus, at_once or sys.maxsize
+        if gpus is not None and not 0 <= gpus <= 1:
+            raise UserError(
+                f"--gpus {gpus:g}: a run uses one GPU at most; give 1, 0, or a fraction to let several share one"
+            )
 
     def job(self, run: Run, cpus: int, at_once: int = 1) -> Job:
         folder, seconds = self.out / run.name, SECONDS_BETWEEN_MESSAGES
@@ -249,6 +253,11 @@ class SlurmExecutor(ClusterExecutor):
     processes on this machine instead, for tests."""
 
     cluster = "slurm"
+
+    def __init__(self, *settings: Any, **more: Any) -> None:
+        super().__init__(*settings, **more)
+        if self.gpus not in (None, 0, 1):
+            raise UserError(f"--gpus {self.gpus:g}: SLURM gives whole GPUs; give 0 or 1 (--on ray lets runs share one)")
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
