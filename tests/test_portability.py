@@ -92,16 +92,11 @@ class TestCacheFolder:
     def test_where_the_system_wants_it(self, tmp_path):
         assert cache.cache_folder() == tmp_path / "xdg" / "vqprompt"
 
-    def test_where_it_was_before(self, tmp_path):
-        (tmp_path / ".cache" / "vqprompt").mkdir(parents=True)
-        assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"
-
     def test_where_the_user_says(self, tmp_path, monkeypatch):
-        (tmp_path / ".cache" / "vqprompt").mkdir(parents=True)
         monkeypatch.setenv("VQPROMPT_HOME", "~/mine")
         assert cache.cache_folder() == tmp_path / "mine" and backbones_folder() == tmp_path / "mine" / "backbones"
         monkeypatch.setenv("VQPROMPT_HOME", "")
-        assert cache.cache_folder() == tmp_path / ".cache" / "vqprompt"
+        assert cache.cache_folder() == tmp_path / "xdg" / "vqprompt"
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path):

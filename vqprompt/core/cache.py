@@ -26,7 +26,6 @@ import numpy as np
 from vqprompt.core.errors import UserError
 from vqprompt.core.files import make_folder, open_regular, read_at, replacing
 
-FORMER = "~/.cache/vqprompt"  # the folder on every system, before each system had its own
 PARTS = {
     "images": "decoded images", "queries": "features", "unpacked": "unpacked archives", "hashes": "hashes of files",
     "kernels": "compiled kernels",
@@ -35,12 +34,9 @@ PARTS = {
 
 def cache_folder() -> Path:
     """The folder where decoded images, queries and weights are kept: VQPROMPT_HOME, or the system's own for caches."""
-    given = os.environ.get("VQPROMPT_HOME")
-    folder = Path(given or FORMER).expanduser()
-    if not given and not folder.is_dir():
-        from platformdirs import user_cache_path  # here, because most calls do not need it
+    from platformdirs import user_cache_path  # here, because most commands do not need it
 
-        folder = user_cache_path("vqprompt", appauthor=False)
+    folder = Path(os.environ.get("VQPROMPT_HOME") or user_cache_path("vqprompt", appauthor=False)).expanduser()
     with suppress(OSError):
         if folder.is_file():
             raise UserError(f"{folder}: the cache must be a folder, but this is a file; set VQPROMPT_HOME to a folder")

@@ -69,7 +69,7 @@ def _place(tiles, heads: tl.constexpr):
     return number % tiles, number // tiles % heads, (number // tiles // heads).to(tl.int64)
 
 
-# ------------------------------------------------------------------------------------------------------ forward
+# ------------------------------------------------------------------------------------------------------ by queries
 
 
 @triton.jit
@@ -85,50 +85,8 @@ def _attend_keys(q, k, v, best, total, mixed, valid, whole: tl.constexpr):
 
 
 @triton.jit
-def _attend_tile(q, k, v, pk, pv, out, lse, first, queries, keys, prompts: tl.constexpr, q_step, k_step, width,
-                 rows: tl.constexpr, small: tl.constexpr, rest: tl.constexpr, whole: tl.constexpr):  # fmt: skip
-    left = keys % small
-    query, row = _load(q, first, rows, q_step, queries, whole), first + tl.arange(0, rows)
-    best, total = tl.full([rows], float("-inf"), tl.float32), tl.zeros([rows], tl.float32)
-    mixed = tl.zeros([rows, WIDTH], tl.float32)
-    if rest > 0:  # loaded before the loop, which hides the wait
-        rest_k = _load_rest(k, pk, keys - left, left, prompts, rest, k_step, width)
-        rest_v = _load_rest(v, pv, keys - left, left, prompts, rest, k_step, width)
-    for n in tl.range(0, keys // small, num_stages=3):
-        key = _load(k, n * small, small, k_step, keys, True)
-        value = _load(v, n * small, small, k_step, keys, True)
-        best, total, mixed = _attend_keys(query, key, value, best, total, mixed, small, True)
-    if rest > 0:
-        best, total, mixed = _attend_keys(query, rest_k, rest_v, best, total, mixed, left + prompts, False)
-    _store(out, first, rows, width, queries, whole, mixed / total[:, None])
-    tl.store(lse + row, best + tl.log2(total), mask=row < queries)
-
-
-@triton.jit(do_not_specialize=["queries", "keys"])
-def _attend(q, kv, prompt, out, lse, prompt_step, queries, keys, heads: tl.constexpr, prompts: tl.constexpr,
-            q_step: tl.constexpr, k_step: tl.constexpr, large: tl.constexpr, last: tl.constexpr, small: tl.constexpr,
-            rest: tl.constexpr):  # fmt: skip
-    """A program takes some queries of one head, and all keys."""
-    width: tl.constexpr = heads * WIDTH
-    tile, head, image = _place(tl.cdiv(queries, large), heads)
-    q += image * queries * q_step + head * WIDTH
-    k = kv + image * keys * k_step + k_step - 2 * width + head * WIDTH
-    pk = prompt + image * prompt_step + head * WIDTH
-    v, pv = k + width, pk + prompts * width
-    out, lse = out + image * queries * width + head * WIDTH, lse + (image * heads + head) * queries
-    if tile < queries // large:
-        _attend_tile(q, k, v, pk, pv, out, lse, tile * large, queries, keys, prompts, q_step, k_step, width, large,
-                     small, rest, True)  # fmt: skip
-    elif last > 0:
-        _attend_tile(q, k, v, pk, pv, out, lse, tile * large, queries, keys, prompts, q_step, k_step, width, last,
-                     small, rest, False)  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------ gradient
-
-
-@triton.jit
 def _add_keys(q, grad, k, v, lse, delta, grad_q, valid, whole: tl.constexpr):
+    """Add what some keys contribute to the gradient of queries."""
     weight = tl.exp2(tl.dot(q, tl.trans(k)) * LOG2_SCALE - lse[:, None])
     if not whole:
         weight = tl.where((tl.arange(0, k.shape[0]) < valid)[None, :], weight, 0.0)
@@ -137,34 +95,47 @@ def _add_keys(q, grad, k, v, lse, delta, grad_q, valid, whole: tl.constexpr):
 
 
 @triton.jit
-def _query_tile(q, k, v, pk, pv, out, grad, lse, delta, grad_q, first, queries, keys, prompts: tl.constexpr, q_step,
-                k_step, width, rows: tl.constexpr, small: tl.constexpr, rest: tl.constexpr, learns: tl.constexpr,
-                whole: tl.constexpr):  # fmt: skip
+def _query_tile(q, k, v, pk, pv, out, lse, grad, delta, grad_q, first, queries, keys, prompts: tl.constexpr, q_step,
+                k_step, width, rows: tl.constexpr, small: tl.constexpr, rest: tl.constexpr, forward: tl.constexpr,
+                learns: tl.constexpr, whole: tl.constexpr):  # fmt: skip
     left, row = keys % small, first + tl.arange(0, rows)
-    mixed = _load(out, first, rows, width, queries, whole).to(tl.float32)
-    incoming = _load(grad, first, rows, width, queries, whole)
-    own = tl.sum(mixed * incoming.to(tl.float32), 1)
-    tl.store(delta + row, own, mask=row < queries)
+    best, total = tl.full([rows], float("-inf"), tl.float32), tl.zeros([rows], tl.float32)
+    result = tl.zeros([rows, WIDTH], tl.float32)  # the mix of values, or the gradient of queries
+    if not forward:
+        incoming = _load(grad, first, rows, width, queries, whole)
+        best = tl.load(lse + row, mask=row < queries, other=0.0)
+        total = tl.sum(_load(out, first, rows, width, queries, whole).to(tl.float32) * incoming.to(tl.float32), 1)
+        tl.store(delta + row, total, mask=row < queries)
     if learns:
         query = _load(q, first, rows, q_step, queries, whole)
-        norm, total = tl.load(lse + row, mask=row < queries, other=0.0), tl.zeros([rows, WIDTH], tl.float32)
-        if rest > 0:
+        if rest > 0:  # loaded before the loop, which hides the wait
             rest_k = _load_rest(k, pk, keys - left, left, prompts, rest, k_step, width)
             rest_v = _load_rest(v, pv, keys - left, left, prompts, rest, k_step, width)
         for n in tl.range(0, keys // small, num_stages=3):
             key = _load(k, n * small, small, k_step, keys, True)
             value = _load(v, n * small, small, k_step, keys, True)
-            total = _add_keys(query, incoming, key, value, norm, own, total, small, True)
+            if forward:
+                best, total, result = _attend_keys(query, key, value, best, total, result, small, True)
+            else:
+                result = _add_keys(query, incoming, key, value, best, total, result, small, True)
         if rest > 0:
-            total = _add_keys(query, incoming, rest_k, rest_v, norm, own, total, left + prompts, False)
-        _store(grad_q, first, rows, q_step, queries, whole, total * SCALE)
+            if forward:
+                best, total, result = _attend_keys(query, rest_k, rest_v, best, total, result, left + prompts, False)
+            else:
+                result = _add_keys(query, incoming, rest_k, rest_v, best, total, result, left + prompts, False)
+        if forward:
+            _store(out, first, rows, width, queries, whole, result / total[:, None])
+            tl.store(lse + row, best + tl.log2(total), mask=row < queries)
+        else:
+            _store(grad_q, first, rows, q_step, queries, whole, result * SCALE)
 
 
 @triton.jit(do_not_specialize=["queries", "keys"])
-def _query_gradient(q, kv, prompt, out, grad, lse, delta, grad_q, prompt_step, queries, keys, heads: tl.constexpr,
-                    prompts: tl.constexpr, q_step: tl.constexpr, k_step: tl.constexpr, large: tl.constexpr,
-                    last: tl.constexpr, small: tl.constexpr, rest: tl.constexpr, learns: tl.constexpr):  # fmt: skip
-    """A program takes some queries of one head, and all keys. learns: whether more than `delta` is wanted."""
+def _queries(q, kv, prompt, out, lse, grad, delta, grad_q, prompt_step, queries, keys, heads: tl.constexpr,
+             prompts: tl.constexpr, q_step: tl.constexpr, k_step: tl.constexpr, large: tl.constexpr, last: tl.constexpr,
+             small: tl.constexpr, rest: tl.constexpr, forward: tl.constexpr, learns: tl.constexpr):  # fmt: skip
+    """Outputs, or `delta` and the gradient of queries. A program takes some queries of one head, and all keys. learns:
+    whether more than `delta` is wanted."""
     width: tl.constexpr = heads * WIDTH
     tile, head, image = _place(tl.cdiv(queries, large), heads)
     q, grad_q = q + image * queries * q_step + head * WIDTH, grad_q + image * queries * q_step + head * WIDTH
@@ -174,11 +145,14 @@ def _query_gradient(q, kv, prompt, out, grad, lse, delta, grad_q, prompt_step, q
     out, grad = out + image * queries * width + head * WIDTH, grad + image * queries * width + head * WIDTH
     lse, delta = lse + (image * heads + head) * queries, delta + (image * heads + head) * queries
     if tile < queries // large:
-        _query_tile(q, k, v, pk, pv, out, grad, lse, delta, grad_q, tile * large, queries, keys, prompts, q_step,
-                    k_step, width, large, small, rest, learns, True)  # fmt: skip
+        _query_tile(q, k, v, pk, pv, out, lse, grad, delta, grad_q, tile * large, queries, keys, prompts, q_step,
+                    k_step, width, large, small, rest, forward, learns, True)  # fmt: skip
     elif last > 0:
-        _query_tile(q, k, v, pk, pv, out, grad, lse, delta, grad_q, tile * large, queries, keys, prompts, q_step,
-                    k_step, width, last, small, rest, learns, False)  # fmt: skip
+        _query_tile(q, k, v, pk, pv, out, lse, grad, delta, grad_q, tile * large, queries, keys, prompts, q_step,
+                    k_step, width, last, small, rest, forward, learns, False)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ by keys
 
 
 @triton.jit
@@ -271,7 +245,10 @@ def _attention(kv: Tensor, q: Tensor | None, prompt: Tensor | None, heads: int) 
     _, queries, keys, _, prompts, *_ = sizes
     out, lse = _room_for_outputs(kv, q, prompt, heads)
     tiles = [LARGE, _rows(queries % LARGE), SMALL, _rows(keys % SMALL + prompts)]
-    _attend[(-(-queries // LARGE) * len(kv) * heads,)](*tensors, out, lse, *sizes, *tiles, num_warps=4, maxnreg=96)
+    unused = [out, lse, out]  # in place of gradients
+    _queries[(-(-queries // LARGE) * len(kv) * heads,)](
+        *tensors, out, lse, *unused, *sizes, *tiles, True, True, num_warps=4, maxnreg=96
+    )  # fmt: skip
     return [out, lse]
 
 
@@ -283,9 +260,9 @@ def _attention_gradient(
     _, queries, keys, _, prompts, *_ = sizes
     grad, delta = grad.contiguous(), torch.empty_like(lse)
     gradients = _room_for_gradients(grad, kv, q, prompt, out, lse, heads, learns)
-    tiles = [LARGE, _rows(queries % LARGE), SMALL, _rows(keys % SMALL + prompts), learns]
-    _query_gradient[(-(-queries // LARGE) * len(kv) * heads,)](
-        *tensors, out, grad, lse, delta, gradients[0 if q is None else 1], *sizes, *tiles, num_warps=4, maxnreg=96
+    tiles = [LARGE, _rows(queries % LARGE), SMALL, _rows(keys % SMALL + prompts), False, learns]
+    _queries[(-(-queries // LARGE) * len(kv) * heads,)](
+        *tensors, out, lse, grad, delta, gradients[0 if q is None else 1], *sizes, *tiles, num_warps=4, maxnreg=96
     )  # fmt: skip
     rest = _rows(keys % LARGE + prompts)
     tiles = [LARGE, rest, SMALL, _rows(queries % SMALL), learns]

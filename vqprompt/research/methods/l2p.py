@@ -23,8 +23,7 @@ class L2POptions(PromptOptions, StatisticsOptions):
     top: int = Field(5, ge=1, description="prompts per image and block")
     key_weight: float = Field(1.0, ge=0, description="weight of the loss that pulls chosen keys to the queries")
     key_loss: Literal["own", "batch"] = Field(
-        "own",
-        description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)",
+        "own", description="chosen keys are pulled to the images that chose them (L2P), or to the whole batch (CODA)"
     )
 
     @model_validator(mode="after")

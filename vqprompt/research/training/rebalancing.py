@@ -63,11 +63,7 @@ TOGETHER = 10  # most steps that a recording consists of
 
 
 def normalized_cross_entropy(
-    logits: Tensor,
-    labels: Tensor,
-    temperature: float,
-    task_sizes: Sequence[int] | None = None,
-    symmetric: bool = False,
+    logits: Tensor, labels: Tensor, temperature: float, task_sizes: Sequence[int] | None = None, symmetric: bool = False
 ) -> Tensor:
     """Cross-entropy of logits divided by their own norm and a temperature (Wei et al. 2022); 0: plain.
 
@@ -119,9 +115,8 @@ def rebalance(
             else:
                 optimizer.zero_grad(set_to_none=True)
                 sizes = task_sizes if settings.norm_by_task else None
-                normalized_cross_entropy(
-                    head(features), labels, settings.logit_norm, sizes, settings.symmetric
-                ).backward()
+                logits = head(features)
+                normalized_cross_entropy(logits, labels, settings.logit_norm, sizes, settings.symmetric).backward()
             optimizer.step()
         return {}
 
