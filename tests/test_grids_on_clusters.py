@@ -142,7 +142,7 @@ def test_ray_loses_a_machine_in_the_middle_and_the_table_is_the_same(grid_here, 
         )
 
         other = package_of_another_version(tmp_path / "other")
-        cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(other)}, **size)
+        cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{other}{os.pathsep}{EXAMPLE}"}, **size)
         with pytest.raises(UserError, match=r"has vqprompt 0\.0\.1 \(source files .*\), and the work needs"):
             list(executor.run(todo, tmp_path / "refused"))
         with pytest.raises(UserError, match="no machine has 1 CPUs and 1 GPUs"):
