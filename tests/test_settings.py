@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 from drawings import write_drawings
@@ -56,6 +58,10 @@ def test_defaults_come_from_the_environment_and_the_command_line_wins(command, d
     monkeypatch.setenv("VQPROMPT_SERVE_LIMIT", "upload_mb=2 no=1")
     status, _, err = command("serve", "new.vqp")
     assert status == 2 and "no: no such setting" in err, "several values"
+    monkeypatch.setenv("VQPROMPT_VERSION", "0.2.0")  # somebody's own
+    assert command("backbones")[0] == 0
+    monkeypatch.setenv("VQPROMPT_SHOW_JSON", "1")  # by the option's name
+    assert json.loads(command("show", "given.vqp")[1])
     out = command("serve", "-h")[1]
     assert "VQPROMPT_TOKEN" in out and "VQPROMPT_SERVE_PORT" not in out, "a line for every option would be many"
 

@@ -53,10 +53,10 @@ def learn(name: str, width: int) -> tuple[Learner, str]:
     count: Counter[str] = Counter()
     measured = "0 (0)"  # of a method that never trains
 
-    def watch(module: torch.nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+    def watch(module: torch.nn.Module, inputs: tuple, outputs: tuple) -> None:
         if isinstance(module, Block) and learner.method.training:
-            count["passes"] += len(output)
-            count["with gradient"] += len(output) * output.requires_grad
+            count["passes"] += len(outputs[0])
+            count["with gradient"] += len(outputs[0]) * any(output.requires_grad for output in outputs)
 
     hook = register_module_forward_hook(watch)  # on all modules, because a teacher has blocks of its own
     tasks = [4] if METHODS[name].joint else [2, 2]  # classes per task

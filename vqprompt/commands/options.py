@@ -21,7 +21,10 @@ class PlainHelp:
             if each.param_type_name == "argument":
                 each.metavar = each.metavar or each.name.upper()
                 continue
-            each.show_envvar = each.show_envvar and each.envvar is not None
+            each.allow_from_autoenv = False  # it would go by the names of parameters, not of options
+            if each.envvar is None and not each.is_eager:
+                name = max(each.opts, key=len).strip("-").replace("-", "_")
+                each.envvar, each.show_envvar = f"{context.auto_envvar_prefix}_{name}".upper(), False
             if each.is_flag or each.multiple:
                 each.metavar = each.metavar or ("" if each.is_flag else "VALUE")
         return parameters

@@ -16,9 +16,7 @@ _last: dict[torch.device, torch.cuda.CUDAGraph] = {}  # the last recording, whic
 def side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     """A stream besides the usual one, always the same for a purpose: steps then reuse its memory. It belongs to this
     device; PyTorch would take the current one."""
-    if (device, purpose) not in _streams:
-        _streams[device, purpose] = torch.cuda.Stream(device)
-    return _streams[device, purpose]
+    return _streams.setdefault((device, purpose), torch.cuda.Stream(device))
 
 
 class GraphedStep:
