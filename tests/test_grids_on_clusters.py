@@ -14,6 +14,8 @@ from conftest import write_entry_points
 
 import vqprompt
 from vqprompt.core.errors import UserError
+from vqprompt.core.plugins import Registry
+from vqprompt.research.paper import execution
 from vqprompt.research.paper.execution import EXECUTORS, Advanced, Failed, Finished, Lost, Started
 from vqprompt.research.paper.grids import find_grid, plan
 from vqprompt.research.paper.pool import LocalExecutor
@@ -288,6 +290,12 @@ def test_an_address_nobody_answers_is_refused_before_ray_tries(command, tmp_path
         on = ["--on", f"ray={address}"]
         status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", *on)
     assert status == 2 and f"--on ray={address}: nobody answers there" in err and "ray start --head" in err
+
+
+def test_without_the_package_for_clusters_its_name_is_told(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "EXECUTORS", Registry("vqprompt.none", execution.Executor, {}))
+    status, _, err = command("bench", "run", "cub200", "--small", "--out", tmp_path / "out", "--on", "slurm")
+    assert status == 2 and "--on slurm: the package for clusters is missing; pip install" in err
 
 
 def test_a_parcel_arrives_whole_and_stays_in_its_folder(tmp_path):
