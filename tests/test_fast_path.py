@@ -121,7 +121,7 @@ def test_attention_is_that_of_double_precision_in_an_interpreter():
     done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout)
-    assert len(errors) == 6 and max(errors.values()) < 1e-6, errors
+    assert len(errors) == 7 and max(errors.values()) < 1e-5, errors
 
 
 @needs_cuda
