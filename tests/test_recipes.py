@@ -13,6 +13,7 @@ from vqprompt import Learner
 from vqprompt.core.data.views import change_colors, random_boxes, random_colors, render, window_boxes
 from vqprompt.core.statistics.gaussians import KINDS
 from vqprompt.research.datasets import open_dataset
+from vqprompt.research.learner.checkpoint import checksum
 from vqprompt.research.learner.predictor import Predictor
 from vqprompt.research.methods import METHODS
 from vqprompt.research.methods.l2p import pull_to_batch
@@ -437,6 +438,17 @@ class TestRivals:
         for one in (learner, normed):
             one.learn(next(iter(make_stream())))
         assert torch.allclose(learner.method.prototypes, normed.method.prototypes, atol=1e-4)
+
+    def test_an_older_evoprompt_predicts_as_it_did(self, tmp_path):
+        learner = make_learner("evoprompt", query="normed")
+        learner.learn(next(iter(make_stream())))
+        learner.save(tmp_path)
+        file = tmp_path / "checkpoint.json"
+        info = json.loads(file.read_text())
+        del info["options"]["query"]  # as it was saved before there was a choice
+        file.write_text(json.dumps(info | {"checksum": checksum(info)}))
+        older = Learner.load(tmp_path, device="cpu", compile="off", backbone=make_vit())
+        assert older.method.options.query == "normed" and not older.vit.raw_queries
 
     def test_l2p_s_keys_can_be_pulled_to_the_whole_batch(self):
         """CODA-Prompt's code: cos_sim[:, k_idx], all queries with the keys that any of them chose."""

@@ -21,8 +21,12 @@ def upgrade_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run's config.json. A file that a person wrote is returned as it is."""
     if not settings.keys() >= SAVED_SETTINGS:
         return settings
-    fields = {"train_choice": "first", "batches_per_epoch": 0, **settings}
-    earlier, saved = EARLIER_OPTIONS.get(str(fields["method"])), fields["options"]
+    return with_earlier_options({"train_choice": "first", "batches_per_epoch": 0, **settings})
+
+
+def with_earlier_options(fields: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, or the fields of its checkpoint."""
+    earlier, saved = EARLIER_OPTIONS.get(str(fields.get("method"))), fields.get("options")
     if earlier is None or not isinstance(saved, dict):  # what is not a group of options is refused by validation
         return fields
     options = copy.deepcopy(earlier)

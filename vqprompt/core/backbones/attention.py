@@ -69,9 +69,6 @@ def _place(tiles, heads: tl.constexpr):
     return number % tiles, number // tiles % heads, (number // tiles // heads).to(tl.int64)
 
 
-# ------------------------------------------------------------------------------------------------------ by queries
-
-
 @triton.jit
 def _attend_keys(q, k, v, best, total, mixed, valid, whole: tl.constexpr):
     """Add some keys to a running softmax: the best score so far, the sum of powers of 2, the mix of values."""
@@ -150,9 +147,6 @@ def _queries(q, kv, prompt, out, lse, grad, delta, grad_q, prompt_step, queries,
     elif last > 0:
         _query_tile(q, k, v, pk, pv, out, lse, grad, delta, grad_q, tile * large, queries, keys, prompts, q_step,
                     k_step, width, last, small, rest, forward, learns, False)  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------ by keys
 
 
 @triton.jit

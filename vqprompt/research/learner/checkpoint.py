@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vqprompt.core.errors import CheckpointError
 from vqprompt.core.files import delete_abandoned, lock_file, read_regular, write_atomically, writing
+from vqprompt.research.migration import with_earlier_options
 
 FORMAT = "vqprompt-checkpoint"
 VERSION = 2
@@ -99,7 +100,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
         )
     if info.get(CHECKSUM) != checksum(info):
         raise CheckpointError(f"{path}: damaged (checksum differs); restore the file or start over")
-    return {**info, "tensors": Path(str(info.get("tensors"))).name}  # never outside of the folder
+    return {**with_earlier_options(info), "tensors": Path(str(info.get("tensors"))).name}  # never outside of the folder
 
 
 def _read_tensors(folder: Path, info: dict[str, Any]) -> dict[str, Tensor]:

@@ -102,8 +102,7 @@ class TrainingLoop:
                     self.part = self.ranks.part(size)
                     following = None if self.ahead is None else next(drawn, inputs)
                     losses = step_or_replay(inputs if following is None else {**following, "labels": inputs["labels"]})
-                    # also of the next epoch: drawn while the device still computes
-                    inputs = following or next(drawn, None)
+                    inputs = following or next(drawn, None)  # drawn while the device still computes
                     # a copy: the next replay overwrites its losses
                     values.append(self.part.weigh(torch.stack(list(losses.values()))))
                     step += 1
