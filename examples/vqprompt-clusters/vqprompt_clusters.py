@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,8 +28,9 @@ from vqprompt.core.files import lock_folder, write_atomically
 from vqprompt.research.paper import execution
 from vqprompt.research.paper.execution import CORES_PER_RUN, Event, Failed, Finished, Job, Refused
 from vqprompt.research.paper.grids import Run
-from vqprompt.research.paper.requirements import Requirements
+from vqprompt.research.paper.requirements import Requirements, installed
 
+PACKAGE = "vqprompt-clusters"
 SECONDS_BETWEEN_MESSAGES = 1.0
 SECONDS_TO_ANSWER = 5.0
 ADVICE = (
@@ -60,6 +61,11 @@ class ClusterExecutor(execution.Executor):
                 f"--gpus {gpus:g}: a run uses one GPU at most; give 1, 0, or a fraction to let several share one"
             )
 
+    def needs(self, todo: Sequence[Run]) -> Requirements:
+        """What other machines must have for these runs, this package included."""
+        needed = Requirements.of(todo, self.track)
+        return replace(needed, packages={**needed.packages, PACKAGE: installed(PACKAGE)})
+
     def job(self, run: Run, cpus: int, at_once: int = 1) -> Job:
         folder, seconds = self.out / run.name, SECONDS_BETWEEN_MESSAGES
         return Job(run.config, folder, self.track, seconds, cpus, at_once, requirements=self.needed)
@@ -74,7 +80,7 @@ class RayExecutor(ClusterExecutor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.needed = Requirements.of(todo, self.track)
+        self.needed = self.needs(todo)
         with connected(self.address) as self.ray, ExitStack() as self.locks:
             self.locked: set[str] = set()  # names of runs
             self.run_cpus, self.run_gpus = self._resources()
@@ -261,7 +267,7 @@ class SlurmExecutor(ClusterExecutor):
 
     @contextmanager
     def opened(self, todo: Sequence[Run]) -> Iterator[None]:
-        self.needed = Requirements.of(todo, self.track)
+        self.needed = self.needs(todo)
         self.out = self.out.resolve()  # jobs start in another folder
         self.folder = self.out / SLURM_FOLDER
         self.executor = self._open(self.folder)

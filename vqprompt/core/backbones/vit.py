@@ -144,7 +144,7 @@ def gelu(x: Tensor, form: Gelu = "") -> Tensor:
 
 
 def has_kernels(kv: Tensor, prompt: Tensor | None, heads: int) -> bool:
-    """Whether our own kernels compute this attention: on Nvidia GPUs, in bf16, with the usual width of a head."""
+    """Whether our own kernels compute this attention: on Nvidia GPUs, in bf16, with heads of width 64."""
     rows = 0 if prompt is None else prompt.shape[1]
     usual = kv.shape[-1] in (128 * heads, 192 * heads) and rows <= 128 and rows % 2 == 0
     return usual and kv.is_cuda and kv.dtype == torch.bfloat16 and TRITON and torch.version.hip is None
@@ -236,6 +236,7 @@ class ViT(nn.Module):
         images = images.to(self.dtype)
         if self.compiled:
             any_batch(images)
+        # a frozen embedding needs no gradient: then one compilation serves training and evaluation
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.cls_token.requires_grad):
             tokens = self.patch_embed(images, self.cls_token, self.pos_embed)
         return self.particular(tokens) if self.config.particular else tokens

@@ -192,7 +192,8 @@ def checkpoint_stamp(folder: Path) -> tuple[int, int] | None:
     return None
 
 
-EXECUTORS: Registry[type[Executor]] = Registry("vqprompt.executors", Executor, {})  # on other machines
+# on other machines; called with what follows `--on NAME=`, CPUs and GPUs per run, and the most runs at a time
+EXECUTORS: Registry[Callable[..., Executor]] = Registry("vqprompt.executors", Executor, {})
 
 
 def find_executor(on: str, workers: int | None, cpus: int | None, gpus: float | None) -> Executor:
@@ -210,4 +211,4 @@ def find_executor(on: str, workers: int | None, cpus: int | None, gpus: float | 
         raise UserError(f"--on {on}: the package for clusters is missing; pip install ./examples/vqprompt-clusters")
     if kind not in EXECUTORS or (equals and not place):
         raise UserError(f"--on {on}: expected local, ray, ray=HOST:PORT, slurm or slurm=PARTITION")
-    return EXECUTORS[kind](place or None, cpus, gpus, workers)  # type: ignore[call-arg]
+    return EXECUTORS[kind](place or None, cpus, gpus, workers)
