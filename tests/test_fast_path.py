@@ -17,6 +17,7 @@ from vqprompt.core.data.images import Images
 from vqprompt.core.data.store import Store
 from vqprompt.core.data.stream import Task
 from vqprompt.core.data.views import random_boxes, render
+from vqprompt.core.runtime.device import Runtime
 from vqprompt.research.learner.learner import Learner
 from vqprompt.research.methods import METHODS
 from vqprompt.research.runs.costs import forget_peak, memory_used
@@ -133,6 +134,23 @@ def test_attention_on_the_gpu_is_within_the_rounding_of_bf16_and_repeats_its_bit
         assert largest_error(case, "cuda", torch.bfloat16) < 4e-3, case
         first, again = (computed(case, "cuda", torch.bfloat16)[0] for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True)), case
+
+
+@needs_cuda
+def test_the_gradient_of_long_attention_is_the_same_bits_every_time():
+    """PyTorch's, where our kernels do not compute it. As long as that of 224 px: short ones fit into one tile, and are
+    the same anyway."""
+    cuda = torch.device("cuda")
+    q, k, v = (torch.randn(64, 6, n, 64, device=cuda, dtype=torch.bfloat16) for n in (257, 261, 261))
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+
+    def gradients():
+        return torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(q, k, v).square().sum(), (q, k, v))
+
+    with Runtime(cuda).repeatable():
+        first = gradients()
+        assert all(torch.equal(a, b) for _ in range(5) for a, b in zip(gradients(), first, strict=True))
+    assert not torch.are_deterministic_algorithms_enabled(), "it is left as it was"
 
 
 @needs_cuda
